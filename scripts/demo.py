@@ -1,0 +1,83 @@
+"""The main job on sample_data, as a user would do it; called by scripts/demo."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+
+from shardkit import collate, open_dataset
+from shardkit.registry import format_names
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "demo-output"
+
+
+def main() -> None:
+    shutil.rmtree(OUT, ignore_errors=True)
+    rows = [("format", "stored", "convert", "verify", "DataLoader", "first labels", "samples")]
+    for name in format_names():
+        place = OUT / name
+        converting = run(
+            "convert", "imagefolder", ROOT / "sample_data", place, "--to", name, "--resize", "64x64"
+        )
+        verifying = run("verify", place, "--level", "decode")
+        images, reading, labels, digest = read(place)
+        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        rows.append(
+            (
+                name,
+                f"{size / 1024:.0f} KiB",
+                f"{converting:.1f} s",
+                f"{verifying:.1f} s",
+                f"{images} in {reading:.2f} s",
+                " ".join(map(str, labels)),
+                f"{digest:08x}",
+            )
+        )
+    run("info", OUT / format_names()[0])
+    print()
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    if len({row[-1] for row in rows[1:]}) != 1:
+        sys.exit("the formats gave different samples")
+    print("\nThe same samples in the same order from every format (samples: CRC-32 of all pixels and")
+    print("labels). Times include starting Python and the worker processes; the datasets stay in")
+    print(f"{OUT.relative_to(ROOT)}/ to look at. docs/benchmarks.md has measurements.")
+
+
+def run(*arguments: object) -> float:
+    """Run a shardkit command, showing it and what it prints; return the seconds it took."""
+    shown = [
+        str(part.relative_to(ROOT) if isinstance(part, Path) else part) for part in arguments
+    ]
+    print(f"\n$ shardkit {' '.join(shown)}", flush=True)
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "shardkit", *shown]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        sys.exit(1)
+    return time.perf_counter() - begun
+
+
+def read(place: Path) -> tuple[int, float, list[int], int]:
+    """Read a dataset through a DataLoader: images, seconds, first labels, and a digest of it all."""
+    dataset = open_dataset(place, decode="torch")
+    loader = DataLoader(dataset, batch_size=32, num_workers=2, collate_fn=collate)
+    begun = time.perf_counter()
+    images, digest, first = 0, 0, []
+    for pixels, labels in loader:
+        digest = zlib.crc32(pixels.permute(0, 2, 3, 1).contiguous().numpy().tobytes(), digest)
+        digest = zlib.crc32(labels.numpy().tobytes(), digest)
+        first = first or labels[:6].tolist()
+        images += len(labels)
+    return images, time.perf_counter() - begun, first, digest
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Draws sample_data/: 96 small pictures of four shapes, some of them named or encoded oddly.
+
+    python scripts/make_sample_data.py [DIRECTORY]
+
+They are drawn, not photographed, so that nobody else has a right to them. The oddities are those
+that real folders have: spaces and umlauts in names, upper-case suffixes, two files that differ in
+their suffix alone, a PNG with transparency, an EXIF orientation, and a file that is no image.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFilter
+
+SHAPES = ("circle", "square", "star", "triangle")
+EACH = 24
+_ODD_NAMES = {
+    ("circle", 1): "full moon.jpg",
+    ("circle", 2): "Straßenschild größer.jpeg",
+    ("square", 3): "window.v2.final.JPG",
+    ("square", 4): "twin.jpg",
+    ("square", 5): "twin.png",
+    ("star", 6): "stern ★.png",
+    ("triangle", 7): "pennant.webp",
+}
+
+
+def draw(shape: str, number: int) -> Image.Image:
+    """Return picture ``number`` of ``shape``, RGB, the same every time."""
+    rng = random.Random(f"{shape} {number}")
+    width, height = rng.randint(80, 128), rng.randint(80, 128)
+    ground = tuple(rng.randint(0, 110) for _ in range(3))
+    colour = tuple(rng.randint(140, 255) for _ in range(3))
+    image = Image.new("RGB", (4 * width, 4 * height), ground)
+    pen = ImageDraw.Draw(image)
+    for _ in range(12):
+        x, y = rng.randrange(4 * width), rng.randrange(4 * height)
+        blot = tuple(min(255, part + rng.randint(0, 40)) for part in ground)
+        pen.ellipse((x, y, x + rng.randint(40, 160), y + rng.randint(40, 160)), fill=blot)
+    radius = rng.uniform(0.22, 0.4) * 4 * min(width, height)
+    centre = 4 * width * rng.uniform(0.42, 0.58), 4 * height * rng.uniform(0.42, 0.58)
+    turn = rng.uniform(0, 2 * math.pi)
+    if shape == "circle":
+        pen.ellipse(
+            (centre[0] - radius, centre[1] - radius, centre[0] + radius, centre[1] + radius),
+            fill=colour,
+        )
+    else:
+        pen.polygon(_corners(shape, centre, radius, turn), fill=colour)
+    return image.filter(ImageFilter.GaussianBlur(2)).resize((width, height), Image.Resampling.BOX)
+
+
+def file_name(shape: str, number: int) -> str:
+    """Return the name of the file of a picture."""
+    return _ODD_NAMES.get((shape, number), f"{shape}_{number:02d}.jpg")
+
+
+def main(directory: Path) -> None:
+    """Draw everything below ``directory``."""
+    for shape in SHAPES:
+        (directory / shape).mkdir(parents=True, exist_ok=True)
+        for number in range(EACH):
+            _save(draw(shape, number), directory / shape / file_name(shape, number), number)
+    note = "These pictures are drawn by scripts/make_sample_data.py.\n"
+    (directory / "star" / "notes.txt").write_text(note, "utf-8")
+
+
+def _corners(
+    shape: str, centre: tuple[float, float], radius: float, turn: float
+) -> list[tuple[float, float]]:
+    count = {"triangle": 3, "square": 4, "star": 10}[shape]
+    return [
+        (
+            centre[0] + math.cos(turn + 2 * math.pi * n / count) * r,
+            centre[1] + math.sin(turn + 2 * math.pi * n / count) * r,
+        )
+        for n in range(count)
+        for r in [radius * (0.45 if shape == "star" and n % 2 else 1)]
+    ]
+
+
+def _save(image: Image.Image, path: Path, number: int) -> None:
+    if path.suffix == ".png":
+        mask = Image.new("L", image.size, 255)
+        ImageDraw.Draw(mask).rectangle((0, 0, image.width // 6, image.height), fill=0)
+        image.putalpha(mask)
+        image.save(path, optimize=True)
+    elif path.suffix == ".webp":
+        image.save(path, quality=85)
+    elif number == 9:
+        exif = Image.Exif()
+        exif[0x0112] = 6  # turn by 90 degrees to see it upright
+        image.transpose(Image.Transpose.ROTATE_90).save(path, quality=85, exif=exif)
+    else:
+        image.save(path, quality=85)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "sample_data")

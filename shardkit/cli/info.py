@@ -1,0 +1,79 @@
+"""``shardkit info``: what a dataset is and how it was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli.show import amount, emit, line, printable, size, table
+from shardkit.verbs.describe import describe
+
+_LISTED = 30
+"""Classes that are shown; --json gives all."""
+
+
+@click.command("info")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def info_command(dst: Path, as_json: bool) -> None:
+    """Tell what the dataset in DST is, how it was made, and what classes and sizes it has.
+
+    \b
+    Examples:
+      shardkit info dataset
+      shardkit info dataset --json
+    """
+    described = describe(dst)
+    if as_json:
+        emit(described)
+        return
+    for name, value in described.items():
+        _show(dst / name, value)
+
+
+def _show(place: Path, value: dict[str, Any]) -> None:
+    click.echo(f"{place}")
+    line("format", f"{value['format']}, {amount(value['shards'], 'shard')}, {size(value['bytes'])}")
+    images = ", ".join(
+        f"{count:,} {name}"
+        for name, count in value["fields"].items()
+        if name not in ("cls", "json")
+    )
+    line("images", f"{value['rows']:,} ({images})")
+    for name in ("width", "height", "bytes"):
+        if value["images"][name]:
+            low, median, high = value["images"][name]
+            line(name, f"{low:,} to {high:,}, median {median:,}")
+    source = value["source"]
+    order = f"shuffled with seed {source['seed']}" if source["order"] == "shuffled" else "as found"
+    line("source", f"{source['kind']} {printable(source['name'])}, {order}")
+    line("recipe", _recipe(value["recipe"]))
+    line("made by", ", ".join(f"{name} {version}" for name, version in value["software"].items()))
+    line("digest", value["digest"])
+    if value["skipped"]:
+        line("skipped", f"{amount(len(value['skipped']), 'bad file')}, listed in skipped.jsonl")
+    if value["ignored"]:
+        line("ignored", ", ".join(f"{reason}: {n:,}" for reason, n in value["ignored"].items()))
+    for name, count in value["notes"].items():
+        line("noted", f"{name}: {amount(count, 'image')}")
+    if value["classes"] is None:
+        line("classes", "none: the dataset has no labels")
+        return
+    line("classes", f"{len(value['classes']):,}")
+    table([(printable(name), f"{n:,}") for name, n in value["classes"].items()], limit=_LISTED)
+
+
+def _recipe(recipe: dict[str, Any]) -> str:
+    parts = [
+        "images as they were" if recipe["encode"] == "keep" else f"stored as {recipe['encode']}"
+    ]
+    if recipe["resize"]:
+        height, width = recipe["resize"]
+        parts.append(f"resized to {height}x{width} ({recipe['resize_mode']}, {recipe['filter']})")
+    if recipe["quality"]:
+        parts.append(f"quality {recipe['quality']}")
+    if recipe["orient"]:
+        parts.append("turned upright")
+    return ", ".join([*parts, f"checked: {recipe['check']}"])

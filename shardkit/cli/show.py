@@ -1,0 +1,87 @@
+"""How numbers, tables and progress look on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from shardkit.pool import Progress, Report
+
+
+def amount(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 image", "2,000 images"."""
+    plural = (
+        f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
+    )
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes for people: "21.3 MiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def line(name: str, text: str) -> None:
+    """Print a named line of a summary."""
+    click.echo(f"  {name:<9} {text}")
+
+
+def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
+    """Print at most ``limit`` rows in columns, the first to the left, the others to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows[:limit]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        click.echo("    " + "  ".join(cells))
+    if limit is not None and len(rows) > limit:
+        click.echo(f"    ... and {len(rows) - limit:,} more (--json gives all)")
+
+
+def some(names: Sequence[str], limit: int = 8) -> str:
+    """Return names as a list in one line, shortened."""
+    text = ", ".join(printable(name) for name in names[:limit])
+    return text + (f" ... ({len(names):,} in all)" if len(names) > limit else "")
+
+
+def printable(text: str) -> str:
+    """Return a path or name that cannot break a line or a terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def emit(value: Any) -> None:
+    """Print a value as JSON, for machines."""
+    click.echo(json.dumps(value, indent=1))
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, action: str, *, quiet: bool) -> Iterator[Report]:
+    """Show progress on standard error while the block runs, unless it is no terminal.
+
+    Args:
+        total: Number of images.
+        action: What is done, in one word.
+        quiet: Whether to show nothing.
+    """
+    begun = time.monotonic()
+    done = bad = 0
+    with tqdm(total=total, desc=action, unit="img", disable=quiet or None, leave=False) as bar:
+
+        def advance(progress: Progress) -> None:
+            nonlocal done, bad
+            done += progress.bytes
+            bad += progress.bad
+            rate = done / 1e6 / max(time.monotonic() - begun, 1e-9)
+            bar.set_postfix_str(f"{rate:.1f} MB/s, {bad} bad", refresh=False)
+            bar.update(progress.images)
+
+        yield advance

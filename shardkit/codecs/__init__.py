@@ -1,0 +1,1 @@
+"""Bytes to values and back. A codec never opens a file."""

@@ -1,0 +1,246 @@
+"""Images: what kind they are, how large, their pixels as RGB, and back to bytes.
+
+JPEG goes through simplejpeg (libjpeg-turbo without the GIL), all else and whatever it refuses
+through Pillow; at the settings used here the two give equal pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardkit.errors import BadImage
+
+try:
+    import simplejpeg
+except ImportError:  # no wheel for this Python: Pillow does it all, more slowly
+    simplejpeg = None
+
+Pixels = npt.NDArray[np.uint8]
+"""RGB pixels: uint8, shape (height, width, 3)."""
+
+Colour = tuple[int, int, int]
+WHITE: Colour = (255, 255, 255)
+
+_PILLOW_NAMES = {
+    "jpg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "gif": "GIF",
+    "tiff": "TIFF",
+    "ppm": "PPM",
+}
+
+_MAGIC = re.compile(
+    rb"(?P<jpg>\xff\xd8\xff)"
+    rb"|(?P<png>\x89PNG\r\n\x1a\n)"
+    rb"|(?P<webp>RIFF....WEBP)"
+    rb"|(?P<gif>GIF8[79]a)"
+    rb"|(?P<tiff>II[*+]\0|MM\0[*+])"
+    rb"|(?P<ppm>P[1-6][ \t\r\n]+[#0-9])"
+    # "BM" alone begins many a text; the size of the second header tells.
+    rb"|(?P<bmp>BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0)",
+    re.DOTALL,
+)
+
+SNIFF_BYTES = 32
+"""As many of a file's first bytes as `sniff` looks at."""
+
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+"""A larger image is taken for a decompression bomb: Pillow's own limit."""
+
+_ORIENTATION_TAG = 0x0112
+_TRANSPOSITIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What an image's header tells."""
+
+    width: int
+    height: int
+    """Pixels as stored, before any orientation is applied."""
+    orientation: int = 1
+    """EXIF orientation, 1 to 8; 1 is upright."""
+    frames: int = 1
+    """Frames of an animation or pages; shardkit uses the first."""
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height once the orientation is applied."""
+        turned = self.orientation >= 5
+        return (self.height, self.width) if turned else (self.width, self.height)
+
+
+def sniff(head: bytes) -> str | None:
+    """Return the image field that content beginning with ``head`` belongs to, or None."""
+    match = _MAGIC.match(head)
+    return match.lastgroup if match else None
+
+
+def inspect(data: bytes, field: str) -> ImageInfo:
+    """Read the header of an encoded image.
+
+    Raises:
+        BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
+    """
+    if field == "jpg" and simplejpeg is not None and b"Exif" not in data[:65536]:
+        try:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        except ValueError:
+            pass  # Pillow knows more kinds, and says better what is wrong
+        else:
+            _check_size(width, height)
+            return ImageInfo(width, height)
+    with _open(data, field) as image:
+        try:
+            orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+            frames = getattr(image, "n_frames", 1)
+        except Exception as error:
+            raise BadImage(f"its metadata is damaged: {_reason(error)}") from error
+        upright = orientation if orientation in _TRANSPOSITIONS else 1
+        return ImageInfo(image.width, image.height, upright, frames)
+
+
+def decode(
+    data: bytes | memoryview,
+    field: str,
+    *,
+    background: Colour = WHITE,
+    at_least: tuple[int, int] = (0, 0),
+    out: Pixels | None = None,
+) -> Pixels:
+    """Decode an encoded image to RGB; the orientation in its EXIF data is not applied.
+
+    Grey, palette and CMYK images become RGB, 16-bit ones keep their upper eight bits, transparent
+    ones are laid over ``background``; of an animation it is the first frame.
+
+    Args:
+        data: The encoded image.
+        field: Its kind, a name of `shardkit.record.IMAGE_FIELDS` but ``raw``.
+        background: RGB colour under transparent pixels.
+        at_least: Width and height that suffice. A JPEG of at least twice that size may come
+            reduced, but not below; (0, 0) gives all pixels.
+        out: Where to put the pixels: C-contiguous, of exactly the image's shape.
+
+    Returns:
+        uint8 of shape (height, width, 3); ``out`` if it was given.
+
+    Raises:
+        BadImage: If the image cannot be decoded whole.
+    """
+    if field == "jpg" and simplejpeg is not None:
+        pixels = _decode_jpeg(data, at_least, out)
+        if pixels is not None:
+            return pixels
+    with _open(data, field) as image:
+        if field == "jpg" and min(at_least) > 0:
+            image.draft(None, at_least)
+        pixels = np.asarray(to_rgb(image, background))
+    if out is None:
+        return pixels
+    out[:] = pixels
+    return out
+
+
+def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
+    """Return ``image`` in mode RGB, transparent pixels laid over ``background``.
+
+    Raises:
+        BadImage: If it cannot be loaded, or its pixels have no defined range (float, 32-bit).
+    """
+    try:
+        image.load()
+        if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+            # Pillow would clip at 255; the upper byte is the value that an 8-bit screen shows.
+            grey = (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)
+            return Image.fromarray(grey).convert("RGB")
+        if image.mode in ("I", "F"):
+            raise BadImage(f"pixels of mode {image.mode!r} (32 bits) have no defined range")
+        if image.has_transparency_data:
+            layer = image.convert("RGBA")
+            ground = Image.new("RGBA", layer.size, (*background, 255))
+            return Image.alpha_composite(ground, layer).convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except BadImage:
+        raise
+    except Exception as error:
+        raise BadImage(f"it cannot be decoded: {_reason(error)}") from error
+
+
+def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Return ``image`` turned and mirrored as its EXIF ``orientation`` (1 to 8) asks."""
+    method = _TRANSPOSITIONS.get(orientation)
+    return image if method is None else image.transpose(method)
+
+
+def encode(image: Image.Image, field: str, quality: int) -> bytes:
+    """Encode an RGB image, without any metadata.
+
+    Args:
+        image: In mode RGB.
+        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` (lossy) or ``raw`` (pixels as they are).
+        quality: 1 to 100; for jpg and webp.
+    """
+    if field == "raw":
+        return image.tobytes()
+    buffer = io.BytesIO()
+    options = {"png": {}}.get(field, {"quality": quality})
+    image.save(buffer, _PILLOW_NAMES[field], **options)
+    return buffer.getvalue()
+
+
+def _decode_jpeg(
+    data: bytes | memoryview, at_least: tuple[int, int], out: Pixels | None
+) -> Pixels | None:
+    """Decode with simplejpeg; None leaves the image to Pillow."""
+    width, height = at_least
+    try:
+        if simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK"):
+            return None  # differs from Pillow by one
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, min_height=height, min_width=width, min_factor=2 if height else 1, buffer=out
+        )
+    except ValueError as error:
+        reason = str(error)
+        if "extraneous bytes" not in reason and reason.startswith(("Corrupt", "Premature")):
+            raise BadImage(f"it is damaged: {reason}") from error
+        return None
+    return pixels
+
+
+def _open(data: bytes | memoryview, field: str) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=[_PILLOW_NAMES[field]])
+    except Exception as error:
+        raise BadImage(f"it cannot be identified: {_reason(error)}") from error
+    _check_size(image.width, image.height)
+    return image
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"it states {width} x {height} pixels, over the limit of {MAX_PIXELS}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what an exception of Pillow says, without the address of the buffer it read from."""
+    text = re.sub(r" ?<_io\.BytesIO[^>]*>", "", str(error)).strip()
+    return text or type(error).__name__

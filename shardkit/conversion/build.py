@@ -1,0 +1,242 @@
+"""One shard, from its images to a finished, read-back file: what a worker of a conversion does."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+import zlib
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardkit.contracts import Format, ShardSpec, ShardWriter
+from shardkit.errors import BadImage, ConversionFailed
+from shardkit.files import free_bytes, published, sha256_of, write_atomically
+from shardkit.index import Index, IndexPart, save_index
+from shardkit.indexing import index_shard
+from shardkit.manifest import Problem, ShardEntry
+from shardkit.pool import Progress, report
+from shardkit.recipe import Recipe
+from shardkit.record import Record, dump_json
+from shardkit.registry import get_format
+from shardkit.sources.imagefolder import ImageFolder
+
+_REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """One shard to be made; all that a worker process needs to know."""
+
+    split: str
+    number: int
+    folder: Path
+    """Where the shard is put."""
+    part: Path
+    """The folder for the shard's part of the index and of the manifest."""
+    format: str
+    recipe: Recipe
+    source: ImageFolder
+    meta: dict[str, Any]
+    keep: bool
+    """Whether the shard is wanted although some of its images are bad."""
+
+    @property
+    def path(self) -> Path:
+        """The shard's file."""
+        return self.folder / f"shard-{self.number:06d}{get_format(self.format).suffix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardResult:
+    """What a finished shard adds to the manifest."""
+
+    entry: ShardEntry | None
+    """None if nothing was written, because images are bad and the shard is not wanted then."""
+    bad: list[Problem]
+    fields: dict[str, int]
+    labels: dict[int, int]
+    """Label to the number of its records; without the unlabelled ones."""
+    notes: dict[str, int]
+
+
+def build_shard(task: ShardTask) -> ShardResult:
+    """Make the shard of ``task``, and save its part of the index and its result beside it.
+
+    Raises:
+        ConversionFailed: If it cannot be written, or reads back other than it was written.
+    """
+    done = load_result(task)
+    if done is not None:
+        report(Progress(images=len(task.source)))
+        return done
+    try:
+        with published(task.path) as temporary:
+            result, part = _write(task, temporary)
+        _save_part(task, result, part)
+    except _UnwantedError as unwanted:
+        return unwanted.result
+    except OSError as error:
+        raise ConversionFailed(_explain(error, task.folder)) from error
+    return result
+
+
+def load_result(task: ShardTask) -> ShardResult | None:
+    """Return the result of a shard that an earlier run finished, or None."""
+    try:
+        value = json.loads((task.part / "result.json").read_bytes())
+        size = task.path.stat().st_size
+    except (OSError, ValueError):
+        return None
+    entry = ShardEntry(**value["entry"])
+    if size != entry.bytes:
+        return None
+    return ShardResult(
+        entry=entry,
+        bad=[Problem(**problem) for problem in value["bad"]],
+        fields=value["fields"],
+        labels={int(label): count for label, count in value["labels"].items()},
+        notes=value["notes"],
+    )
+
+
+def load_part(task: ShardTask, rows: int) -> IndexPart:
+    """Return the part of the index of a finished shard."""
+    index = Index(task.part, rows)
+    return IndexPart(index.rows(), list(index.keys()), list(index.paths()))
+
+
+class _UnwantedError(Exception):
+    """The shard has bad images and is not wanted: its file is removed."""
+
+    def __init__(self, result: ShardResult) -> None:
+        super().__init__()
+        self.result = result
+
+
+class _Tally:
+    """Counts what goes into a shard, and tells the parent process how far it is."""
+
+    def __init__(self) -> None:
+        self.bad: list[Problem] = []
+        self.fields: Counter[str] = Counter()
+        self.labels: Counter[int] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.checksums: list[int] = []
+        self._unreported = [0, 0, 0]
+        self._reported_at = time.monotonic()
+
+    def stored(self, record: Record) -> None:
+        self.checksums.append(_checksum(record))
+        self.fields.update(record.fields.keys())
+        if record.label >= 0:
+            self.labels[record.label] += 1
+        self.notes.update(name for name in ("orientation", "frames") if name in record.meta)
+
+    def step(self, *, size: int, bad: int) -> None:
+        self._unreported = [a + b for a, b in zip(self._unreported, (1, size, bad), strict=True)]
+        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        report(Progress(*self._unreported))
+        self._unreported = [0, 0, 0]
+        self._reported_at = time.monotonic()
+
+
+def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
+    storage = get_format(task.format)
+    spec = ShardSpec(meta={**task.meta, "shard": task.number}, raw_shape=task.recipe.raw_shape)
+    path.unlink(missing_ok=True)
+    tally = _Tally()
+    writer = storage.write(path, spec)
+    try:
+        _write_records(task, writer, tally)
+        if tally.bad and not task.keep:
+            raise _UnwantedError(_result(tally, None))
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    part = _read_back(storage, path, tally.checksums)
+    entry = ShardEntry(
+        name=task.path.name,
+        rows=len(tally.checksums),
+        bytes=path.stat().st_size,
+        sha256=sha256_of(path),
+    )
+    return _result(tally, entry), part
+
+
+def _write_records(task: ShardTask, writer: ShardWriter, tally: _Tally) -> None:
+    for row, entry in enumerate(task.source.entries):
+        try:
+            (record,) = task.source.read([row])
+            record = task.recipe.apply(record)
+        except BadImage as error:
+            tally.bad.append(Problem(path=entry.path, reason=str(error)))
+            tally.step(size=entry.bytes, bad=1)
+            continue
+        if task.keep or not tally.bad:
+            writer.write(record)
+            tally.stored(record)
+        tally.step(size=entry.bytes, bad=0)
+    tally.flush()
+
+
+def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:
+    """Return the shard's part of the index, having compared each record with what was written."""
+    expected = iter(checksums)
+
+    def compare(record: Record) -> None:
+        if _checksum(record) != next(expected, None):
+            raise ConversionFailed(
+                f"{path} reads back other than it was written, at record {record.key!r}: "
+                "the disk or the memory of this machine is faulty"
+            )
+
+    part = index_shard(storage, path, compare)
+    if len(part.keys) != len(checksums):
+        raise ConversionFailed(
+            f"{path} lost records: {len(part.keys)} of {len(checksums)} are there"
+        )
+    return part
+
+
+def _checksum(record: Record) -> int:
+    """Return a CRC-32 of all that a record is."""
+    total = zlib.crc32(record.key.encode())
+    for name in sorted(record.fields):
+        total = zlib.crc32(record.fields[name], zlib.crc32(name.encode(), total))
+    return total
+
+
+def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
+    """Save what is known of a finished shard; its result, written last, says that it is."""
+    shutil.rmtree(task.part, ignore_errors=True)
+    task.part.mkdir(parents=True)
+    save_index([part], task.part)
+    write_atomically(task.part / "result.json", dump_json(asdict(result)))
+
+
+def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:
+    return ShardResult(
+        entry=entry,
+        bad=tally.bad,
+        fields=dict(sorted(tally.fields.items())),
+        labels=dict(sorted(tally.labels.items())),
+        notes=dict(sorted(tally.notes.items())),
+    )
+
+
+def _explain(error: OSError, folder: Path) -> str:
+    free = free_bytes(folder) // (1 << 20)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk of {folder} is full ({free} MiB free). Make room and run the same command "
+            "again: the shards that are done are kept."
+        )
+    return f"a shard in {folder} cannot be written: {error.strerror} ({error.filename})"

@@ -1,0 +1,218 @@
+"""The plan of a conversion: which image goes into which shard, decided before anything is written.
+
+It is a pure function of the source and the options, so that neither the number of workers nor an
+interruption can change the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from shardkit import __version__
+from shardkit.contracts import Format
+from shardkit.errors import BadImage, UsageError
+from shardkit.manifest import FORMAT_VERSION
+from shardkit.recipe import Recipe
+from shardkit.record import dump_json
+from shardkit.registry import get_format
+from shardkit.sources.imagefolder import ImageFolder, Scan
+
+DEFAULT_SHARD_BYTES = 256 << 20
+"""Large enough to read forwards at full speed, small enough to verify and copy one by one."""
+
+_TRIALS = 32
+"""Images that are encoded for trial to learn how large the others will become."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """How a source becomes a dataset.
+
+    Raises:
+        UsageError: If an option is out of range or contradicts another.
+    """
+
+    to: str
+    """Name of the storage format."""
+    recipe: Recipe = field(default_factory=Recipe)
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    """Bytes of images in a shard, about."""
+    shard_samples: int | None = None
+    """Images in a shard, instead of ``shard_bytes``."""
+    shuffle: bool = True
+    """Whether rows are stored in a random order, or in the folder's."""
+    seed: int = 0
+    """Decides the random order."""
+    limit: int | None = None
+    """Convert only as many images of each split, the first in stored order."""
+    on_error: str = "fail"
+    """``fail`` commits nothing if any image is bad, ``skip`` leaves those out and records them."""
+
+    def __post_init__(self) -> None:
+        get_format(self.to)
+        if self.shard_bytes < 1:
+            raise UsageError(f"--shard-size {self.shard_bytes} is not at least one byte")
+        for option, value in (("--shard-samples", self.shard_samples), ("--limit", self.limit)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} {value} is not at least 1")
+        if self.on_error not in ("fail", "skip"):
+            raise UsageError(f"--on-error {self.on_error!r} is neither 'fail' nor 'skip'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitPlan:
+    """One dataset to be: its images in stored order, and where they are cut into shards."""
+
+    name: str
+    """The split, or "" where there are no splits."""
+    source: ImageFolder
+    cuts: tuple[int, ...]
+    """The first row of each shard, and at the end the number of rows."""
+    estimated_bytes: int
+    """Size of the images as stored: exact unless they are re-encoded."""
+    meta: dict[str, Any]
+    """What each shard says of itself."""
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self.cuts) - 1
+
+    def shard_source(self, shard: int) -> ImageFolder:
+        """Return the images of one shard, in stored order."""
+        return self.source.take(range(self.cuts[shard], self.cuts[shard + 1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole conversion, decided."""
+
+    storage: Format
+    options: ConvertOptions
+    scan: Scan
+    splits: tuple[SplitPlan, ...]
+    software: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that decides the result: two runs with equal digests do the same work."""
+        digest = hashlib.sha256(dump_json(self.software))
+        for split in self.splits:
+            digest.update(dump_json([split.name, split.cuts, split.meta, self.options.on_error]))
+            for entry in split.source.entries:
+                digest.update(dump_json(entry))
+            for problem in self.scan.problems.get(split.name, ()):
+                digest.update(dump_json([problem.path, problem.reason]))
+        return digest.hexdigest()
+
+    def class_counts(self, split: SplitPlan) -> dict[str, int]:
+        """Return the number of images of each class in ``split``; empty if it has no labels."""
+        counts = Counter(entry.label for entry in split.source.entries)
+        return {name: counts[label] for label, name in enumerate(self.scan.classes or ())}
+
+
+def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
+    """Return the plan of converting what ``scan`` found."""
+    return Plan(
+        storage=get_format(options.to),
+        options=options,
+        scan=scan,
+        splits=tuple(
+            _plan_split(name, source, scan, options) for name, source in scan.splits.items()
+        ),
+        software=_software(get_format(options.to)),
+    )
+
+
+def stored_order(paths: Sequence[str], seed: int) -> list[int]:
+    """Return the rows of ``paths`` in random order: sorted by BLAKE2b-128 of seed and path.
+
+    The order of two images depends on nothing but them and the seed: not on a library's random
+    numbers, nor on what other images there are.
+    """
+    prefix = b"%d\0" % seed
+
+    def place(row: int) -> bytes:
+        path = paths[row].encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(prefix + path, digest_size=16).digest()
+
+    return sorted(range(len(paths)), key=place)
+
+
+def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOptions) -> SplitPlan:
+    total = len(source)
+    order: Sequence[int] = range(total)
+    if options.shuffle:
+        order = stored_order([entry.path for entry in source.entries], options.seed)
+    source = source.take(order[: options.limit])
+    sizes = _sizes(source, options.recipe)
+    return SplitPlan(
+        name=name,
+        source=source,
+        cuts=tuple(_cuts(sizes, options)),
+        estimated_bytes=sum(sizes),
+        meta={
+            "shardkit": FORMAT_VERSION,
+            "format": options.to,
+            "classes": scan.classes,
+            "raw_shape": options.recipe.raw_shape,
+            "recipe": options.recipe.describe(),
+            "source": {
+                "kind": "imagefolder",
+                "name": source.root.resolve().name,
+                "images": total,
+                "limit": options.limit,
+                "order": "shuffled" if options.shuffle else "folder",
+                "seed": options.seed if options.shuffle else None,
+            },
+        },
+    )
+
+
+def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:
+    """Return the size of each image as stored: known, or the mean of a trial on some of them."""
+    if recipe.keeps_bytes:
+        return [entry.bytes for entry in source.entries]
+    if recipe.raw_shape:
+        height, width, channels = recipe.raw_shape
+        return [height * width * channels] * len(source)
+    step = max(1, len(source) // _TRIALS)
+    tried = [size for row in range(0, len(source), step) if (size := _try(source, recipe, row))]
+    mean = sum(tried) // len(tried) if tried else 1
+    return [max(1, mean)] * len(source)
+
+
+def _try(source: ImageFolder, recipe: Recipe, row: int) -> int:
+    try:
+        (record,) = source.read([row])
+        stored = recipe.apply(record)
+    except BadImage:
+        return 0  # found and reported when its turn comes
+    return len(stored.fields[stored.image_field or ""])
+
+
+def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
+    cuts, rows, room = [0], 0, options.shard_bytes
+    for row, size in enumerate(sizes):
+        full = rows == options.shard_samples if options.shard_samples else size > room
+        if full and rows:
+            cuts.append(row)
+            rows, room = 0, options.shard_bytes
+        rows += 1
+        room -= size
+    return [*cuts, cuts[-1] + rows]
+
+
+def _software(storage: Format) -> dict[str, str]:
+    found = {"shardkit": __version__}
+    for package in ("pillow", "simplejpeg", *storage.libraries):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found

@@ -1,0 +1,180 @@
+"""The hidden folder in which a dataset grows, and the steps by which it takes its place.
+
+Everything is made in ``DST/.shardkit-work`` and moved up when all of it is ready, the manifests
+last. So a reader never meets half a dataset, an older one stays whole until the new one is, and
+after an interruption the same command finds what is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardkit.errors import UsageError
+from shardkit.files import sync, write_atomically
+from shardkit.manifest import (
+    MANIFEST_NAME,
+    SplitsManifest,
+    dataset_directories,
+    load_any_manifest,
+    load_manifest,
+)
+from shardkit.record import dump_json
+
+WORK_NAME = ".shardkit-work"
+
+
+class Workplace:
+    """The place where one conversion works."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = target / WORK_NAME
+        self.dataset = self.folder / "dataset"
+        """What will be moved to the target, laid out as there."""
+        self.state = self.folder / "state"
+        """What is known of the work, and never becomes part of the dataset."""
+
+    def begin(self, plan_digest: str, *, force: bool) -> None:
+        """Take up an earlier run of the same plan, or start with nothing.
+
+        Raises:
+            UsageError: If there is an unfinished run of another plan, and not ``force``, or if
+                that run only has to be put in its place.
+        """
+        plan = self.state / "plan.json"
+        earlier = json.loads(plan.read_bytes())["digest"] if plan.exists() else None
+        if earlier not in (None, plan_digest):
+            if self.is_ready:
+                raise UsageError(
+                    f"{self.target} holds a conversion that was interrupted while it was put in "
+                    "its place; run the command that began it once more"
+                )
+            if not force:
+                raise UsageError(
+                    f"{self.target} holds an unfinished conversion with other options, another "
+                    "source, or other versions of libraries; --force starts over"
+                )
+            shutil.rmtree(self.dataset)
+            shutil.rmtree(self.state)
+        self.dataset.mkdir(exist_ok=True)
+        self.state.mkdir(exist_ok=True)
+        write_atomically(plan, dump_json({"digest": plan_digest}))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all is made, so that only `publish` remains."""
+        return (self.state / "ready").exists()
+
+    def publish(self) -> None:
+        """Put the finished dataset in its place, instead of an older one; may be repeated."""
+        write_atomically(self.state / "ready", b"")
+        self._retire()
+        made = [path for path in self.dataset.rglob("*") if path.is_file()]
+        folders = {self.target / path.parent.relative_to(self.dataset) for path in made}
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        # Manifests last, and the outermost last of all: it commits everything.
+        made.sort(key=lambda path: (path.name == MANIFEST_NAME, -len(path.parts), path))
+        for path in made:
+            if path.name == MANIFEST_NAME:
+                _sync_all(folders)
+            path.replace(self.target / path.relative_to(self.dataset))
+        _sync_all(folders)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the work folder, and the target if there is nothing else in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.target.rmdir()
+
+    def _retire(self) -> None:
+        """Remove the older dataset, manifests first; the list survives an interruption."""
+        listed = self.state / "retired.json"
+        if not listed.exists():
+            write_atomically(listed, dump_json(_files_of(self.target)))
+        for name in json.loads(listed.read_bytes()):
+            (self.target / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self.target / name).parent.rmdir()
+        write_atomically(listed, b"[]")
+
+
+@contextlib.contextmanager
+def workplace(target: Path, *, force: bool) -> Iterator[Workplace]:
+    """Give the place to make a dataset in ``target``, to one process at a time.
+
+    Raises:
+        UsageError: If ``target`` holds something else, or a dataset without ``force``, cannot be
+            written, or another conversion works there.
+    """
+    check_target(target, force=force)
+    place = Workplace(target)
+    try:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(place.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+    try:
+        _lock(lock, target)
+        yield place
+    finally:
+        os.close(lock)
+
+
+def _lock(descriptor: int, target: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another conversion is writing into {target}") from None
+
+
+def _sync_all(folders: set[Path]) -> None:
+    for folder in folders:
+        sync(folder)
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Refuse a place that a dataset cannot go to.
+
+    Raises:
+        UsageError: If ``target`` is a file, holds something else, or a dataset without ``force``.
+    """
+    try:
+        names = sorted(os.listdir(target))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise UsageError(f"{target} is a file; the destination must be a directory") from None
+    except OSError as error:
+        raise UsageError(f"{target} cannot be read: {error.strerror}") from error
+    if MANIFEST_NAME in names:
+        if not force:
+            raise UsageError(f"{target} holds a dataset already; --force replaces it")
+        load_any_manifest(target)
+    elif names and WORK_NAME not in names:
+        some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+        raise UsageError(
+            f"{target} holds something else ({some}); choose a directory that is empty or new"
+        )
+
+
+def _files_of(target: Path) -> list[str]:
+    """Return the files of the dataset in ``target``, if there is one, manifests first."""
+    if not (target / MANIFEST_NAME).exists():
+        return []
+    top = load_any_manifest(target)
+    manifests = [MANIFEST_NAME] if isinstance(top, SplitsManifest) else []
+    others = []
+    for name, directory in dataset_directories(target).items():
+        prefix = f"{name}/" if name else ""
+        manifest = load_manifest(directory)
+        manifests.append(prefix + MANIFEST_NAME)
+        others += [prefix + entry.name for entry in manifest.entries]
+    return manifests + others

@@ -1,0 +1,46 @@
+"""The error tree: every error that shardkit raises on purpose, drawn once.
+
+::
+
+    ShardkitError                 anything below
+    ├── UsageError                what was asked for cannot be done as asked (the CLI exits with 2)
+    ├── ConversionFailed          a conversion that committed nothing
+    ├── BadImage                  one source image that cannot be stored; also a ValueError
+    └── CorruptDataset            a dataset that is not what its manifest says
+        ├── CorruptShard          one shard file
+        └── CorruptRecord         one record; never skipped, never replaced by another
+
+A row outside a dataset is an ``IndexError``, as everywhere in Python. Every class takes exactly one
+string, so that an error raised in a DataLoader worker arrives in the main process with its type
+(torch rebuilds a worker's exception from its message alone).
+"""
+
+from __future__ import annotations
+
+
+class ShardkitError(Exception):
+    """Base of all errors that shardkit raises on purpose."""
+
+
+class UsageError(ShardkitError):
+    """What was asked for cannot be done as asked: a wrong option, path or name."""
+
+
+class ConversionFailed(ShardkitError):
+    """A conversion ended without committing anything."""
+
+
+class BadImage(ShardkitError, ValueError):
+    """One image that cannot be decoded, or that the recipe cannot turn into what was asked for."""
+
+
+class CorruptDataset(ShardkitError):
+    """A dataset directory is not what its manifest says."""
+
+
+class CorruptShard(CorruptDataset):
+    """A shard file is missing, cut, or not what its format promises."""
+
+
+class CorruptRecord(CorruptDataset):
+    """A record's bytes differ from those that were written."""

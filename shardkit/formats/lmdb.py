@@ -1,0 +1,177 @@
+"""LMDB: one environment file; key ``%09d.field`` (row, field), value the field's bytes.
+
+The `lmdb` library writes. Reading goes by byte ranges, found by walking the pages
+(`shardkit.formats.lmdb_pages`): so no environment is ever open in a reader, and a second opening, a
+fork, a thread or a damaged page can hurt nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from shardkit.contracts import Format, Range, ShardSpec
+from shardkit.files import free_bytes
+from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
+from shardkit.formats.ranges import META, RAW, STORED_RAW, RangeReader
+from shardkit.npy import npy_header
+from shardkit.record import Record, dump_json
+
+KEY = "__key__"
+"""The field under which a record's key is stored."""
+
+FIRST_MAP_SIZE = 1 << 30
+"""Size of the map at first; it doubles when full. It takes address space, not disk."""
+
+_BATCH_ROWS = 1000
+_BATCH_BYTES = 64 << 20
+"""A transaction holds this many rows or bytes: larger ones gain nothing and take memory."""
+
+# lmdb 3 can also write LMDB 1.0 files, which no other tool reads yet; 0 asks for the 0.9 format.
+_OPTIONS: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
+
+
+class LmdbWriter:
+    """Appends rows in transactions, in key order, which fills the pages completely."""
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        self._path = path
+        self._environment = lmdb.open(
+            str(path),
+            subdir=False,
+            lock=False,  # nobody else knows the file yet
+            sync=False,  # once, at the end
+            metasync=False,
+            map_size=FIRST_MAP_SIZE,
+            **_OPTIONS,
+        )
+        self._map_size = FIRST_MAP_SIZE
+        self._meta = dump_json(spec.meta)
+        self._raw_header = npy_header(spec.raw_shape) if spec.raw_shape else b""
+        self._rows = 0
+        self._pending: list[tuple[bytes, bytes]] = []
+        self._pending_bytes = 0
+
+    def write(self, record: Record) -> None:
+        """Append ``record`` as the next row."""
+        values = {KEY: record.key.encode(), **record.fields}
+        if RAW in values:
+            values[STORED_RAW] = self._raw_header + values.pop(RAW)
+        for name in sorted(values):
+            self._put(b"%09d.%b" % (self._rows, name.encode()), values[name])
+        self._rows += 1
+        if self._rows % _BATCH_ROWS == 0 or self._pending_bytes >= _BATCH_BYTES:
+            self._commit()
+
+    def close(self) -> None:
+        """Commit the rest and complete the file."""
+        self._put(META.encode(), self._meta)
+        self._commit()
+        with _disk_errors(self._path):
+            self._environment.sync(True)
+        self._environment.close()
+
+    def abort(self) -> None:
+        """Release the environment without completing it."""
+        self._environment.close()
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._pending.append((key, value))
+        self._pending_bytes += len(value)
+
+    def _commit(self) -> None:
+        """Write what is pending in one transaction; if the map is full, double it and repeat."""
+        while True:
+            try:
+                with _disk_errors(self._path):
+                    self._put_pending()
+                break
+            except lmdb.MapFullError:
+                self._map_size *= 2
+                self._environment.set_mapsize(self._map_size)
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _put_pending(self) -> None:
+        with self._environment.begin(write=True) as transaction:
+            for key, value in self._pending:
+                # A refused append returns False and raises nothing.
+                if not transaction.put(key, value, append=True):
+                    raise ValueError(f"LMDB refused to append the key {key!r}")
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Turn LMDB's errors into `OSError`; it calls a full disk an input/output error."""
+    try:
+        yield
+    except lmdb.MapFullError:
+        raise
+    except lmdb.Error as error:
+        full = free_bytes(path.parent) < _BATCH_BYTES
+        code = errno.ENOSPC if full else errno.EIO
+        raise OSError(code, f"{os.strerror(code)} ({error})", str(path)) from error
+
+
+class LmdbReader(RangeReader):
+    """Reads a finished file by its pages.
+
+    Raises:
+        CorruptShard: If the file is cut, or is not an LMDB 0.9 file as shardkit writes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            for entry in walk(self._file.fileno(), self._size):
+                self._add(entry.key, Range(entry.offset, entry.length))
+        except MalformedLmdbError as error:
+            self._fail(str(error))
+        if len(self._keys) != len(self._fields):
+            self._fail(f"row {len(self._fields) - 1} has no key")
+
+    def _add(self, lmdb_key: bytes, range_: Range) -> None:
+        if lmdb_key == META.encode():
+            self.meta = self._parse_meta(range_)
+            return
+        row, dot, stored = lmdb_key.decode("latin-1").partition(".")
+        if row != f"{len(self._fields) - 1:09d}":
+            if row != f"{len(self._fields):09d}" or len(self._keys) != len(self._fields):
+                self._fail(f"the key {lmdb_key!r} stands where row {len(self._fields)} belongs")
+            self._fields.append({})
+        if stored == KEY:
+            self._keys.append(self._decode_key(range_))
+            return
+        name, range_ = self._field(stored, range_)
+        if not dot or name in self._fields[-1]:
+            self._fail(f"the key {lmdb_key!r} names no field")
+        self._fields[-1][name] = range_
+
+    def _decode_key(self, range_: Range) -> str:
+        try:
+            return self._pread(range_).decode()
+        except UnicodeDecodeError as error:
+            self._fail(f"the key at byte {range_.offset} is not UTF-8: {error}")
+
+    def _parse_meta(self, range_: Range) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._pread(range_)))
+        except (ValueError, TypeError) as error:
+            self._fail(f"its description of itself is not a JSON object: {error}")
+
+
+FORMAT = Format(
+    name="lmdb",
+    suffix=".lmdb",
+    title="LMDB environment files",
+    libraries=("lmdb",),
+    write=LmdbWriter,
+    read=LmdbReader,
+)

@@ -1,0 +1,150 @@
+"""Where the values of an LMDB file lie: a walk over its pages that maps nothing and trusts nothing.
+
+The layout is that of LMDB 0.9 on 64-bit little-endian machines, from ``mdb.c``: a page begins with
+its number (8 bytes), padding (2), flags (2), and the bounds of its free space (2 + 2); a node with
+its data's size or its child's page (6, in three halves), the key's size (2) and the key.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_MAGIC = 0xBEEFC0DE
+_DATA_VERSION = 1
+_PAGE_HEADER = struct.Struct("<QHHHH")
+_NODE = struct.Struct("<HHHH")
+_META = struct.Struct("<IIQQ")
+_DATABASE = struct.Struct("<IHHQQQQQ")
+_META_TAIL = struct.Struct("<QQ")
+
+_BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
+_BIG_DATA = 0x01
+"""A leaf node with this flag holds the number of the overflow page that its value begins on."""
+
+_NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
+_DEEPEST = 32
+"""LMDB's own limit of a tree's depth; a damaged page that points to its parent ends here."""
+
+
+class MalformedLmdbError(Exception):
+    """The file is not what LMDB would have written."""
+
+
+class Entry(NamedTuple):
+    """One key, and the bytes of the file that its value takes."""
+
+    key: bytes
+    offset: int
+    length: int
+
+
+def walk(descriptor: int, size: int) -> Iterator[Entry]:
+    """Give every entry of the main database of a finished LMDB file, in key order.
+
+    Args:
+        descriptor: The file, open for reading; its position is not used.
+        size: The file's size in bytes.
+
+    Raises:
+        MalformedLmdbError: If the file is cut, of another kind, or contradicts itself.
+    """
+    return _Walk(descriptor, size).entries()
+
+
+class _Walk:
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._unvisited = 0
+        head = self._read(0, _PAGE_HEADER.size + _META.size + _DATABASE.size)
+        # LMDB keeps the page size in a spare word of the first database's description.
+        self._page_size = _DATABASE.unpack_from(head, _PAGE_HEADER.size + _META.size)[0]
+        if self._page_size not in (1 << bits for bits in range(9, 17)):
+            raise MalformedLmdbError("it is not an LMDB file")
+
+    def entries(self) -> Iterator[Entry]:
+        _, last_page, root = max(self._meta(0), self._meta(1))
+        if (last_page + 1) * self._page_size > self._size:
+            raise MalformedLmdbError(
+                f"it is cut: LMDB uses {(last_page + 1) * self._page_size} bytes, "
+                f"the file has {self._size}"
+            )
+        self._unvisited = last_page + 1
+        if root != _NO_PAGE:
+            yield from self._tree(root, 1)
+
+    def _meta(self, number: int) -> tuple[int, int, int]:
+        """Return transaction, last page and root of the main database from one of the two metas."""
+        page = self._page(number)
+        at = _PAGE_HEADER.size
+        magic, version, _, _ = _META.unpack_from(page, at)
+        if magic != _MAGIC or version != _DATA_VERSION:
+            raise MalformedLmdbError("it is not an LMDB file of the 0.9 format")
+        at += _META.size + _DATABASE.size  # the first database lists free pages
+        _, flags, *_, root = _DATABASE.unpack_from(page, at)
+        if flags:
+            raise MalformedLmdbError("its main database has an order or duplicates of its own")
+        last_page, transaction = _META_TAIL.unpack_from(page, at + _DATABASE.size)
+        return transaction, last_page, root
+
+    def _tree(self, number: int, depth: int) -> Iterator[Entry]:
+        self._unvisited -= 1
+        if depth > _DEEPEST or self._unvisited < 0:
+            raise MalformedLmdbError(f"page {number} closes a circle in its tree")
+        page = self._page(number)
+        stated, _, flags, lower, _ = _PAGE_HEADER.unpack_from(page)
+        count = (lower - _PAGE_HEADER.size) // 2
+        if stated != number or count < 1 or lower > len(page):
+            raise MalformedLmdbError(f"page {number} is not a page of its tree")
+        pointers = struct.unpack_from(f"<{count}H", page, _PAGE_HEADER.size)
+        if flags & _LEAF:
+            for pointer in pointers:
+                yield self._entry(page, number, pointer)
+        elif flags & _BRANCH:
+            for pointer in pointers:
+                low, high, top, _ = self._node(page, number, pointer)
+                yield from self._tree(low | high << 16 | top << 32, depth + 1)
+        else:
+            raise MalformedLmdbError(f"page {number} is neither a branch nor a leaf")
+
+    def _entry(self, page: bytes, number: int, pointer: int) -> Entry:
+        low, high, flags, key_size = self._node(page, number, pointer)
+        start = pointer + _NODE.size + key_size
+        length = low | high << 16
+        key = page[pointer + _NODE.size : start]
+        if flags == 0 and start + length <= len(page):
+            return Entry(key, number * self._page_size + start, length)
+        if flags != _BIG_DATA or start + 8 > len(page):
+            raise MalformedLmdbError(f"page {number} has a damaged node for the key {key!r}")
+        first = int.from_bytes(page[start : start + 8], "little")
+        offset = first * self._page_size
+        header = self._read(offset, _PAGE_HEADER.size)
+        stated, _, kind, low, high = _PAGE_HEADER.unpack(header)
+        pages = low | high << 16
+        if (
+            stated != first
+            or kind != _OVERFLOW
+            or _PAGE_HEADER.size + length > pages * self._page_size
+        ):
+            raise MalformedLmdbError(f"page {first} does not hold the value of the key {key!r}")
+        return Entry(key, offset + _PAGE_HEADER.size, length)
+
+    def _node(self, page: bytes, number: int, pointer: int) -> tuple[int, int, int, int]:
+        if pointer + _NODE.size > len(page):
+            raise MalformedLmdbError(f"page {number} points outside of itself")
+        low, high, flags, key_size = _NODE.unpack_from(page, pointer)
+        return low, high, flags, key_size
+
+    def _page(self, number: int) -> bytes:
+        return self._read(number * self._page_size, self._page_size)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if offset < 0 or offset + length > self._size:
+            raise MalformedLmdbError(f"it is cut: byte {offset + length} lies beyond its end")
+        data = os.pread(self._descriptor, length, offset)
+        if len(data) != length:
+            raise MalformedLmdbError(f"byte {offset + len(data)} cannot be read")
+        return data

@@ -1,0 +1,100 @@
+"""A shard that is read as a file of byte ranges: what the LMDB and tar readers have in common.
+
+Reading goes by ``pread`` alone: it needs no lock, survives a fork, and turns a file that was cut
+into an error instead of a signal that kills the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardkit.contracts import Range
+from shardkit.errors import CorruptShard
+from shardkit.npy import npy_header, npy_values
+from shardkit.record import Record
+
+RAW = "raw"
+STORED_RAW = "raw.npy"
+"""Raw pixels are stored as an .npy file, which numpy opens; a record has the pixels alone."""
+
+META = "__shardkit__"
+"""Under this name every format stores the shard's description of itself, a JSON object."""
+
+_NPY_HEADER_BYTES = 128
+"""The length of the .npy header of any image's shape: a multiple of 64, and one is too short."""
+
+
+class RangeReader:
+    """A `ShardReader` over ranges; a subclass finds them when it opens the file.
+
+    Raises:
+        CorruptShard: If the file cannot be opened.
+    """
+
+    meta: Mapping[str, Any]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.meta = {}
+        self._keys: list[str] = []
+        self._fields: list[dict[str, Range]] = []
+        self._raw_header = b""
+        try:
+            self._file = path.open("rb", buffering=0)
+            self._size = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise CorruptShard(f"{path} cannot be opened: {error.strerror}") from error
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        """Return the records of ``rows``: same order, duplicates and all."""
+        return [self._record(row) for row in rows]
+
+    def ranges(self) -> Sequence[Mapping[str, Range]]:
+        """Return, for each row, where each of its fields lies in the file."""
+        return self._fields
+
+    def close(self) -> None:
+        """Release the file; closing twice does nothing."""
+        self._file.close()
+
+    def _record(self, row: int) -> Record:
+        if not 0 <= row < len(self._keys):
+            raise IndexError(f"row {row} is not in {self.path}, which has {len(self._keys)} rows")
+        fields = {name: self._pread(range_) for name, range_ in self._fields[row].items()}
+        return Record(self._keys[row], fields)
+
+    def _pread(self, range_: Range) -> bytes:
+        if range_.offset < 0 or range_.offset + range_.length > self._size:
+            self._fail(f"the file ends before byte {range_.offset + range_.length}")
+        data = os.pread(self._file.fileno(), range_.length, range_.offset)
+        if len(data) != range_.length:
+            self._fail(f"only {len(data)} of {range_.length} bytes at {range_.offset} can be read")
+        return data
+
+    def _field(self, stored: str, range_: Range) -> tuple[str, Range]:
+        """Return name and range of the field that stands in the file under the name ``stored``."""
+        if stored != STORED_RAW:
+            return stored, range_
+        header = self._pread(Range(range_.offset, min(_NPY_HEADER_BYTES, range_.length)))
+        if header != self._raw_header:
+            self._check_raw(range_)
+            self._raw_header = header
+        return RAW, Range(range_.offset + len(header), range_.length - len(header))
+
+    def _check_raw(self, range_: Range) -> None:
+        try:
+            start, shape = npy_values(self._pread(range_))
+        except ValueError as error:
+            self._fail(f"the array at {range_.offset} is not as shardkit writes it: {error}")
+        if start != len(npy_header(shape)) or start != _NPY_HEADER_BYTES:
+            self._fail(f"the header of the array at {range_.offset} has {start} bytes")
+
+    def _fail(self, reason: str) -> NoReturn:
+        self.close()
+        raise CorruptShard(f"{self.path} is damaged: {reason}")

@@ -1,0 +1,147 @@
+"""Open shards, one pool for the process, and the only file that knows that a process can fork.
+
+A reader asks the pool each time and holds what it got only during the call. So nothing that is
+pickled holds a handle, a child opens its own, and the number of open files stays bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+from shardkit.contracts import Range, ShardReader
+from shardkit.errors import CorruptShard
+from shardkit.record import Record
+
+MAX_OPEN = 128
+"""Shards kept open in a process: an eighth of the usual limit of 1024 descriptors."""
+
+_Handle = TypeVar("_Handle")
+
+
+class ShardFile:
+    """A shard as a file of byte ranges, open for reading; closed when nobody holds it any more.
+
+    ``pread`` shares no position, so that any number of threads may read at once.
+
+    Raises:
+        CorruptShard: If the file is missing or has not the size that the manifest gives.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
+        found = os.fstat(self._descriptor).st_size
+        if found != size:
+            raise CorruptShard(
+                f"the shard {path} has {found} bytes; the manifest says {size}. "
+                "Restore it from a copy, or convert again."
+            )
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def announce(self, ranges: Sequence[Range]) -> None:
+        """Tell the kernel what will be read: a cold batch then takes a third of the time."""
+        if hasattr(os, "posix_fadvise"):
+            for offset, length in ranges:
+                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on.
+
+        Raises:
+            CorruptShard: If the file has fewer, or the device cannot read them.
+        """
+        if offset + length > self._size:  # before memory is taken for what cannot be there
+            raise CorruptShard(f"the shard {self._path} ends before byte {offset + length}")
+        try:
+            data = os.pread(self._descriptor, length, offset)
+        except OSError as error:
+            raise CorruptShard(
+                f"the shard {self._path} cannot be read at byte {offset}: {error.strerror}"
+            ) from error
+        if len(data) != length:
+            raise CorruptShard(
+                f"the shard {self._path} ends at byte {offset + len(data)}, "
+                f"in a record of {length} bytes at {offset}"
+            )
+        return data
+
+
+class LockedReader:
+    """A shard that its format's own library reads, for one thread at a time."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        """Return the records of ``rows``: same order, duplicates and all."""
+        with self._lock:
+            return self._reader.read(rows)
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[object, ...], object] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, ...], open_it: Callable[[], _Handle]) -> _Handle:
+        """Return what is open under ``key``, opening it if need be.
+
+        What is evicted stays open until its last holder lets it go.
+        """
+        with self._lock:
+            if key not in self._open:
+                self._open[key] = open_it()
+                if len(self._open) > MAX_OPEN:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(key)
+            return cast(_Handle, self._open[key])
+
+    def reset(self) -> None:
+        """Forget everything: in a forked child, whose lock may be held by a thread it lacks."""
+        self.__init__()  # type: ignore[misc]
+
+
+_POOL = _Pool()
+os.register_at_fork(after_in_child=_POOL.reset)
+
+
+def shard_file(path: Path, size: int, identity: str) -> ShardFile:
+    """Return the shard at ``path``, open as a file.
+
+    Args:
+        path: The shard.
+        size: Its size in bytes, from the manifest.
+        identity: Its SHA-256, from the manifest: a shard written anew in the same place is another.
+
+    Raises:
+        CorruptShard: If it is missing or of another size.
+    """
+    return _POOL.get((path, identity), lambda: ShardFile(path, size))
+
+
+def shard_reader(path: Path, identity: str, read: Callable[[Path], ShardReader]) -> LockedReader:
+    """Return the shard at ``path``, open through its format's library.
+
+    Args:
+        path: The shard.
+        identity: Its SHA-256, from the manifest.
+        read: The format's way to open it.
+
+    Raises:
+        CorruptShard: If it is not a whole shard of its format.
+    """
+    return _POOL.get((path, identity, "library"), lambda: LockedReader(read(path)))

@@ -1,0 +1,146 @@
+"""Tasks in worker processes that end with the work, with an error, or with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.queues import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from shardkit.errors import ShardkitError
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+_POLL_SECONDS = 0.1
+"""How often progress is passed on while no task ends."""
+
+
+class Progress(NamedTuple):
+    """What was done since the last report."""
+
+    images: int = 0
+    bytes: int = 0
+    """Bytes of encoded images read."""
+    bad: int = 0
+
+
+Report = Callable[[Progress], None]
+
+_report: Report | None = None
+
+
+def report(progress: Progress) -> None:
+    """Report progress from inside a task, whichever process it runs in."""
+    if _report is not None:
+        _report(progress)
+
+
+def run_tasks(
+    function: Callable[[_Task], _Result],
+    tasks: Sequence[_Task],
+    *,
+    workers: int,
+    on_progress: Report | None = None,
+) -> Iterator[tuple[_Task, _Result]]:
+    """Apply ``function`` to each task and give task and result, in the order in which they end.
+
+    Args:
+        function: A function of a module, so that a worker process can find it.
+        tasks: What to do, each task picklable and hashable by identity alone.
+        workers: Number of processes; with 1 it all runs in this one.
+        on_progress: Called in this process with what tasks `report`.
+
+    Raises:
+        ShardkitError: If a worker process dies; its tasks' own errors are raised as they are.
+    """
+    if workers <= 1 or len(tasks) <= 1:
+        yield from _run_here(function, tasks, on_progress)
+    else:
+        yield from _run_in_processes(function, tasks, min(workers, len(tasks)), on_progress)
+
+
+def available_workers() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run_here(
+    function: Callable[[_Task], _Result], tasks: Sequence[_Task], on_progress: Report | None
+) -> Iterator[tuple[_Task, _Result]]:
+    global _report  # noqa: PLW0603 - what a task reports to is a property of the process
+    previous, _report = _report, on_progress
+    try:
+        for task in tasks:
+            yield task, function(task)
+    finally:
+        _report = previous
+
+
+def _run_in_processes(
+    function: Callable[[_Task], _Result],
+    tasks: Sequence[_Task],
+    workers: int,
+    on_progress: Report | None,
+) -> Iterator[tuple[_Task, _Result]]:
+    # spawn: a child begins with no locks, threads or open files of its parent.
+    context = multiprocessing.get_context("spawn")
+    channel: SimpleQueue[Progress] = context.SimpleQueue()
+    executor = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(channel, os.getpid())
+    )
+    waiting: dict[Future[_Result], _Task] = {}
+    try:
+        for task in tasks:
+            waiting[executor.submit(function, task)] = task
+        while waiting:
+            done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            _pass_on(channel, on_progress)
+            for future in done:
+                yield waiting.pop(future), future.result()
+        _pass_on(channel, on_progress)
+        executor.shutdown()
+    except BrokenProcessPool:
+        raise ShardkitError(
+            "a worker process died without a message: it was killed, most often for want of "
+            "memory, or a library crashed in it. Try again with fewer --workers."
+        ) from None
+    finally:
+        _end(executor)
+
+
+def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
+    """Prepare a worker: it dies with its parent, and leaves Ctrl-C to it."""
+    global _report  # noqa: PLW0603
+    _report = channel.put
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+
+def _pass_on(channel: SimpleQueue[Progress], on_progress: Report | None) -> None:
+    while not channel.empty():
+        progress = channel.get()
+        if on_progress is not None:
+            on_progress(progress)
+
+
+def _end(executor: ProcessPoolExecutor) -> None:
+    """Stop at once: after an error or Ctrl-C nobody waits for tasks that have begun."""
+    processes: dict[Any, Any] = dict(executor._processes or {})
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in processes.values():
+        process.kill()
+    for process in processes.values():
+        process.join()

@@ -1,0 +1,264 @@
+"""The recipe: what a conversion does to an image, and to which image it does nothing at all.
+
+It decides; `shardkit.codecs.image` carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from PIL import Image
+
+from shardkit.codecs.image import (
+    WHITE,
+    Colour,
+    ImageInfo,
+    decode,
+    encode,
+    inspect,
+    turn_upright,
+)
+from shardkit.errors import BadImage, UsageError
+from shardkit.record import META_FIELD, Record, dump_json
+
+ENCODINGS = ("keep", "jpeg", "png", "webp", "raw")
+RESIZE_MODES = ("shorter", "longer", "crop", "pad", "stretch")
+CHECKS = ("decode", "header", "none")
+FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+DEFAULT_QUALITY = 90
+
+_ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw"}
+_KEPT_AS = {"jpg": "jpg", "png": "png", "webp": "webp"}
+"""What an image is encoded as under ``keep`` if its pixels change; others become PNG."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is done to each image. The default does nothing: bytes pass through untouched.
+
+    Raises:
+        UsageError: If options contradict each other or are out of range.
+    """
+
+    encode: str = "keep"
+    """One of `ENCODINGS`. An image that already has this encoding, and of which no pixel has to
+    change, passes through untouched unless ``quality`` is given."""
+    quality: int | None = None
+    """Quality of JPEG and WebP, 1 to 100; None is `DEFAULT_QUALITY` where something is encoded."""
+    resize: tuple[int, int] | None = None
+    """Height and width of the box that ``resize_mode`` refers to, in pixels."""
+    resize_mode: str = "shorter"
+    """One of `RESIZE_MODES`: cover the box, fit into it, cover and cut to it from the centre, fit
+    and fill up with the background, or take its shape regardless of the image's."""
+    filter: str = "bicubic"
+    """One of `FILTERS`; all are antialiased."""
+    enlarge: bool = False
+    """Whether an image may become larger than it is."""
+    background: Colour = WHITE
+    """RGB under transparent pixels, and around images in the mode ``pad``."""
+    orient: bool = False
+    """Whether an EXIF orientation makes an image be turned and re-encoded. Where pixels change for
+    another reason it is always applied."""
+    check: str = "decode"
+    """One of `CHECKS`: how far an image that passes through untouched is read to prove it whole."""
+
+    def __post_init__(self) -> None:
+        _choose("--encode", self.encode, ENCODINGS)
+        _choose("--resize-mode", self.resize_mode, RESIZE_MODES)
+        _choose("--filter", self.filter, FILTERS)
+        _choose("--check", self.check, CHECKS)
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise UsageError(f"--quality {self.quality} is not from 1 to 100")
+        if self.quality is not None and self.encode in ("png", "raw"):
+            raise UsageError(
+                f"--quality has no meaning for --encode {self.encode}: it loses nothing"
+            )
+        if self.resize is not None and not all(1 <= side <= 65535 for side in self.resize):
+            raise UsageError(f"--resize {self.resize} is not from 1 to 65535 pixels")
+        if not all(0 <= part <= 255 for part in self.background):
+            raise UsageError(f"--background {self.background} is not three numbers from 0 to 255")
+        if self.encode == "raw" and not self.has_fixed_size:
+            raise UsageError(
+                "--encode raw needs images of one size: give --resize HxW with --resize-mode crop, "
+                "pad or stretch"
+            )
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether all images come out in the same size, if none is smaller than it."""
+        return self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
+
+    @property
+    def raw_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of every image stored as raw pixels, or None."""
+        return (*self.resize, 3) if self.resize and self.encode == "raw" else None
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether no image can change at all: the stored sizes are then those of the files."""
+        return self.encode == "keep" and not (self.resize or self.orient or self.quality)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the recipe as JSON values, for the manifest."""
+        value = asdict(self)
+        value["resize"] = list(self.resize) if self.resize else None
+        value["background"] = list(self.background)
+        return value
+
+    def apply(self, record: Record) -> Record:
+        """Return ``record`` as it is to be stored; its metadata gain the size and what was noticed.
+
+        Raises:
+            BadImage: If the image fails the check, or cannot be turned into what is asked for.
+        """
+        field = record.image_field
+        assert field is not None
+        data = record.fields[field]
+        info = self._inspect(data, field)
+        plan = self._plan(info, field)
+        if plan is None:
+            if self.check == "decode":
+                decode(data, field)
+            notes = _notes(info, orientation=info.orientation)
+            return _stored(record, field, data, (info.width, info.height), notes)
+        image = self._change(data, field, info, plan)
+        if self.raw_shape and (image.height, image.width) != self.resize:
+            raise BadImage(
+                f"it is {info.width} x {info.height} pixels, smaller than --resize asks for; "
+                "--enlarge, or --resize-mode pad, would bring it to size"
+            )
+        content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
+        return _stored(record, plan.field, content, image.size, _notes(info, orientation=1))
+
+    def _inspect(self, data: bytes, field: str) -> ImageInfo:
+        try:
+            return inspect(data, field)
+        except BadImage:
+            if self.check == "none" and self.keeps_bytes:
+                return ImageInfo(0, 0)
+            raise
+
+    def _plan(self, info: ImageInfo, field: str) -> _Change | None:
+        """Return what has to be done to an image, or None where its bytes can stay."""
+        change = self._geometry(*info.upright)
+        wanted = _ENCODED_AS.get(self.encode, field)
+        if (
+            change.size == info.upright
+            and change.canvas == info.upright
+            and wanted == field
+            and self.quality is None
+            and not (self.orient and info.orientation != 1)
+        ):
+            return None
+        if self.encode == "keep":
+            wanted = _KEPT_AS.get(field, "png")
+        return _Change(wanted, change.size, change.canvas)
+
+    def _geometry(self, width: int, height: int) -> _Change:
+        """Return the size an upright image is scaled to, and of the canvas it is then cut to."""
+        if self.resize is None:
+            return _Change("", (width, height), (width, height))
+        box_height, box_width = self.resize
+        if self.resize_mode == "stretch":
+            size = box_width, box_height
+            if not self.enlarge:
+                size = min(width, box_width), min(height, box_height)
+            return _Change("", size, size)
+        cover = self.resize_mode in ("shorter", "crop")
+        # The side that is scaled to the box exactly; the other follows, rounded down as in
+        # torchvision.transforms.Resize.
+        by_width = (box_width * height >= box_height * width) == cover
+        if by_width:
+            size = box_width, max(1, box_width * height // width)
+        else:
+            size = max(1, box_height * width // height), box_height
+        if not self.enlarge and (size[0] > width or size[1] > height):
+            size = width, height
+        canvas = size
+        if self.resize_mode == "crop":
+            canvas = min(size[0], box_width), min(size[1], box_height)
+        elif self.resize_mode == "pad":
+            canvas = box_width, box_height
+        return _Change("", size, canvas)
+
+    def _change(self, data: bytes, field: str, info: ImageInfo, plan: _Change) -> Image.Image:
+        width, height = plan.size
+        # Twice the target keeps the reduced JPEG within 51 dB of the full decode; less does not.
+        enough = (2 * height, 2 * width) if info.orientation >= 5 else (2 * width, 2 * height)
+        scaled = plan.size != info.upright
+        pixels = decode(
+            data, field, background=self.background, at_least=enough if scaled else (0, 0)
+        )
+        image = turn_upright(Image.fromarray(pixels), info.orientation)
+        if image.size != plan.size:
+            image = image.resize(plan.size, FILTERS[self.filter])
+        if plan.canvas != plan.size:
+            image = _cut(image, plan.canvas, self.background)
+        return image
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What happens to one image: scaled to ``size``, cut or filled to ``canvas``, encoded."""
+
+    field: str
+    size: tuple[int, int]
+    canvas: tuple[int, int]
+
+
+def parse_size(text: str) -> tuple[tuple[int, int], str]:
+    """Return the box, height and width, that ``N`` or ``HxW`` stands for, and its usual mode.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    height, cross, width = text.lower().partition("x")
+    if not height.isdecimal() or (cross and not width.isdecimal()):
+        raise UsageError(f"--resize {text!r} is neither a number of pixels (256) nor HxW (224x224)")
+    if cross:
+        return (int(height), int(width)), "crop"
+    return (int(height), int(height)), "shorter"
+
+
+def _cut(image: Image.Image, canvas: tuple[int, int], background: Colour) -> Image.Image:
+    """Return the centre of ``image``, or ``image`` in the centre, on a canvas of the given size."""
+    left = round((image.width - canvas[0]) / 2)
+    top = round((image.height - canvas[1]) / 2)
+    if left >= 0 and top >= 0:
+        return image.crop((left, top, left + canvas[0], top + canvas[1]))
+    ground = Image.new("RGB", canvas, background)
+    ground.paste(image, (-left, -top))
+    return ground
+
+
+def _stored(
+    record: Record,
+    field: str,
+    content: bytes,
+    size: tuple[int, int],
+    notes: dict[str, int],
+) -> Record:
+    fields = {name: value for name, value in record.fields.items() if name != record.image_field}
+    meta = {**record.meta, "width": size[0], "height": size[1], **notes}
+    return Record(record.key, {**fields, field: content, META_FIELD: dump_json(meta)})
+
+
+def _notes(info: ImageInfo, *, orientation: int) -> dict[str, int]:
+    notes = {}
+    if orientation != 1:
+        notes["orientation"] = orientation
+    if info.frames > 1:
+        notes["frames"] = info.frames
+    return notes
+
+
+def _choose(option: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{option} {value!r} is unknown; known are {', '.join(known)}")

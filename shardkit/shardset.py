@@ -1,0 +1,189 @@
+"""A dataset on disk as one row of images: which shard a row is in, and its bytes, proven whole.
+
+It knows no format by name and does not decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.contracts import Range
+from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
+from shardkit.handles import ShardFile, shard_file, shard_reader
+from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum
+from shardkit.manifest import Manifest, load_manifest
+from shardkit.record import IMAGE_FIELDS
+from shardkit.registry import get_format
+
+
+class StoredImage(NamedTuple):
+    """One image as it is stored."""
+
+    data: bytes
+    field: str
+    """Its kind, a name of `IMAGE_FIELDS`."""
+    label: int
+    width: int
+    height: int
+
+
+class ShardSet:
+    """A dataset directory, opened lazily; cheap to pickle, since it carries its path alone.
+
+    Args:
+        directory: The dataset.
+        verify: Whether each read compares the record's checksum. None does so for encoded images
+            and not for raw pixels, where it would cost more than reading them.
+
+    Raises:
+        UsageError: If there is no dataset in ``directory``.
+        CorruptDataset: If its manifest is damaged.
+    """
+
+    def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
+        self.directory = directory
+        self.manifest: Manifest = load_manifest(directory)
+        self._verify_option = verify
+        self._verify = (self.manifest.raw_shape is None) if verify is None else verify
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.directory, self._verify_option, self.manifest.digest)
+
+    @cached_property
+    def keys(self) -> StringTable:
+        """The key of each row."""
+        return Index(self.directory, len(self)).keys()
+
+    @cached_property
+    def paths(self) -> StringTable:
+        """The source path of each row."""
+        return Index(self.directory, len(self)).paths()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The index: one `shardkit.index.ROW` for each row, memory-mapped and read-only."""
+        return Index(self.directory, len(self)).rows()
+
+    def normalise(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return ``rows`` as int64 of shape (N,), negative ones counted from the end.
+
+        Raises:
+            IndexError: If a row is outside of the dataset, or is not an integer.
+        """
+        array = np.asarray(rows)
+        if array.size and array.dtype.kind not in "iu":
+            raise IndexError(f"rows are integers, not {array.dtype}")
+        array = array.astype(np.int64).reshape(-1)
+        wrong = (array < -len(self)) | (array >= len(self))
+        if wrong.any():
+            raise IndexError(
+                f"row {int(array[wrong][0])} is not in {self.directory}, which has {len(self)} rows"
+            )
+        return np.where(array < 0, array + len(self), array)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> list[StoredImage]:
+        """Return the stored images of ``rows``: same order, duplicates and all.
+
+        Args:
+            rows: As `normalise` gives them.
+
+        Raises:
+            CorruptRecord: If an image is not what was written.
+            CorruptShard: If a shard is missing or cut.
+        """
+        entries = np.ascontiguousarray(self.rows[rows])
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        files = {int(shard): self._open(int(shard)) for shard in np.unique(shards)}
+        if len(rows) > 1:
+            self._announce(entries, shards, files)
+        heads = memoryview(entries.tobytes())
+        images = []
+        for number, (row, entry, shard) in enumerate(
+            zip(rows.tolist(), entries.tolist(), shards.tolist(), strict=True)
+        ):
+            offset, length, expected, label, width, height, code, _ = entry
+            place = _Place(row, shard, offset, length)
+            data = self._bytes(place, files[shard])
+            start = number * ROW.itemsize
+            head = heads[start + HEAD.start : start + HEAD.stop]
+            if self._verify and checksum(head, data) != expected:
+                raise self._corrupt(place, "its checksum does not match")
+            if code >= len(IMAGE_FIELDS):
+                raise self._corrupt(place, "its entry in the index is damaged")
+            images.append(StoredImage(data, IMAGE_FIELDS[code], label, width, height))
+        return images
+
+    def shard_path(self, shard: int) -> Path:
+        """Return the file of the shard of the given number."""
+        return self.directory / self.manifest.shards[shard].name
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """The first row of each shard."""
+        counts = [shard.rows for shard in self.manifest.shards]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    def _open(self, shard: int) -> ShardFile:
+        entry = self.manifest.shards[shard]
+        return shard_file(self.shard_path(shard), entry.bytes, entry.sha256)
+
+    def _announce(
+        self, entries: Rows, shards: npt.NDArray[np.int64], files: dict[int, ShardFile]
+    ) -> None:
+        for shard, file in files.items():
+            part = entries[shards == shard]
+            ranges = zip(part["offset"].tolist(), part["length"].tolist(), strict=True)
+            file.announce([Range(offset, length) for offset, length in ranges if offset >= 0])
+
+    def _bytes(self, place: _Place, file: ShardFile) -> bytes:
+        try:
+            if place.offset >= 0:
+                return file.read(place.offset, place.length)
+            return self._through_library(place)
+        except (CorruptShard, OSError, OverflowError, KeyError) as error:
+            raise self._corrupt(place, str(error)) from error
+
+    def _through_library(self, place: _Place) -> bytes:
+        """Return an image that does not lie in the shard's file as plain bytes."""
+        entry = self.manifest.shards[place.shard]
+        read = get_format(self.manifest.format).read
+        reader = shard_reader(self.shard_path(place.shard), entry.sha256, read)
+        (record,) = reader.read([place.row - int(self._starts[place.shard])])
+        return record.fields[record.image_field or ""]
+
+    def _corrupt(self, place: _Place, reason: str) -> CorruptRecord:
+        try:
+            key, path = self.keys[place.row], self.paths[place.row]
+        except (CorruptDataset, ValueError):
+            key = path = "unknown: the index is damaged too"
+        return CorruptRecord(
+            f"record {key!r} (row {place.row}, from {path!r}) in {self.shard_path(place.shard)} at "
+            f"byte {place.offset} is damaged: {reason}. "
+            f"`shardkit verify {self.directory}` lists all damage."
+        )
+
+
+class _Place(NamedTuple):
+    """Where one row's image is."""
+
+    row: int
+    shard: int
+    offset: int
+    length: int
+
+
+def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:
+    """Open a pickled dataset again, refusing another one that took its place meanwhile."""
+    opened = ShardSet(directory, verify=verify)
+    if opened.manifest.digest != digest:
+        raise CorruptDataset(f"{directory} was written anew since it was opened; open it again")
+    return opened

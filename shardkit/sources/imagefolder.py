@@ -1,0 +1,300 @@
+"""A folder of image files as a source: class folders, or images alone, or splits of either."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.codecs.image import SNIFF_BYTES, sniff
+from shardkit.errors import BadImage, UsageError
+from shardkit.manifest import Problem
+from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json, make_keys
+
+SPLIT_NAMES = frozenset(
+    ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
+)
+"""A source whose folders all have one of these names, in any case, holds splits."""
+
+_SUFFIXES = "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm"
+IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
+"""A file with one of these suffixes claims to be an image: if it is none, that is an error. A file
+with another suffix is an image if its content is one, and is otherwise left out and reported."""
+
+
+class Entry(NamedTuple):
+    """One image file, as the scan found it."""
+
+    path: str
+    """Relative to the source's folder, with ``/`` between its parts."""
+    key: str
+    label: int
+    bytes: int
+    mtime_ns: int
+
+
+class ImageFolder:
+    """Image files as a `shardkit.contracts.Source`; each record has its image, label and path.
+
+    Reading a file that cannot be read, changed its size since the scan, or is no image, raises
+    `BadImage`.
+    """
+
+    def __init__(self, root: Path, entries: Sequence[Entry]) -> None:
+        self.root = root
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        """Return the records of ``rows``: same order, duplicates and all."""
+        return [self._record(self.entries[row]) for row in rows]
+
+    def take(self, rows: Iterable[int]) -> ImageFolder:
+        """Return a source of the given rows alone, in their order."""
+        return ImageFolder(self.root, [self.entries[row] for row in rows])
+
+    def _record(self, entry: Entry) -> Record:
+        try:
+            data = (self.root / entry.path).read_bytes()
+        except OSError as error:
+            raise BadImage(f"it cannot be read: {error.strerror}") from error
+        if len(data) != entry.bytes:
+            raise BadImage(f"it changed from {entry.bytes} to {len(data)} bytes since the scan")
+        kind = sniff(data[:SNIFF_BYTES])
+        if kind is None:
+            raise BadImage("it is empty" if not data else "its content is not an image")
+        fields = {kind: data, META_FIELD: dump_json({"path": entry.path})}
+        if entry.label != NO_LABEL:
+            fields[LABEL_FIELD] = b"%d" % entry.label
+        return Record(entry.key, fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """What an image folder holds."""
+
+    splits: dict[str, ImageFolder]
+    """The split's name to its images; the name "" stands for a folder without splits."""
+    classes: tuple[str, ...] | None
+    """Class names in the order of their labels, common to all splits; None if unlabelled."""
+    ignored: dict[str, list[Problem]] = field(default_factory=dict)
+    """For each split, what is in the folder and is no image of it, with the reason."""
+    problems: dict[str, list[Problem]] = field(default_factory=dict)
+    """For each split, what claims to be an image or a folder of images and cannot be opened."""
+
+
+def scan_imagefolder(root: Path, *, class_order: str = "plain", splits: bool | None = None) -> Scan:
+    """Find the images below ``root``, and their classes.
+
+    Each folder directly in ``root`` is a class, and each folder below it belongs to it. A folder
+    with images and no folders gives images without labels. Symbolic links are followed; below a
+    class, no folder is entered twice.
+
+    Args:
+        root: The folder.
+        class_order: ``plain`` sorts class names as torchvision does, ``natural`` sorts numbers in
+            them by value, anything else is a text file with one class name in each line, which
+            may name classes that have no folder.
+        splits: Whether the folders in ``root`` are splits, each to be scanned as a folder of its
+            own. None decides: if all are named like splits (`SPLIT_NAMES`) and one has folders.
+
+    Returns:
+        The images of each split in the order of labels and paths.
+
+    Raises:
+        UsageError: If the folder is missing, unreadable or without images, or the file of
+            ``class_order`` does not name each class once.
+    """
+    folders = _top_folders(root)
+    if splits is None:
+        named = all(folder.name.lower() in SPLIT_NAMES for folder in folders)
+        splits = named and any(_top_folders(folder) for folder in folders)
+    if splits:
+        finders = {folder.name: _Finder(folder) for folder in folders}
+    else:
+        finders = {"": _Finder(root)}
+    for finder in finders.values():
+        finder.find_classes()
+    found = {name for finder in finders.values() for name in finder.classes}
+    classes = _ordered(found, class_order) if found else None
+    sources = {name: finder.collect(classes or ()) for name, finder in finders.items()}
+    problems = {name: finder.problems for name, finder in finders.items()}
+    if not any(len(source) for source in sources.values()) and not any(problems.values()):
+        kinds = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise UsageError(
+            f"there are no images in {root}: no file has image content, or one of {kinds}"
+        )
+    if splits:
+        _note_loose_files(root, finders)
+    return Scan(
+        splits=sources,
+        classes=classes,
+        ignored={name: finder.ignored for name, finder in finders.items()},
+        problems=problems,
+    )
+
+
+def _top_folders(root: Path) -> list[Path]:
+    try:
+        return sorted(
+            (path for path in root.iterdir() if not path.name.startswith(".") and path.is_dir()),
+            key=lambda path: path.name,
+        )
+    except FileNotFoundError:
+        raise UsageError(f"the source folder {root} does not exist") from None
+    except NotADirectoryError:
+        raise UsageError(f"the source {root} is a file, not a folder of images") from None
+    except OSError as error:
+        raise UsageError(f"the source folder {root} cannot be read: {error.strerror}") from error
+
+
+def _note_loose_files(root: Path, finders: dict[str, _Finder]) -> None:
+    """Report files beside the folders of splits with the first of them."""
+    first = next(iter(finders.values()))
+    for item in sorted(os.scandir(root), key=lambda item: item.name):
+        if item.name not in finders:
+            first.ignored.append(Problem(path=item.name, reason="outside of any split"))
+
+
+class _Finder:
+    """Walks one folder of classes, or of images alone."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.classes: list[str] = []
+        self.ignored: list[Problem] = []
+        self.problems: list[Problem] = []
+
+    def find_classes(self) -> None:
+        self.classes = [folder.name for folder in _top_folders(self.root)]
+
+    def collect(self, classes: Sequence[str]) -> ImageFolder:
+        """Return the images, by label and path."""
+        files: list[tuple[str, int, os.stat_result]] = []
+        loose = [(path, status) for path, status in self._files("", recurse=False)]
+        if self.classes:
+            self.ignored += [
+                Problem(path=p, reason="outside of any class folder") for p, _ in loose
+            ]
+        else:
+            files += [(path, NO_LABEL, status) for path, status in loose]
+        own = set(self.classes)
+        for label, name in enumerate(classes):
+            if name in own:
+                files += [(path, label, status) for path, status in self._files(name, recurse=True)]
+        keys = make_keys(path for path, _, _ in files)
+        return ImageFolder(
+            self.root,
+            [
+                Entry(path, key, label, status.st_size, status.st_mtime_ns)
+                for key, (path, label, status) in zip(keys, files, strict=True)
+            ],
+        )
+
+    def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, os.stat_result]]:
+        """Give the images below the folder ``top``, sorted, and report everything else."""
+        seen: set[tuple[int, int]] = set()
+        waiting = [top]
+        while waiting:
+            folder = waiting.pop()
+            inner = []
+            for name, path in self._list(folder, seen):
+                status = self._stat(path)
+                if name.startswith("."):
+                    self._ignore(path, "hidden")
+                elif status is None:
+                    pass  # reported
+                elif stat.S_ISDIR(status.st_mode):
+                    inner.append(path)
+                elif not stat.S_ISREG(status.st_mode):
+                    self._ignore(path, "neither a file nor a folder")
+                elif self._claims_image(path) or self._is_image(path):
+                    yield path, status
+            if recurse:
+                waiting += reversed(inner)
+
+    def _list(self, folder: str, seen: set[tuple[int, int]]) -> list[tuple[str, str]]:
+        """Return name and path of what is in ``folder``, sorted; nothing the second time."""
+        try:
+            status = os.stat(self.root / folder)
+            names = sorted(os.listdir(self.root / folder))
+        except OSError as error:
+            self._blame(folder or ".", f"the folder cannot be read: {error.strerror}")
+            return []
+        if (status.st_dev, status.st_ino) in seen:
+            self._ignore(folder, "a link to a folder that was read already")
+            return []
+        seen.add((status.st_dev, status.st_ino))
+        return [(name, f"{folder}/{name}" if folder else name) for name in names]
+
+    def _stat(self, path: str) -> os.stat_result | None:
+        try:
+            return os.stat(self.root / path)
+        except OSError as error:
+            dangling = os.path.islink(self.root / path)
+            reason = "the link leads nowhere" if dangling else f"{error.strerror}"
+            if not path.rpartition("/")[2].startswith("."):
+                report = self._blame if self._claims_image(path) else self._ignore
+                report(path, reason)
+            return None
+
+    def _claims_image(self, path: str) -> bool:
+        return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+
+    def _is_image(self, path: str) -> bool:
+        try:
+            with (self.root / path).open("rb") as file:
+                head = file.read(SNIFF_BYTES)
+        except OSError as error:
+            self._ignore(path, f"cannot be read: {error.strerror}")
+            return False
+        if sniff(head) is None:
+            self._ignore(path, "not an image")
+            return False
+        return True
+
+    def _ignore(self, path: str, reason: str) -> None:
+        self.ignored.append(Problem(path=path, reason=reason))
+
+    def _blame(self, path: str, reason: str) -> None:
+        self.problems.append(Problem(path=path, reason=reason))
+
+
+def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:
+    if class_order == "plain":
+        return tuple(sorted(names))
+    if class_order == "natural":
+        return tuple(sorted(names, key=_natural))
+    return _from_file(set(names), Path(class_order))
+
+
+def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Return a sort key that takes digits in ``name`` by value: class2 before class10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p], name
+
+
+def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
+    try:
+        lines = path.read_text("utf-8", errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise UsageError(
+            f"--class-order is neither 'plain' nor 'natural' nor a readable file: {path}: "
+            f"{error.strerror}"
+        ) from error
+    listed = [line for line in lines if line.strip()]
+    twice = sorted(name for name, count in Counter(listed).items() if count > 1)
+    for what, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
+        if wrong:
+            some = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
+            raise UsageError(
+                f"the file of --class-order, {path}, {what} {len(wrong)} classes: {some}"
+            )
+    return tuple(listed)

@@ -1,0 +1,1 @@
+"""The PyTorch side: datasets and how their samples become batches."""

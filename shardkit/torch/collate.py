@@ -1,0 +1,86 @@
+"""Batches: the sequence of samples that a dataset gives for many rows, and how it is unwrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+Sample = tuple[Any, Any]
+"""An image and its label, each as the dataset's options make it."""
+
+
+Images = Sequence[Any] | torch.Tensor | npt.NDArray[Any]
+"""The images of a batch: one after the other, or along the first axis of a block."""
+
+
+class BatchView(Sequence[Sample]):
+    """Samples of one batch, as PyTorch's ``__getitems__`` protocol wants them, over one block.
+
+    To `torch.utils.data` it is a sequence of samples, so that ``default_collate``, ``Subset``,
+    ``ConcatDataset`` and ``StackDataset`` work; `collate` takes `batch` and copies nothing.
+    """
+
+    def __init__(self, images: Images, labels: list[Any], block: Any = None) -> None:
+        """Make a view.
+
+        Args:
+            images: One for each sample.
+            labels: One for each sample.
+            block: All images in one tensor, if they are views of one.
+        """
+        self._images = images
+        self._labels = labels
+        self._block = block
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @overload
+    def __getitem__(self, position: int) -> Sample: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Sample]: ...
+    def __getitem__(self, position: int | slice) -> Sample | list[Sample]:
+        if isinstance(position, slice):
+            return list(zip(self._images[position], self._labels[position], strict=True))
+        return self._images[position], self._labels[position]
+
+    @property
+    def batch(self) -> Any:
+        """The collated batch, images and labels: the block itself where there is one."""
+        if self._block is None:
+            return default_collate(list(self))
+        return self._block, default_collate(self._labels)
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Collate samples into a batch; what shardkit's datasets give is handed on without a copy.
+
+    Args:
+        samples: What a dataset gave for the rows of one batch.
+
+    Returns:
+        For a `BatchView` its ``batch``; for anything else what ``default_collate`` makes of it.
+
+    Raises:
+        TypeError: If samples are of a type that cannot be collated, such as PIL images.
+        RuntimeError: If images differ in size.
+    """
+    return samples.batch if isinstance(samples, BatchView) else default_collate(list(samples))
+
+
+def new_block(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return an uninitialised uint8 tensor to fill with a batch.
+
+    In a DataLoader's worker it lies in shared memory: then the batch travels without a copy, and a
+    full ``/dev/shm`` is an exception here instead of a hang in a thread of the queue.
+    """
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    size = int(np.prod(shape))
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,1 @@
+"""What is done with datasets: convert, verify, reindex, describe. They print nothing."""

@@ -1,0 +1,251 @@
+"""Convert: from a scanned image folder to a committed dataset, or to nothing at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from shardkit.conversion.build import ShardResult, ShardTask, build_shard, load_part
+from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, make_plan
+from shardkit.conversion.workplace import Workplace, check_target, workplace
+from shardkit.errors import ConversionFailed, UsageError
+from shardkit.files import free_bytes, sha256_of
+from shardkit.index import save_index
+from shardkit.manifest import (
+    FileEntry,
+    Manifest,
+    Problem,
+    SplitsManifest,
+    load_manifest,
+    save_manifest,
+)
+from shardkit.pool import Report, run_tasks
+from shardkit.record import dump_json
+from shardkit.sources.imagefolder import Scan
+
+_Name = TypeVar("_Name", str, int)
+
+
+class BadImages(ConversionFailed):
+    """Some images are bad and were not to be skipped; nothing was committed."""
+
+    problems: tuple[Problem, ...] = ()
+    """All of them; paths begin with the split, where there are splits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What a conversion made."""
+
+    manifests: dict[str, Manifest]
+    """The split's name, or "" where there are no splits, to the manifest of its dataset."""
+    reused_shards: int = 0
+    """Shards that an earlier, interrupted run had finished."""
+
+
+@dataclass
+class _Work:
+    """One split on its way."""
+
+    plan: SplitPlan
+    folder: Path
+    tasks: list[ShardTask]
+    results: dict[int, ShardResult] = field(default_factory=dict)
+
+
+def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own meaning
+    scan: Scan,
+    target: str | Path,
+    options: ConvertOptions,
+    *,
+    force: bool = False,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Converted:
+    """Write what ``scan`` found as a dataset in ``target``, or as one dataset for each split.
+
+    A run that is interrupted can be repeated and keeps the shards it finished. The result does not
+    depend on that, nor on ``workers``.
+
+    Args:
+        scan: The images, from `shardkit.sources.imagefolder.scan_imagefolder`.
+        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace,
+            which stays whole until the new one is ready.
+        options: What to make of the images.
+        force: Whether a dataset in ``target`` may be replaced, an unfinished one discarded.
+        workers: Number of processes.
+        on_progress: Called with what was done since the last call.
+
+    Raises:
+        UsageError: If ``target`` cannot be used.
+        BadImages: If images are bad and ``options.on_error`` is ``fail``.
+        ConversionFailed: If writing fails.
+    """
+    target = Path(target)
+    _keep_apart(scan, target)
+    plan = make_plan(scan, options)
+    with workplace(target, force=force) as place:
+        place.begin(plan.digest, force=force)
+        reused = 0
+        if not place.is_ready:
+            works = [_prepare(split, plan, place) for split in plan.splits]
+            reused = sum(task.path.exists() for work in works for task in work.tasks)
+            _require_space(plan, target)
+            _build(works, plan, place, workers, on_progress)
+            _finish(works, plan, place)
+        place.publish()
+    names = [split.name for split in plan.splits]
+    return Converted(
+        manifests={name: load_manifest(target / name) for name in names}, reused_shards=reused
+    )
+
+
+def dry_run(
+    scan: Scan, target: str | Path, options: ConvertOptions, *, force: bool = False
+) -> Plan:
+    """Return the plan that `convert` would carry out, having checked all that can be checked now.
+
+    Raises:
+        UsageError: If ``target`` cannot be used.
+    """
+    _keep_apart(scan, Path(target))
+    check_target(Path(target), force=force)
+    return make_plan(scan, options)
+
+
+def _keep_apart(scan: Scan, target: Path) -> None:
+    place = target.resolve()
+    for source in scan.splits.values():
+        root = source.root.resolve()
+        if place == root or root in place.parents or place in root.parents:
+            raise UsageError(
+                f"{target} and the source {source.root} lie inside of each other; "
+                "choose a destination beside the source"
+            )
+
+
+def _require_space(plan: Plan, target: Path) -> None:
+    needed = sum(split.estimated_bytes for split in plan.splits)
+    free = free_bytes(target)
+    if needed > free:
+        raise ConversionFailed(
+            f"the disk of {target} has {free >> 20} MiB free; the dataset needs about "
+            f"{needed >> 20} MiB, {(needed - free) >> 20} MiB more"
+        )
+
+
+def _prepare(split: SplitPlan, plan: Plan, place: Workplace) -> _Work:
+    folder = place.dataset / split.name
+    folder.mkdir(exist_ok=True)
+    tasks = [
+        ShardTask(
+            split=split.name,
+            number=number,
+            folder=folder,
+            part=place.state / "parts" / split.name / f"{number:06d}",
+            format=plan.options.to,
+            recipe=plan.options.recipe,
+            source=split.shard_source(number),
+            meta=split.meta,
+            keep=plan.options.on_error == "skip",
+        )
+        for number in range(split.shards)
+    ]
+    return _Work(split, folder, tasks)
+
+
+def _build(
+    works: list[_Work], plan: Plan, place: Workplace, workers: int, on_progress: Report | None
+) -> None:
+    tasks = [task for work in works for task in work.tasks]
+    of_split = {work.plan.name: work for work in works}
+    for task, result in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
+        of_split[task.split].results[task.number] = result
+    if plan.options.on_error == "skip":
+        return
+    problems = [
+        Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
+        for work in works
+        for problem in _problems(work, plan)
+    ]
+    if problems:
+        place.discard()
+        error = BadImages(
+            f"{len(problems)} bad files; nothing was written. Mend or remove them, or leave them "
+            "out with --on-error skip."
+        )
+        error.problems = tuple(problems)
+        raise error
+
+
+def _problems(work: _Work, plan: Plan) -> list[Problem]:
+    found = [*plan.scan.problems.get(work.plan.name, ())]
+    found += [problem for result in work.results.values() for problem in result.bad]
+    return sorted(found, key=lambda problem: problem.path)
+
+
+def _finish(works: list[_Work], plan: Plan, place: Workplace) -> None:
+    """Write index, reports and manifests of all splits."""
+    manifests = {work.plan.name: _manifest(work, plan) for work in works}
+    for name, manifest in manifests.items():
+        save_manifest(manifest, place.dataset / name)
+    if "" not in manifests:
+        digests = {name: manifest.digest for name, manifest in manifests.items()}
+        save_manifest(SplitsManifest(splits=digests), place.dataset)
+
+
+def _manifest(work: _Work, plan: Plan) -> Manifest:
+    results = [work.results[number] for number in range(work.plan.shards)]
+    shards = [result.entry for result in results if result.entry is not None]
+    skipped = _problems(work, plan)
+    ignored = plan.scan.ignored.get(work.plan.name, [])
+    labels = _sum(result.labels for result in results)
+    classes = plan.scan.classes
+    names = [
+        *save_index(
+            (load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)),
+            work.folder,
+        ),
+        *_save_report("skipped.jsonl", skipped, work.folder),
+        *_save_report("ignored.jsonl", ignored, work.folder),
+    ]
+    return Manifest(
+        format=plan.options.to,
+        rows=sum(entry.rows for entry in shards),
+        shards=tuple(shards),
+        files=tuple(_file_entry(name, work.folder) for name in names),
+        fields=dict(sorted(_sum(result.fields for result in results).items())),
+        classes=classes,
+        class_counts=None if classes is None else tuple(labels[n] for n in range(len(classes))),
+        raw_shape=plan.options.recipe.raw_shape,
+        recipe=work.plan.meta["recipe"],
+        source=work.plan.meta["source"],
+        notes=dict(sorted(_sum(result.notes for result in results).items())),
+        skipped=tuple(skipped),
+        ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
+        software=plan.software,
+    )
+
+
+def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:
+    total: Counter[_Name] = Counter()
+    for part in counts:
+        total.update(part)
+    return total
+
+
+def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
+    """Write problems as a JSON object in each line; no file where there are none."""
+    if not problems:
+        return []
+    lines = [dump_json({"path": problem.path, "reason": problem.reason}) for problem in problems]
+    (folder / name).write_bytes(b"\n".join(lines) + b"\n")
+    return [name]
+
+
+def _file_entry(name: str, folder: Path) -> FileEntry:
+    path = folder / name
+    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path))
