@@ -47,16 +47,16 @@ def main() -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
     if len({row[-1] for row in rows[1:]}) != 1:
         sys.exit("the formats gave different samples")
-    print("\nThe same samples in the same order from every format (samples: CRC-32 of all pixels and")
+    print(
+        "\nThe same samples in the same order from every format (samples: CRC-32 of all pixels and"
+    )
     print("labels). Times include starting Python and the worker processes; the datasets stay in")
     print(f"{OUT.relative_to(ROOT)}/ to look at. docs/benchmarks.md has measurements.")
 
 
 def run(*arguments: object) -> float:
     """Run a shardkit command, showing it and what it prints; return the seconds it took."""
-    shown = [
-        str(part.relative_to(ROOT) if isinstance(part, Path) else part) for part in arguments
-    ]
+    shown = [str(part.relative_to(ROOT) if isinstance(part, Path) else part) for part in arguments]
     print(f"\n$ shardkit {' '.join(shown)}", flush=True)
     begun = time.perf_counter()
     command = [sys.executable, "-m", "shardkit", *shown]
@@ -66,11 +66,12 @@ def run(*arguments: object) -> float:
 
 
 def read(place: Path) -> tuple[int, float, list[int], int]:
-    """Read a dataset through a DataLoader: images, seconds, first labels, and a digest of it all."""
+    """Read a dataset through a DataLoader: images, seconds, first labels, digest of it all."""
     dataset = open_dataset(place, decode="torch")
     loader = DataLoader(dataset, batch_size=32, num_workers=2, collate_fn=collate)
     begun = time.perf_counter()
-    images, digest, first = 0, 0, []
+    images, digest = 0, 0
+    first: list[int] = []
     for pixels, labels in loader:
         digest = zlib.crc32(pixels.permute(0, 2, 3, 1).contiguous().numpy().tobytes(), digest)
         digest = zlib.crc32(labels.numpy().tobytes(), digest)

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from shardkit.conversion.plan import ConvertOptions
     from shardkit.errors import (
         BadImage,
+        BadImages,
         ConversionFailed,
         CorruptDataset,
         CorruptRecord,
         CorruptShard,
+        Problem,
         ShardkitError,
         UsageError,
     )
+    from shardkit.examine import Finding
     from shardkit.recipe import Recipe
     from shardkit.sources.imagefolder import Scan, scan_imagefolder
     from shardkit.torch.collate import BatchView, collate
@@ -29,16 +32,16 @@ if TYPE_CHECKING:
         TarDataset,
         open_dataset,
     )
-    from shardkit.verbs.convert import BadImages, Converted, convert, dry_run
+    from shardkit.verbs.convert import Converted, convert, dry_run
     from shardkit.verbs.describe import describe
     from shardkit.verbs.reindex import reindex
-    from shardkit.verbs.verify import Finding, Verification, verify
+    from shardkit.verbs.verify import Verification, verify
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "BadImage": "shardkit.errors",
-    "BadImages": "shardkit.verbs.convert",
+    "BadImages": "shardkit.errors",
     "BatchView": "shardkit.torch.collate",
     "ConversionFailed": "shardkit.errors",
     "ConvertOptions": "shardkit.conversion.plan",
@@ -46,7 +49,7 @@ _WHERE = {
     "CorruptDataset": "shardkit.errors",
     "CorruptRecord": "shardkit.errors",
     "CorruptShard": "shardkit.errors",
-    "Finding": "shardkit.verbs.verify",
+    "Finding": "shardkit.examine",
     "HDF5Dataset": "shardkit.torch.datasets",
     "LMDBDataset": "shardkit.torch.datasets",
     "Recipe": "shardkit.recipe",
@@ -54,6 +57,7 @@ _WHERE = {
     "ShardDataset": "shardkit.torch.datasets",
     "ShardkitError": "shardkit.errors",
     "TarDataset": "shardkit.torch.datasets",
+    "Problem": "shardkit.errors",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
     "collate": "shardkit.torch.collate",
@@ -79,6 +83,7 @@ __all__ = [
     "Finding",
     "HDF5Dataset",
     "LMDBDataset",
+    "Problem",
     "Recipe",
     "Scan",
     "ShardDataset",

@@ -5,6 +5,7 @@
     ShardkitError                 anything below
     ├── UsageError                what was asked for cannot be done as asked (the CLI exits with 2)
     ├── ConversionFailed          a conversion that committed nothing
+    │   └── BadImages             because of the images that it lists
     ├── BadImage                  one source image that cannot be stored; also a ValueError
     └── CorruptDataset            a dataset that is not what its manifest says
         ├── CorruptShard          one shard file
@@ -17,6 +18,17 @@ string, so that an error raised in a DataLoader worker arrives in the main proce
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A source file that was left out, or cannot be converted, and why."""
+
+    path: str
+    """Relative to the source."""
+    reason: str
+
 
 class ShardkitError(Exception):
     """Base of all errors that shardkit raises on purpose."""
@@ -28,6 +40,13 @@ class UsageError(ShardkitError):
 
 class ConversionFailed(ShardkitError):
     """A conversion ended without committing anything."""
+
+
+class BadImages(ConversionFailed):
+    """Some images are bad and were not to be skipped; nothing was committed."""
+
+    problems: tuple[Problem, ...] = ()
+    """All of them; where there are splits, paths begin with the split."""
 
 
 class BadImage(ShardkitError, ValueError):

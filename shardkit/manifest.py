@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.files import write_atomically
 from shardkit.record import dump_json
 
@@ -40,14 +40,6 @@ class ShardEntry(FileEntry):
     """One shard."""
 
     rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A source file that was left out, and why."""
-
-    path: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

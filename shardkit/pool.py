@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -33,13 +34,31 @@ class Progress(NamedTuple):
 
 Report = Callable[[Progress], None]
 
+_REPORT_SECONDS = 0.2
+
 _report: Report | None = None
 
 
-def report(progress: Progress) -> None:
-    """Report progress from inside a task, whichever process it runs in."""
-    if _report is not None:
-        _report(progress)
+class Meter:
+    """Reports progress from inside a task, whichever process it runs in, a few times a second."""
+
+    def __init__(self) -> None:
+        self._unreported = Progress()
+        self._reported_at = time.monotonic()
+
+    def add(self, *, images: int = 0, size: int = 0, bad: int = 0) -> None:
+        """Count images, their bytes, and how many of them are bad."""
+        before = self._unreported
+        self._unreported = Progress(before.images + images, before.bytes + size, before.bad + bad)
+        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what is counted; a task ends with this."""
+        if _report is not None:
+            _report(self._unreported)
+        self._unreported = Progress()
+        self._reported_at = time.monotonic()
 
 
 def run_tasks(
@@ -53,9 +72,9 @@ def run_tasks(
 
     Args:
         function: A function of a module, so that a worker process can find it.
-        tasks: What to do, each task picklable and hashable by identity alone.
+        tasks: What to do, each picklable.
         workers: Number of processes; with 1 it all runs in this one.
-        on_progress: Called in this process with what tasks `report`.
+        on_progress: Called in this process with what tasks count in a `Meter`.
 
     Raises:
         ShardkitError: If a worker process dies; its tasks' own errors are raised as they are.
@@ -111,7 +130,8 @@ def _run_in_processes(
     except BrokenProcessPool:
         raise ShardkitError(
             "a worker process died without a message: it was killed, most often for want of "
-            "memory, or a library crashed in it. Try again with fewer --workers."
+            "memory, or a library crashed in it. Try again with fewer workers. (A script that asks "
+            "for several must do its work below `if __name__ == '__main__':`.)"
         ) from None
     finally:
         _end(executor)

@@ -90,6 +90,9 @@ class Recipe:
                 "pad or stretch"
             )
 
+        if self.raw_shape and self.raw_shape[0] * self.raw_shape[1] * 3 >= 2**32:
+            raise UsageError(f"--resize {self.resize} makes raw images of over 4 GiB each")
+
     @property
     def has_fixed_size(self) -> bool:
         """Whether all images come out in the same size, if none is smaller than it."""

@@ -47,7 +47,7 @@ class ShardSet:
     """
 
     def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
-        self.directory = directory
+        self.directory = directory.absolute()
         self.manifest: Manifest = load_manifest(directory)
         self._verify_option = verify
         self._verify = (self.manifest.raw_shape is None) if verify is None else verify

@@ -10,11 +10,18 @@ from typing import Any
 import click
 from PIL import ImageColor
 
+from shardkit.cli.convert_report import (
+    bad_as_json,
+    made_as_json,
+    plan_as_json,
+    show_bad,
+    show_made,
+    show_plan,
+)
 from shardkit.cli.main import LazyGroup
-from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some, table
-from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan
-from shardkit.errors import UsageError
-from shardkit.manifest import Manifest, Problem
+from shardkit.cli.show import emit, progress_bar
+from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions
+from shardkit.errors import BadImages, UsageError
 from shardkit.pool import available_workers
 from shardkit.recipe import (
     CHECKS,
@@ -26,11 +33,8 @@ from shardkit.recipe import (
     parse_size,
 )
 from shardkit.registry import format_names
-from shardkit.sources.imagefolder import Scan, scan_imagefolder
-from shardkit.verbs.convert import BadImages, Converted, convert, dry_run
-
-_LISTED = 50
-"""Bad files and classes that are shown; --json gives all."""
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.verbs.convert import convert, dry_run
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     "kib": 2**10,
@@ -191,7 +195,11 @@ def imagefolder(src: Path, dst: Path, **given: Any) -> None:
     begun = time.monotonic()
     scan = scan_imagefolder(src, class_order=given["class_order"], splits=given["splits"])
     if given["dry"]:
-        _show_plan(src, dst, dry_run(scan, dst, options, force=given["force"]), as_json=as_json)
+        plan = dry_run(scan, dst, options, force=given["force"])
+        if as_json:
+            emit(plan_as_json(plan))
+        else:
+            show_plan(src, dst, plan)
         return
     total = sum(min(len(source), options.limit or len(source)) for source in scan.splits.values())
     try:
@@ -205,13 +213,16 @@ def imagefolder(src: Path, dst: Path, **given: Any) -> None:
                 on_progress=on_progress,
             )
     except BadImages as error:
-        _show_bad(error, as_json=as_json)
+        if as_json:
+            emit(bad_as_json(error))
+        else:
+            show_bad(error)
         raise
     seconds = time.monotonic() - begun
     if as_json:
-        emit({"seconds": round(seconds, 3), "datasets": _as_json(dst, made)})
+        emit(made_as_json(dst, made, seconds))
     elif not quiet:
-        _show_made(src, dst, scan, made, seconds)
+        show_made(src, dst, scan, made, seconds)
 
 
 def _options(given: dict[str, Any]) -> ConvertOptions:
@@ -238,131 +249,3 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
         limit=given["limit"],
         on_error=given["on_error"],
     )
-
-
-def _show_plan(src: Path, dst: Path, plan: Plan, *, as_json: bool) -> None:
-    if as_json:
-        emit(_plan_as_json(plan))
-        return
-    click.echo(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
-    for split in plan.splits:
-        images = amount(len(split.source), "image")
-        click.echo(
-            f"  {split.name + ': ' if split.name else ''}{images}, "
-            f"{amount(split.shards, 'shard')}, about {size(split.estimated_bytes)}"
-        )
-        counts = plan.class_counts(split)
-        if counts:
-            table(
-                [(printable(name), f"{count:,}") for name, count in counts.items()], limit=_LISTED
-            )
-        _show_left_out(
-            plan.scan.ignored.get(split.name, []), plan.scan.problems.get(split.name, [])
-        )
-
-
-def _plan_as_json(plan: Plan) -> dict[str, Any]:
-    return {
-        split.name: {
-            "images": len(split.source),
-            "shards": split.shards,
-            "estimated_bytes": split.estimated_bytes,
-            "classes": plan.class_counts(split),
-            "recipe": split.meta["recipe"],
-            "ignored": _problems_as_json(plan.scan.ignored.get(split.name, [])),
-            "problems": _problems_as_json(plan.scan.problems.get(split.name, [])),
-        }
-        for split in plan.splits
-    }
-
-
-def _show_left_out(ignored: list[Problem], problems: list[Problem]) -> None:
-    if ignored:
-        line("ignored", _by_reason(ignored))
-    for problem in problems[:_LISTED]:
-        line("bad", f"{printable(problem.path)}: {problem.reason}")
-
-
-def _by_reason(problems: list[Problem]) -> str:
-    reasons = {problem.reason for problem in problems}
-    return "; ".join(
-        f"{reason}: {some([p.path for p in problems if p.reason == reason])}"
-        for reason in sorted(reasons)
-    )
-
-
-def _show_bad(error: BadImages, *, as_json: bool) -> None:
-    if as_json:
-        emit({"bad": _problems_as_json(error.problems)})
-        return
-    for problem in error.problems:
-        click.echo(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
-
-
-def _show_made(src: Path, dst: Path, scan: Scan, made: Converted, seconds: float) -> None:
-    images = sum(manifest.rows for manifest in made.manifests.values())
-    stored = sum(manifest.bytes for manifest in made.manifests.values())
-    click.echo(f"converted {src} to {dst}")
-    for name, manifest in made.manifests.items():
-        _show_dataset(name, manifest, scan)
-    if made.reused_shards:
-        line("resumed", f"{amount(made.reused_shards, 'shard')} of an earlier run were kept")
-    line(
-        "time",
-        f"{seconds:.1f} s, {images / seconds:,.0f} images/s, {stored / 1e6 / seconds:,.1f} MB/s",
-    )
-    line("next", f"shardkit verify {dst}")
-
-
-def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
-    classes = (
-        "without labels"
-        if manifest.classes is None
-        else (f"in {amount(len(manifest.classes), 'class')}")
-    )
-    line(
-        name or "dataset",
-        f"{amount(manifest.rows, 'image')} {classes}, {amount(len(manifest.shards), 'shard')} of "
-        f"{manifest.format}, {size(manifest.bytes)}",
-    )
-    empty = [
-        name
-        for name, count in zip(manifest.classes or (), manifest.class_counts or (), strict=True)
-        if not count
-    ]
-    if empty:
-        line("empty", f"classes without images: {some(empty)}")
-    if turned := manifest.notes.get("orientation"):
-        line(
-            "noted",
-            f"{amount(turned, 'image')} with an EXIF orientation that readers will not "
-            "apply; --orient stores them upright",
-        )
-    if moving := manifest.notes.get("frames"):
-        line("noted", f"{amount(moving, 'image')} with several frames; readers take the first")
-    if manifest.skipped:
-        line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")
-    if scan.ignored.get(name):
-        line("ignored", _by_reason(scan.ignored[name]))
-
-
-def _as_json(dst: Path, made: Converted) -> dict[str, Any]:
-    return {
-        name: {
-            "path": str(dst / name),
-            "format": manifest.format,
-            "digest": manifest.digest,
-            "rows": manifest.rows,
-            "shards": len(manifest.shards),
-            "bytes": manifest.bytes,
-            "fields": manifest.fields,
-            "notes": manifest.notes,
-            "skipped": _problems_as_json(manifest.skipped),
-            "ignored": manifest.ignored,
-        }
-        for name, manifest in made.manifests.items()
-    }
-
-
-def _problems_as_json(problems: tuple[Problem, ...] | list[Problem]) -> list[dict[str, str]]:
-    return [{"path": problem.path, "reason": problem.reason} for problem in problems]

@@ -66,14 +66,14 @@ def _show(place: Path, value: dict[str, Any]) -> None:
 
 
 def _recipe(recipe: dict[str, Any]) -> str:
-    parts = [
-        "images as they were" if recipe["encode"] == "keep" else f"stored as {recipe['encode']}"
-    ]
+    parts = []
     if recipe["resize"]:
         height, width = recipe["resize"]
         parts.append(f"resized to {height}x{width} ({recipe['resize_mode']}, {recipe['filter']})")
-    if recipe["quality"]:
-        parts.append(f"quality {recipe['quality']}")
     if recipe["orient"]:
         parts.append("turned upright")
-    return ", ".join([*parts, f"checked: {recipe['check']}"])
+    if recipe["encode"] != "keep":
+        parts.append(f"encoded as {recipe['encode']}")
+    if recipe["quality"]:
+        parts.append(f"quality {recipe['quality']}")
+    return ", ".join([*(parts or ["bytes as they were"]), f"checked: {recipe['check']}"])

@@ -11,9 +11,10 @@ import click
 
 from shardkit.cli.show import amount, emit, printable, progress_bar, size, some
 from shardkit.errors import CorruptDataset
+from shardkit.examine import Finding
 from shardkit.manifest import dataset_directories, load_manifest
 from shardkit.pool import available_workers
-from shardkit.verbs.verify import LEVELS, Finding, Verification, verify
+from shardkit.verbs.verify import LEVELS, Verification, verify
 
 
 @click.command("verify")

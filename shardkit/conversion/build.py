@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import time
 import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -13,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.contracts import Format, ShardSpec, ShardWriter
-from shardkit.errors import BadImage, ConversionFailed
+from shardkit.errors import BadImage, ConversionFailed, Problem
 from shardkit.files import free_bytes, published, sha256_of, write_atomically
 from shardkit.index import Index, IndexPart, save_index
 from shardkit.indexing import index_shard
-from shardkit.manifest import Problem, ShardEntry
-from shardkit.pool import Progress, report
+from shardkit.manifest import ShardEntry
+from shardkit.pool import Meter
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import ImageFolder
-
-_REPORT_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,9 @@ def build_shard(task: ShardTask) -> ShardResult:
     """
     done = load_result(task)
     if done is not None:
-        report(Progress(images=len(task.source)))
+        meter = Meter()
+        meter.add(images=len(task.source))
+        meter.flush()
         return done
     try:
         with published(task.path) as temporary:
@@ -118,7 +117,7 @@ class _UnwantedError(Exception):
 
 
 class _Tally:
-    """Counts what goes into a shard, and tells the parent process how far it is."""
+    """Counts what goes into a shard."""
 
     def __init__(self) -> None:
         self.bad: list[Problem] = []
@@ -126,8 +125,6 @@ class _Tally:
         self.labels: Counter[int] = Counter()
         self.notes: Counter[str] = Counter()
         self.checksums: list[int] = []
-        self._unreported = [0, 0, 0]
-        self._reported_at = time.monotonic()
 
     def stored(self, record: Record) -> None:
         self.checksums.append(_checksum(record))
@@ -135,16 +132,6 @@ class _Tally:
         if record.label >= 0:
             self.labels[record.label] += 1
         self.notes.update(name for name in ("orientation", "frames") if name in record.meta)
-
-    def step(self, *, size: int, bad: int) -> None:
-        self._unreported = [a + b for a, b in zip(self._unreported, (1, size, bad), strict=True)]
-        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        report(Progress(*self._unreported))
-        self._unreported = [0, 0, 0]
-        self._reported_at = time.monotonic()
 
 
 def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
@@ -172,19 +159,20 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
 
 
 def _write_records(task: ShardTask, writer: ShardWriter, tally: _Tally) -> None:
+    meter = Meter()
     for row, entry in enumerate(task.source.entries):
         try:
             (record,) = task.source.read([row])
             record = task.recipe.apply(record)
         except BadImage as error:
             tally.bad.append(Problem(path=entry.path, reason=str(error)))
-            tally.step(size=entry.bytes, bad=1)
+            meter.add(images=1, size=entry.bytes, bad=1)
             continue
         if task.keep or not tally.bad:
             writer.write(record)
             tally.stored(record)
-        tally.step(size=entry.bytes, bad=0)
-    tally.flush()
+        meter.add(images=1, size=entry.bytes)
+    meter.flush()
 
 
 def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:

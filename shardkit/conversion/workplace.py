@@ -68,7 +68,7 @@ class Workplace:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all is made, so that only `publish` remains."""
+        """Whether all is made, so that only `publish` remains, or a part of it."""
         return (self.state / "ready").exists()
 
     def publish(self) -> None:
@@ -154,6 +154,8 @@ def check_target(target: Path, *, force: bool) -> None:
         raise UsageError(f"{target} is a file; the destination must be a directory") from None
     except OSError as error:
         raise UsageError(f"{target} cannot be read: {error.strerror}") from error
+    if Workplace(target).is_ready:
+        return  # an earlier run ended while it put its dataset in place
     if MANIFEST_NAME in names:
         if not force:
             raise UsageError(f"{target} holds a dataset already; --force replaces it")

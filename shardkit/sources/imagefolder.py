@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.codecs.image import SNIFF_BYTES, sniff
-from shardkit.errors import BadImage, UsageError
-from shardkit.manifest import Problem
+from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json, make_keys
 
 SPLIT_NAMES = frozenset(
@@ -25,6 +24,10 @@ _SUFFIXES = "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm"
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 """A file with one of these suffixes claims to be an image: if it is none, that is an error. A file
 with another suffix is an image if its content is one, and is otherwise left out and reported."""
+
+
+MAX_BYTES = 2**32 - 1
+"""The size of the largest image file: the index counts bytes in 32 bits."""
 
 
 class Entry(NamedTuple):
@@ -61,6 +64,8 @@ class ImageFolder:
         return ImageFolder(self.root, [self.entries[row] for row in rows])
 
     def _record(self, entry: Entry) -> Record:
+        if entry.bytes > MAX_BYTES:
+            raise BadImage(f"it has {entry.bytes} bytes; the index has room for {MAX_BYTES}")
         try:
             data = (self.root / entry.path).read_bytes()
         except OSError as error:
@@ -90,7 +95,9 @@ class Scan:
     """For each split, what claims to be an image or a folder of images and cannot be opened."""
 
 
-def scan_imagefolder(root: Path, *, class_order: str = "plain", splits: bool | None = None) -> Scan:
+def scan_imagefolder(
+    root: str | Path, *, class_order: str = "plain", splits: bool | None = None
+) -> Scan:
     """Find the images below ``root``, and their classes.
 
     Each folder directly in ``root`` is a class, and each folder below it belongs to it. A folder
@@ -112,6 +119,7 @@ def scan_imagefolder(root: Path, *, class_order: str = "plain", splits: bool | N
         UsageError: If the folder is missing, unreadable or without images, or the file of
             ``class_order`` does not name each class once.
     """
+    root = Path(root)
     folders = _top_folders(root)
     if splits is None:
         named = all(folder.name.lower() in SPLIT_NAMES for folder in folders)

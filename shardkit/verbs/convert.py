@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from shardkit.conversion.build import ShardResult, ShardTask, build_shard, load_part
+from shardkit.conversion.build import ShardResult, ShardTask, build_shard, load_part, load_result
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, make_plan
 from shardkit.conversion.workplace import Workplace, check_target, workplace
-from shardkit.errors import ConversionFailed, UsageError
-from shardkit.files import free_bytes, sha256_of
+from shardkit.errors import BadImages, ConversionFailed, Problem, UsageError
+from shardkit.files import free_bytes, sha256_of, sync
 from shardkit.index import save_index
 from shardkit.manifest import (
     FileEntry,
     Manifest,
-    Problem,
     SplitsManifest,
     load_manifest,
     save_manifest,
@@ -27,13 +26,6 @@ from shardkit.record import dump_json
 from shardkit.sources.imagefolder import Scan
 
 _Name = TypeVar("_Name", str, int)
-
-
-class BadImages(ConversionFailed):
-    """Some images are bad and were not to be skipped; nothing was committed."""
-
-    problems: tuple[Problem, ...] = ()
-    """All of them; paths begin with the split, where there are splits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +84,9 @@ def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own
         reused = 0
         if not place.is_ready:
             works = [_prepare(split, plan, place) for split in plan.splits]
-            reused = sum(task.path.exists() for work in works for task in work.tasks)
-            _require_space(plan, target)
+            done = [result for work in works for result in map(load_result, work.tasks) if result]
+            reused = len(done)
+            _require_space(plan, target, sum(part.entry.bytes for part in done if part.entry))
             _build(works, plan, place, workers, on_progress)
             _finish(works, plan, place)
         place.publish()
@@ -127,8 +120,8 @@ def _keep_apart(scan: Scan, target: Path) -> None:
             )
 
 
-def _require_space(plan: Plan, target: Path) -> None:
-    needed = sum(split.estimated_bytes for split in plan.splits)
+def _require_space(plan: Plan, target: Path, written: int) -> None:
+    needed = sum(split.estimated_bytes for split in plan.splits) - written
     free = free_bytes(target)
     if needed > free:
         raise ConversionFailed(
@@ -164,21 +157,25 @@ def _build(
     of_split = {work.plan.name: work for work in works}
     for task, result in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
         of_split[task.split].results[task.number] = result
-    if plan.options.on_error == "skip":
-        return
     problems = [
         Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
         for work in works
         for problem in _problems(work, plan)
     ]
-    if problems:
-        place.discard()
-        error = BadImages(
-            f"{len(problems)} bad files; nothing was written. Mend or remove them, or leave them "
-            "out with --on-error skip."
-        )
-        error.problems = tuple(problems)
-        raise error
+    written = sum(
+        result.entry.rows for work in works for result in work.results.values() if result.entry
+    )
+    if not problems or (plan.options.on_error == "skip" and written):
+        return
+    place.discard()
+    error = BadImages(
+        f"{len(problems)} bad files; nothing was written. Mend or remove them, or leave them "
+        "out with --on-error skip."
+        if written or plan.options.on_error == "fail"
+        else "not one image is good; nothing was written."
+    )
+    error.problems = tuple(problems)
+    raise error
 
 
 def _problems(work: _Work, plan: Plan) -> list[Problem]:
@@ -248,4 +245,5 @@ def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
 
 def _file_entry(name: str, folder: Path) -> FileEntry:
     path = folder / name
+    sync(path)
     return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -1,0 +1,153 @@
+"""What ``shardkit convert`` says of a plan, of bad images, and of what it made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli.show import amount, line, printable, size, some, table
+from shardkit.conversion.plan import Plan
+from shardkit.errors import BadImages, Problem
+from shardkit.manifest import Manifest
+from shardkit.sources.imagefolder import Scan
+from shardkit.verbs.convert import Converted
+
+LISTED = 50
+"""Classes that are shown; --json gives all."""
+
+
+def show_plan(src: Path, dst: Path, plan: Plan) -> None:
+    """Print what a conversion would do."""
+    click.echo(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
+    for split in plan.splits:
+        images = amount(len(split.source), "image")
+        click.echo(
+            f"  {split.name + ': ' if split.name else ''}{images}, "
+            f"{amount(split.shards, 'shard')}, about {size(split.estimated_bytes)}"
+        )
+        counts = plan.class_counts(split)
+        if counts:
+            table([(printable(name), f"{count:,}") for name, count in counts.items()], limit=LISTED)
+        _show_left_out(
+            plan.scan.ignored.get(split.name, []), plan.scan.problems.get(split.name, [])
+        )
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """Return what a conversion would do, by split."""
+    return {
+        split.name: {
+            "images": len(split.source),
+            "shards": split.shards,
+            "estimated_bytes": split.estimated_bytes,
+            "classes": plan.class_counts(split),
+            "recipe": split.meta["recipe"],
+            "ignored": _problems_as_json(plan.scan.ignored.get(split.name, [])),
+            "problems": _problems_as_json(plan.scan.problems.get(split.name, [])),
+        }
+        for split in plan.splits
+    }
+
+
+def _show_left_out(ignored: list[Problem], problems: list[Problem]) -> None:
+    if ignored:
+        line("ignored", _by_reason(ignored))
+    for problem in problems:
+        line("bad", f"{printable(problem.path)}: {problem.reason}")
+
+
+def _by_reason(problems: list[Problem]) -> str:
+    reasons = {problem.reason for problem in problems}
+    return "; ".join(
+        f"{reason}: {some([p.path for p in problems if p.reason == reason])}"
+        for reason in sorted(reasons)
+    )
+
+
+def show_bad(error: BadImages) -> None:
+    """Print the bad images that made a conversion fail, all of them."""
+    for problem in error.problems:
+        click.echo(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
+
+
+def bad_as_json(error: BadImages) -> dict[str, Any]:
+    """Return the bad images that made a conversion fail."""
+    return {"bad": _problems_as_json(error.problems)}
+
+
+def show_made(src: Path, dst: Path, scan: Scan, made: Converted, seconds: float) -> None:
+    """Print the summary of a conversion."""
+    images = sum(manifest.rows for manifest in made.manifests.values())
+    stored = sum(manifest.bytes for manifest in made.manifests.values())
+    click.echo(f"converted {src} to {dst}")
+    for name, manifest in made.manifests.items():
+        _show_dataset(name, manifest, scan)
+    if made.reused_shards:
+        line("resumed", f"{amount(made.reused_shards, 'shard')} of an earlier run were kept")
+    line(
+        "time",
+        f"{seconds:.1f} s, {images / seconds:,.0f} images/s, {stored / 1e6 / seconds:,.1f} MB/s",
+    )
+    line("next", f"shardkit verify {dst}")
+
+
+def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
+    classes = (
+        "without labels"
+        if manifest.classes is None
+        else (f"in {amount(len(manifest.classes), 'class')}")
+    )
+    line(
+        name or "dataset",
+        f"{amount(manifest.rows, 'image')} {classes}, {amount(len(manifest.shards), 'shard')} of "
+        f"{manifest.format}, {size(manifest.bytes)}",
+    )
+    empty = [
+        name
+        for name, count in zip(manifest.classes or (), manifest.class_counts or (), strict=True)
+        if not count
+    ]
+    if empty:
+        line("empty", f"classes without images: {some(empty)}")
+    if turned := manifest.notes.get("orientation"):
+        line(
+            "noted",
+            f"{amount(turned, 'image')} with an EXIF orientation that readers will not "
+            "apply; --orient stores them upright",
+        )
+    if moving := manifest.notes.get("frames"):
+        line("noted", f"{amount(moving, 'image')} with several frames; readers take the first")
+    if manifest.skipped:
+        line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")
+    if scan.ignored.get(name):
+        line("ignored", _by_reason(scan.ignored[name]))
+
+
+def made_as_json(dst: Path, made: Converted, seconds: float) -> dict[str, Any]:
+    """Return the summary of a conversion, by split."""
+    datasets = {
+        name: {
+            "path": str(dst / name),
+            "format": manifest.format,
+            "digest": manifest.digest,
+            "rows": manifest.rows,
+            "shards": len(manifest.shards),
+            "bytes": manifest.bytes,
+            "fields": manifest.fields,
+            "notes": manifest.notes,
+            "skipped": _problems_as_json(manifest.skipped),
+            "ignored": manifest.ignored,
+        }
+        for name, manifest in made.manifests.items()
+    }
+    return {
+        "seconds": round(seconds, 3),
+        "reused_shards": made.reused_shards,
+        "datasets": datasets,
+    }
+
+
+def _problems_as_json(problems: tuple[Problem, ...] | list[Problem]) -> list[dict[str, str]]:
+    return [{"path": problem.path, "reason": problem.reason} for problem in problems]

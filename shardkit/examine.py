@@ -1,0 +1,167 @@
+"""One shard under examination: what `shardkit verify` does to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardkit.codecs.image import decode
+from shardkit.errors import BadImage, CorruptDataset, CorruptShard
+from shardkit.files import sha256_of
+from shardkit.handles import ShardFile
+from shardkit.index import HEAD, Index, IndexPart, checksum
+from shardkit.indexing import IndexedRecord, ShardRecords, open_records
+from shardkit.manifest import ShardEntry
+from shardkit.pool import Meter
+from shardkit.registry import get_format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    file: str
+    """The damaged file, relative to the directory that was verified."""
+    reason: str
+    key: str | None = None
+    """Key of the damaged record; None if the damage is not in one record."""
+    path: str | None = None
+    """The record's source path."""
+    row: int | None = None
+    """The record's row in its dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamineTask:
+    """One shard to be checked; all that a worker process needs to know."""
+
+    directory: Path
+    prefix: str
+    entry: ShardEntry
+    format: str
+    start: int
+    """The shard's first row."""
+    rows: int
+    """Rows of the whole dataset."""
+    twins: dict[str, str]
+    """SHA-256 to name of all shards, to recognise one in the place of another."""
+    decode: bool
+    raw_shape: tuple[int, int, int] | None
+
+
+def examine_shard(task: ExamineTask) -> tuple[list[Finding], int]:
+    """Return all damage of one shard, and the number of records read."""
+    path = task.directory / task.entry.name
+    findings = []
+    found = sha256_of(path)
+    if found != task.entry.sha256:
+        reason = "its SHA-256 is not the one in the manifest"
+        if found in task.twins:
+            reason += f": it holds what belongs into {task.twins[found]}"
+        findings.append(_shard_finding(task, reason))
+    index = _stored_index(task)
+    try:
+        with open_records(get_format(task.format), path) as records:
+            if len(records) != task.entry.rows:
+                reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
+                findings.append(_shard_finding(task, reason))
+            return findings + _check_records(task, records, index), len(records)
+    except CorruptShard as error:
+        findings.append(_shard_finding(task, str(error)))
+        return findings + _check_ranges(task, index), 0
+
+
+def _stored_index(task: ExamineTask) -> IndexPart | None:
+    """Return the shard's part of the stored index, or None if that is damaged itself."""
+    index = Index(task.directory, task.rows)
+    part = slice(task.start, task.start + task.entry.rows)
+    try:
+        return IndexPart(np.array(index.rows()[part]), index.keys()[part], index.paths()[part])
+    except (CorruptDataset, ValueError):
+        return None
+
+
+def _check_records(
+    task: ExamineTask, records: ShardRecords, index: IndexPart | None
+) -> list[Finding]:
+    findings = []
+    meter = Meter()
+    for row in range(len(records)):
+        try:
+            (found,) = records.read([row])
+            reason = _difference(found, row, index) or _undecodable(found, task)
+            size = int(found.row["length"][0])
+        except CorruptShard as error:
+            reason, size = str(error), 0
+        if reason:
+            findings.append(_record_finding(task, row, index, reason))
+        meter.add(images=1, size=size, bad=bool(reason))
+    meter.flush()
+    return findings
+
+
+def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> str:
+    """Return how a record differs from what the index says of it, or ""."""
+    if index is None:
+        return ""
+    if row >= len(index.keys):
+        return "the index does not know it"
+    if found.record.key != index.keys[row] or found.path != index.paths[row]:
+        return f"it is {found.record.key!r} from {found.path!r}"
+    wrong = [
+        name
+        for name in ("checksum", "label", "length", "width", "height", "field", "offset")
+        if found.row[name][0] != index.rows[name][row]
+    ]
+    return f"its {', '.join(wrong)} differ from the index" if wrong else ""
+
+
+def _undecodable(found: IndexedRecord, task: ExamineTask) -> str:
+    """Return why an image does not give the pixels that it should, or ""."""
+    field = found.record.image_field or ""
+    width, height = int(found.row["width"][0]), int(found.row["height"][0])
+    if not task.decode:
+        return ""
+    if field == "raw":
+        expected = task.raw_shape and task.raw_shape[0] * task.raw_shape[1] * task.raw_shape[2]
+        return "" if len(found.record.fields[field]) == expected else "it has not the one shape"
+    try:
+        shape = decode(found.record.fields[field], field).shape
+    except BadImage as error:
+        return str(error)
+    return "" if shape == (height, width, 3) else f"it is {shape[1]} x {shape[0]} pixels"
+
+
+def _check_ranges(task: ExamineTask, index: IndexPart | None) -> list[Finding]:
+    """Find the damaged records of a shard that its format cannot open, by the index alone."""
+    if index is None:
+        return []
+    path = task.directory / task.entry.name
+    file = ShardFile(path, path.stat().st_size)
+    findings = []
+    for row, entry in enumerate(index.rows):
+        try:
+            data = file.read(int(entry["offset"]), int(entry["length"]))
+        except (CorruptShard, OverflowError, OSError) as error:
+            findings.append(_record_finding(task, row, index, str(error)))
+            continue
+        if checksum(entry.tobytes()[HEAD], data) != entry["checksum"]:
+            findings.append(_record_finding(task, row, index, "its checksum does not match"))
+    return findings
+
+
+def _shard_finding(task: ExamineTask, reason: str) -> Finding:
+    return Finding(file=task.prefix + task.entry.name, reason=reason)
+
+
+def _record_finding(task: ExamineTask, row: int, index: IndexPart | None, reason: str) -> Finding:
+    known = index is not None and row < len(index.keys)
+    return Finding(
+        file=task.prefix + task.entry.name,
+        reason=reason,
+        key=index.keys[row] if index and known else None,
+        path=index.paths[row] if index and known else None,
+        row=task.start + row,
+    )
