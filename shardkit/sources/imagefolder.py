@@ -208,7 +208,7 @@ class _Finder:
 
     def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, os.stat_result]]:
         """Give the images below the folder ``top``, sorted, and report everything else."""
-        seen: set[tuple[int, int]] = set()
+        seen = {_identity(os.stat(self.root))} if top else set()
         waiting = [top]
         while waiting:
             folder = waiting.pop()
@@ -222,7 +222,8 @@ class _Finder:
                 elif stat.S_ISDIR(status.st_mode):
                     inner.append(path)
                 elif not stat.S_ISREG(status.st_mode):
-                    self._ignore(path, "neither a file nor a folder")
+                    report = self._blame if self._claims_image(path) else self._ignore
+                    report(path, "neither a file nor a folder")
                 elif self._claims_image(path) or self._is_image(path):
                     yield path, status
             if recurse:
@@ -236,10 +237,10 @@ class _Finder:
         except OSError as error:
             self._blame(folder or ".", f"the folder cannot be read: {error.strerror}")
             return []
-        if (status.st_dev, status.st_ino) in seen:
+        if _identity(status) in seen:
             self._ignore(folder, "a link to a folder that was read already")
             return []
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(_identity(status))
         return [(name, f"{folder}/{name}" if folder else name) for name in names]
 
     def _stat(self, path: str) -> os.stat_result | None:
@@ -273,6 +274,10 @@ class _Finder:
 
     def _blame(self, path: str, reason: str) -> None:
         self.problems.append(Problem(path=path, reason=reason))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:

@@ -165,14 +165,13 @@ def _build(
     written = sum(
         result.entry.rows for work in works for result in work.results.values() if result.entry
     )
-    if not problems or (plan.options.on_error == "skip" and written):
+    skip = plan.options.on_error == "skip"
+    if not problems or (skip and written):
         return
     place.discard()
     error = BadImages(
-        f"{len(problems)} bad files; nothing was written. Mend or remove them, or leave them "
-        "out with --on-error skip."
-        if written or plan.options.on_error == "fail"
-        else "not one image is good; nothing was written."
+        f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}; nothing was written. "
+        + ("No other is there." if skip else "Mend them, or leave them out with --on-error skip.")
     )
     error.problems = tuple(problems)
     raise error
