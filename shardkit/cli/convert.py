@@ -171,7 +171,7 @@ def _parse_colour(text: str) -> tuple[int, int, int]:
     "--workers",
     type=click.IntRange(1),
     metavar="N",
-    help="Processes; the result does not depend on it.  [default: one for each processor]",
+    help="Processors to use; the result does not depend on it.  [default: all]",
 )
 @click.option("--force", is_flag=True, help="Replace the dataset in DST once the new one is ready.")
 @click.option("--dry-run", "dry", is_flag=True, help="Show what would be done, and write nothing.")

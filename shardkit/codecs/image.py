@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -226,9 +225,7 @@ def _decode_jpeg(
 
 def _open(data: bytes | memoryview, field: str) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=[_PILLOW_NAMES[field]])
+        image = Image.open(io.BytesIO(data), formats=[_PILLOW_NAMES[field]])
     except Exception as error:
         raise BadImage(f"it cannot be identified: {_reason(error)}") from error
     _check_size(image.width, image.height)

@@ -6,7 +6,9 @@ import errno
 import json
 import shutil
 import zlib
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ class ShardTask:
     meta: dict[str, Any]
     keep: bool
     """Whether the shard is wanted although some of its images are bad."""
+    threads: int = 1
+    """Images prepared at the same time: more than one if there are fewer shards than processors."""
 
     @property
     def path(self) -> Path:
@@ -160,19 +164,39 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
 
 def _write_records(task: ShardTask, writer: ShardWriter, tally: _Tally) -> None:
     meter = Meter()
-    for row, entry in enumerate(task.source.entries):
-        try:
-            (record,) = task.source.read([row])
-            record = task.recipe.apply(record)
-        except BadImage as error:
-            tally.bad.append(Problem(path=entry.path, reason=str(error)))
-            meter.add(images=1, size=entry.bytes, bad=1)
-            continue
-        if task.keep or not tally.bad:
+    for entry, record in zip(task.source.entries, _prepared(task), strict=True):
+        if isinstance(record, Problem):
+            tally.bad.append(record)
+        elif task.keep or not tally.bad:
             writer.write(record)
             tally.stored(record)
-        meter.add(images=1, size=entry.bytes)
+        meter.add(images=1, size=entry.bytes, bad=isinstance(record, Problem))
     meter.flush()
+
+
+def _prepared(task: ShardTask) -> Iterator[Record | Problem]:
+    """Give each record as it is to be stored, or what is wrong with its image, in order."""
+    rows = range(len(task.source))
+    if task.threads == 1:
+        yield from (_prepare(task, row) for row in rows)
+        return
+    # Decoding, resizing and encoding release the GIL. Only a few images are ever waiting.
+    with ThreadPoolExecutor(task.threads) as pool:
+        waiting: deque[Future[Record | Problem]] = deque()
+        for row in rows:
+            waiting.append(pool.submit(_prepare, task, row))
+            if len(waiting) > 2 * task.threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _prepare(task: ShardTask, row: int) -> Record | Problem:
+    try:
+        (record,) = task.source.read([row])
+        return task.recipe.apply(record)
+    except BadImage as error:
+        return Problem(path=task.source.entries[row].path, reason=str(error))
 
 
 def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:

@@ -68,7 +68,8 @@ def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own
             which stays whole until the new one is ready.
         options: What to make of the images.
         force: Whether a dataset in ``target`` may be replaced, an unfinished one discarded.
-        workers: Number of processes.
+        workers: Processors to use: as processes, a shard at a time each, and as threads within
+            them if there are fewer shards.
         on_progress: Called with what was done since the last call.
 
     Raises:
@@ -83,7 +84,7 @@ def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own
         place.begin(plan.digest, force=force)
         reused = 0
         if not place.is_ready:
-            works = [_prepare(split, plan, place) for split in plan.splits]
+            works = [_prepare(split, plan, place, workers) for split in plan.splits]
             done = [result for work in works for result in map(load_result, work.tasks) if result]
             reused = len(done)
             _require_space(plan, target, sum(part.entry.bytes for part in done if part.entry))
@@ -130,7 +131,8 @@ def _require_space(plan: Plan, target: Path, written: int) -> None:
         )
 
 
-def _prepare(split: SplitPlan, plan: Plan, place: Workplace) -> _Work:
+def _prepare(split: SplitPlan, plan: Plan, place: Workplace, workers: int) -> _Work:
+    shards = sum(each.shards for each in plan.splits)
     folder = place.dataset / split.name
     folder.mkdir(exist_ok=True)
     tasks = [
@@ -144,6 +146,7 @@ def _prepare(split: SplitPlan, plan: Plan, place: Workplace) -> _Work:
             source=split.shard_source(number),
             meta=split.meta,
             keep=plan.options.on_error == "skip",
+            threads=max(1, workers // shards),
         )
         for number in range(split.shards)
     ]
