@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardkit.conversion.plan import ConvertOptions
+    from shardkit.conversion.plan import ConvertOptions, Plan
     from shardkit.errors import (
         BadImage,
         BadImages,
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from shardkit.examine import Finding
+    from shardkit.manifest import Manifest
+    from shardkit.pool import Progress
     from shardkit.recipe import Recipe
     from shardkit.sources.imagefolder import Scan, scan_imagefolder
     from shardkit.torch.collate import BatchView, collate
@@ -57,7 +59,10 @@ _WHERE = {
     "ShardDataset": "shardkit.torch.datasets",
     "ShardkitError": "shardkit.errors",
     "TarDataset": "shardkit.torch.datasets",
+    "Manifest": "shardkit.manifest",
+    "Plan": "shardkit.conversion.plan",
     "Problem": "shardkit.errors",
+    "Progress": "shardkit.pool",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
     "collate": "shardkit.torch.collate",
@@ -83,7 +88,10 @@ __all__ = [
     "Finding",
     "HDF5Dataset",
     "LMDBDataset",
+    "Manifest",
+    "Plan",
     "Problem",
+    "Progress",
     "Recipe",
     "Scan",
     "ShardDataset",

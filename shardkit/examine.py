@@ -115,7 +115,9 @@ def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> str:
         for name in ("checksum", "label", "length", "width", "height", "field", "offset")
         if found.row[name][0] != index.rows[name][row]
     ]
-    return f"its {', '.join(wrong)} differ from the index" if wrong else ""
+    if "checksum" in wrong:
+        return "its image, label or size is not the one that was stored: the checksum differs"
+    return f"the index has another {', another '.join(wrong)} for it" if wrong else ""
 
 
 def _undecodable(found: IndexedRecord, task: ExamineTask) -> str:

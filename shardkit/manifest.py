@@ -183,11 +183,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        what = "there is no such directory" if not path.parent.is_dir() else f"no {path.name} in it"
-        raise UsageError(
-            f"{path.parent} is not a shardkit dataset: {what}. If a conversion into it was "
-            "interrupted, run the same `shardkit convert` command again."
-        ) from None
+        raise UsageError(f"{path.parent} is not a shardkit dataset: {_lack(path)}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -195,6 +191,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or value.get("kind") not in ("dataset", "splits"):
         raise CorruptDataset(f"{path} is not a manifest of shardkit")
     return value
+
+
+def _lack(path: Path) -> str:
+    """Return why there is no manifest at ``path``."""
+    if not path.parent.exists():
+        return "there is no such directory"
+    if not path.parent.is_dir():
+        return "it is a file"
+    if any(path.parent.glob(".shardkit*")):
+        return "a conversion into it is not finished; give the same convert command again"
+    return f"there is no {path.name} in it"
 
 
 def _as_json(kind: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class Recipe:
                 f"--quality has no meaning for --encode {self.encode}: it loses nothing"
             )
         if self.resize is not None and not all(1 <= side <= 65535 for side in self.resize):
-            raise UsageError(f"--resize {self.resize} is not from 1 to 65535 pixels")
+            height, width = self.resize
+            raise UsageError(f"--resize {height}x{width} is not from 1 to 65535 pixels")
         if not all(0 <= part <= 255 for part in self.background):
             raise UsageError(f"--background {self.background} is not three numbers from 0 to 255")
         if self.encode == "raw" and not self.has_fixed_size:
@@ -91,7 +92,7 @@ class Recipe:
             )
 
         if self.raw_shape and self.raw_shape[0] * self.raw_shape[1] * 3 >= 2**32:
-            raise UsageError(f"--resize {self.resize} makes raw images of over 4 GiB each")
+            raise UsageError("--resize makes raw images of over 4 GiB each")
 
     @property
     def has_fixed_size(self) -> bool:
@@ -134,8 +135,8 @@ class Recipe:
         image = self._change(data, field, info, plan)
         if self.raw_shape and (image.height, image.width) != self.resize:
             raise BadImage(
-                f"it is {info.width} x {info.height} pixels, smaller than --resize asks for; "
-                "--enlarge, or --resize-mode pad, would bring it to size"
+                f"it is {info.width} x {info.height} pixels, too small for --resize without "
+                "--enlarge or --resize-mode pad"
             )
         content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
         return _stored(record, plan.field, content, image.size, _notes(info, orientation=1))

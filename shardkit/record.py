@@ -110,8 +110,9 @@ def make_keys(paths: Iterable[str]) -> list[str]:
 
     Only ``A-Z a-z 0-9 _ - ~ /`` stand for themselves. A dot never does, because WebDataset splits
     key and field at the first one, and neither does an underscore that begins a name with ``__``,
-    which WebDataset skips. Two paths whose keys would be equal (``a.jpg`` and ``a.png``, or
-    ``a.jpg`` and ``a.jpg.png``) both keep their suffix in the key. `unquote_key` reverses it.
+    which WebDataset skips. Paths whose keys would be equal (``a.jpg`` and ``a.png``) all keep their
+    suffix in the key, as does one without which it could be taken for another (``a.jpg.png`` beside
+    ``a.jpg``). `unquote_key` reverses it.
 
     Args:
         paths: Paths relative to the source, with ``/`` between their parts, each once. Bytes that

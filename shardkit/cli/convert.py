@@ -175,7 +175,9 @@ def _parse_colour(text: str) -> tuple[int, int, int]:
 )
 @click.option("--force", is_flag=True, help="Replace the dataset in DST once the new one is ready.")
 @click.option("--dry-run", "dry", is_flag=True, help="Show what would be done, and write nothing.")
-@click.option("--quiet", is_flag=True, help="Show neither progress nor summary.")
+@click.option(
+    "--quiet", is_flag=True, help="Show neither progress nor summary (--json is still printed)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def imagefolder(src: Path, dst: Path, **given: Any) -> None:
     """Convert the images in SRC to a dataset in DST.

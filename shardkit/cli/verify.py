@@ -33,7 +33,7 @@ from shardkit.verbs.verify import LEVELS, Verification, verify
     metavar="N",
     help="Processes.  [default: one for each processor]",
 )
-@click.option("--quiet", is_flag=True, help="Show nothing; the exit code tells.")
+@click.option("--quiet", is_flag=True, help="Show nothing but --json; the exit code tells.")
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
 def verify_command(dst: Path, level: str, workers: int | None, quiet: bool, as_json: bool) -> None:
     """Check the dataset in DST against its manifest and its index, byte for byte.

@@ -39,6 +39,8 @@ class Workplace:
         """What will be moved to the target, laid out as there."""
         self.state = self.folder / "state"
         """What is known of the work, and never becomes part of the dataset."""
+        self._plan = self.state / "plan.json"
+        self._ready = self.state / "ready"
 
     def begin(self, plan_digest: str, *, force: bool) -> None:
         """Take up an earlier run of the same plan, or start with nothing.
@@ -47,8 +49,7 @@ class Workplace:
             UsageError: If there is an unfinished run of another plan, and not ``force``, or if
                 that run only has to be put in its place.
         """
-        plan = self.state / "plan.json"
-        earlier = json.loads(plan.read_bytes())["digest"] if plan.exists() else None
+        earlier = json.loads(self._plan.read_bytes())["digest"] if self._plan.exists() else None
         if earlier not in (None, plan_digest):
             if self.is_ready:
                 raise UsageError(
@@ -60,20 +61,21 @@ class Workplace:
                     f"{self.target} holds an unfinished conversion with other options, another "
                     "source, or other versions of libraries; --force starts over"
                 )
-            shutil.rmtree(self.dataset)
-            shutil.rmtree(self.state)
+        if earlier != plan_digest:
+            shutil.rmtree(self.dataset, ignore_errors=True)
+            shutil.rmtree(self.state, ignore_errors=True)
         self.dataset.mkdir(exist_ok=True)
         self.state.mkdir(exist_ok=True)
-        write_atomically(plan, dump_json({"digest": plan_digest}))
+        write_atomically(self._plan, dump_json({"digest": plan_digest}))
 
     @property
     def is_ready(self) -> bool:
         """Whether all is made, so that only `publish` remains, or a part of it."""
-        return (self.state / "ready").exists()
+        return self._ready.exists() and self._plan.exists()
 
     def publish(self) -> None:
         """Put the finished dataset in its place, instead of an older one; may be repeated."""
-        write_atomically(self.state / "ready", b"")
+        write_atomically(self._ready, b"")
         self._retire()
         made = [path for path in self.dataset.rglob("*") if path.is_file()]
         folders = {self.target / path.parent.relative_to(self.dataset) for path in made}
@@ -90,6 +92,9 @@ class Workplace:
 
     def discard(self) -> None:
         """Remove the work folder, and the target if there is nothing else in it."""
+        if self._ready.exists():  # first of all: what is left must not look like work to publish
+            self._ready.unlink()
+            sync(self.state)
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.target.rmdir()

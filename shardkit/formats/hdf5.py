@@ -69,7 +69,7 @@ class Hdf5Writer:
         self._spec = spec
         self._rows = 0
         self._labels: list[int] = []
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _Column] = {KEY: _Column(path.parent)}
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row.

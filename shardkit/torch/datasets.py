@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +82,8 @@ class ShardDataset(Dataset[Sample]):
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(len(self))))
         if np.ndim(row):
-            return self.__getitems__(row)  # type: ignore[arg-type]
-        return self.__getitems__([int(row)])[0]  # type: ignore[arg-type]
+            return self.__getitems__(cast(Sequence[int], row))
+        return self.__getitems__([cast(int, row)])[0]
 
     def __getitems__(self, rows: Sequence[int] | npt.NDArray[Any]) -> BatchView:
         """Return the samples of ``rows``: same order, duplicates and all.

@@ -11,7 +11,7 @@ import numpy as np
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.examine import ExamineTask, Finding, examine_shard
 from shardkit.files import sha256_of
-from shardkit.index import Index
+from shardkit.index import ROWS_NAME, Index
 from shardkit.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -72,8 +72,11 @@ def verify(
         raise UsageError(f"--level {level!r} is unknown; known are {', '.join(LEVELS)}")
     result = Verification(level=level)
     tasks: list[ExamineTask] = []
-    for name, manifest in _manifests(directory, result):
-        tasks += _check_files(directory, name, manifest, result)
+    named = {MANIFEST_NAME}
+    for prefix, manifest in _manifests(directory, result):
+        tasks += _check_files(directory, prefix, manifest, result)
+        named |= {prefix + name for name in (MANIFEST_NAME, *_names(manifest))}
+    result.extras = _others(directory, named)
     if level != "quick":
         for _, (findings, records) in run_tasks(
             examine_shard, tasks, workers=workers, on_progress=on_progress
@@ -137,14 +140,18 @@ def _check_files(
             blame(entry.name, f"its content was changed; {_remedy(entry.name, place)}")
         if isinstance(entry, ShardEntry):
             present.append(entry.name)
-    _check_index(place, manifest, blame)
-    named = {entry.name for entry in manifest.entries} | {MANIFEST_NAME}
-    result.extras += sorted(
-        prefix + str(path.relative_to(place))
-        for path in place.rglob("*")
-        if path.is_file() and str(path.relative_to(place)) not in named
-    )
+    if (place / ROWS_NAME).is_file():
+        _check_index(place, manifest, blame)
     return list(_tasks(directory, prefix, manifest, result.level, set(present)))
+
+
+def _names(manifest: Manifest) -> list[str]:
+    return [entry.name for entry in manifest.entries]
+
+
+def _others(directory: Path, named: set[str]) -> list[str]:
+    found = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return sorted(name for name in found if name not in named)
 
 
 def _remedy(name: str, place: Path) -> str:
@@ -157,13 +164,13 @@ def _check_index(place: Path, manifest: Manifest, blame: Callable[[str, str], No
     try:
         rows = Index(place, manifest.rows).rows()
     except CorruptDataset as error:
-        blame("index/rows.npy", str(error))
+        blame(ROWS_NAME, str(error))
         return
     if manifest.class_counts is not None:
         labels = rows["label"][rows["label"] >= 0]
         counts = np.bincount(labels, minlength=len(manifest.class_counts)).tolist()
         if counts != list(manifest.class_counts):
-            blame("index/rows.npy", "its labels are not those that the manifest counts")
+            blame(ROWS_NAME, "its labels are not those that the manifest counts")
 
 
 def _tasks(
