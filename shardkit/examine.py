@@ -144,6 +144,8 @@ def _check_ranges(task: ExamineTask, index: IndexPart | None) -> list[Finding]:
     file = ShardFile(path, path.stat().st_size)
     findings = []
     for row, entry in enumerate(index.rows):
+        if entry["offset"] < 0:
+            continue  # only the format's library could read it
         try:
             data = file.read(int(entry["offset"]), int(entry["length"]))
         except (CorruptShard, OverflowError, OSError) as error:

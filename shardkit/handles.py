@@ -80,11 +80,14 @@ class ShardFile:
 
 
 class LockedReader:
-    """A shard that its format's own library reads, for one thread at a time."""
+    """A shard that its format's own library reads, for one thread at a time; closed like a file."""
 
     def __init__(self, reader: ShardReader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._reader.close()
 
     def read(self, rows: Sequence[int]) -> list[Record]:
         """Return the records of ``rows``: same order, duplicates and all."""
@@ -110,6 +113,11 @@ class _Pool:
             self._open.move_to_end(key)
             return cast(_Handle, self._open[key])
 
+    def drop(self, key: tuple[object, ...]) -> None:
+        """Forget what is open under ``key``, if anything is."""
+        with self._lock:
+            self._open.pop(key, None)
+
     def reset(self) -> None:
         """Forget everything: in a forked child, whose lock may be held by a thread it lacks."""
         self.__init__()  # type: ignore[misc]
@@ -131,6 +139,12 @@ def shard_file(path: Path, size: int, identity: str) -> ShardFile:
         CorruptShard: If it is missing or of another size.
     """
     return _POOL.get((path, identity), lambda: ShardFile(path, size))
+
+
+def forget(path: Path, identity: str) -> None:
+    """Open the shard at ``path`` anew at its next use."""
+    _POOL.drop((path, identity))
+    _POOL.drop((path, identity, "library"))
 
 
 def shard_reader(path: Path, identity: str, read: Callable[[Path], ShardReader]) -> LockedReader:

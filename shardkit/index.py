@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import CorruptDataset
-from shardkit.record import IMAGE_FIELDS
+from shardkit.npy import map_npy, save_npy
+from shardkit.record import IMAGE_FIELDS, NO_LABEL
 
 ROW = np.dtype(
     [
@@ -80,6 +81,22 @@ def make_row(*, offset: int, image: bytes, label: int, size: tuple[int, int], fi
     return row
 
 
+def require_counts(labels: npt.NDArray[np.integer[Any]], counts: Sequence[int] | None) -> None:
+    """Hold the labels of an index against the number of records that each class has.
+
+    Raises:
+        CorruptDataset: If they differ; ``counts`` of None asks for no label at all.
+    """
+    known = labels[labels != NO_LABEL]
+    size = len(counts or ())
+    outside = bool(len(known)) and not 0 <= known.min() <= known.max() < size
+    if outside or np.bincount(known, minlength=size).tolist() != list(counts or ()):
+        raise CorruptDataset(
+            "the labels in the index are not those that the manifest counts; `shardkit index` "
+            "rebuilds the index from the shards"
+        )
+
+
 class StringTable(Sequence[str]):
     """Strings of a dataset, one for each row, read from memory-mapped files when asked for."""
 
@@ -116,9 +133,7 @@ class Index:
 
     def rows(self) -> Rows:
         """Return all rows, as a read-only memory-mapped array of `ROW`."""
-        rows = _load(self._directory / ROWS_NAME)
-        self._require(ROWS_NAME, rows.dtype == ROW and rows.shape == (self._count,))
-        return rows
+        return self._load(ROWS_NAME, ROW, self._count)
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -130,18 +145,19 @@ class Index:
 
     def _strings(self, name: str) -> StringTable:
         text_name, ends_name = _string_names(name)
-        text, ends = (_load(self._directory / part) for part in (text_name, ends_name))
-        self._require(ends_name, ends.dtype == np.int64 and ends.shape == (self._count,))
-        total = int(ends[-1]) if len(ends) else 0
-        self._require(text_name, text.dtype == np.uint8 and text.shape == (total,))
-        return StringTable(text, ends)
+        ends = self._load(ends_name, np.int64, self._count)
+        return StringTable(self._load(text_name, np.uint8, int(ends[-1]) if len(ends) else 0), ends)
 
-    def _require(self, name: str, holds: bool) -> None:
-        if not holds:
+    def _load(self, name: str, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+        path = self._directory / name
+        try:
+            return map_npy(path, dtype, max(count, 0))
+        except (OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
             raise CorruptDataset(
-                f"{self._directory / name} does not describe {self._count} rows. "
+                f"{path} does not describe {self._count} rows: {reason}. "
                 f"`shardkit index {self._directory}` rebuilds the index from the shards."
-            )
+            ) from error
 
 
 def save_index(parts: Iterable[IndexPart], directory: Path) -> list[str]:
@@ -164,7 +180,7 @@ def save_index(parts: Iterable[IndexPart], directory: Path) -> list[str]:
         columns[text_name] = np.frombuffer(b"".join(texts), np.uint8)
         columns[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
     for name, column in columns.items():
-        np.save(directory / name, column, allow_pickle=False)
+        save_npy(directory / name, column)
     return list(columns)
 
 
@@ -174,13 +190,3 @@ _UTF8 = ("utf-8", "surrogateescape")
 
 def _string_names(name: str) -> tuple[str, str]:
     return f"{INDEX_DIRECTORY}/{name}.npy", f"{INDEX_DIRECTORY}/{name}-ends.npy"
-
-
-def _load(path: Path) -> npt.NDArray[Any]:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (OSError, ValueError, EOFError) as error:
-        raise CorruptDataset(
-            f"{path} cannot be read as a column of the index: {error}. "
-            f"`shardkit index {path.parent.parent}` rebuilds the index from the shards."
-        ) from error

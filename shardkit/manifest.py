@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.files import write_atomically
-from shardkit.record import dump_json
+from shardkit.record import dump_json, load_json
 
 MANIFEST_NAME = "shardkit.json"
 FORMAT_VERSION = 1
@@ -108,10 +109,7 @@ class SplitsManifest:
 def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
     """Write ``manifest`` into ``directory`` atomically: this commits the dataset."""
     kind = "dataset" if isinstance(manifest, Manifest) else "splits"
-    value = _as_json(kind, asdict(manifest))
-    value["digest"] = _digest(value)
-    text = json.dumps(value, indent=1, sort_keys=True) + "\n"
-    write_atomically(directory / MANIFEST_NAME, text.encode("ascii"))
+    write_atomically(directory / MANIFEST_NAME, _render(_as_json(kind, asdict(manifest))))
 
 
 def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
@@ -122,17 +120,18 @@ def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
         CorruptDataset: If the manifest is not one that shardkit wrote, or was changed since.
     """
     path = directory / MANIFEST_NAME
-    value = _read_json(path)
+    content = _read(path)
+    value = _parse(path, content)
     version = value.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
+    if type(version) is int and version > FORMAT_VERSION:
         raise UsageError(
             f"{path} has format version {version}; this shardkit reads up to version "
             f"{FORMAT_VERSION}. Install a newer shardkit."
         )
-    digest = value.pop("digest", None)
-    if digest != _digest(value):
+    value.pop("digest", None)
+    if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
         raise CorruptDataset(
-            f"{path} was changed after it was written: its digest does not match its content. "
+            f"{path} was changed after it was written, or is cut: its digest does not match. "
             "Restore the original, or convert again."
         )
     body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
@@ -179,18 +178,36 @@ def dataset_directories(directory: Path) -> dict[str, Path]:
     return {"": directory}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> bytes:
     try:
-        value = json.loads(path.read_bytes())
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path.parent} is not a shardkit dataset: {_lack(path)}") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CorruptDataset(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict) or value.get("kind") not in ("dataset", "splits"):
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        value = load_json(content)
+    except ValueError as error:
+        raise CorruptDataset(f"{path} is not a manifest of shardkit: {error}") from error
+    if value.get("kind") not in ("dataset", "splits"):
         raise CorruptDataset(f"{path} is not a manifest of shardkit")
     return value
+
+
+def _render(value: Mapping[str, Any]) -> bytes:
+    """Return the one text, its digest included, that a manifest of this content has."""
+    text = json.dumps({**value, "digest": _digest(value)}, indent=1, sort_keys=True)
+    return text.encode("ascii") + b"\n"
+
+
+def _render_or_none(value: Mapping[str, Any]) -> bytes | None:
+    try:
+        return _render(value)
+    except (RecursionError, ValueError):  # too deep, or numbers too large: nothing of ours
+        return None
 
 
 def _lack(path: Path) -> str:
@@ -216,15 +233,19 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
     """Refuse what the types allow and no writer makes, above all a name that leads elsewhere."""
     if isinstance(manifest, SplitsManifest):
         names = list(manifest.splits)
+        if not names:
+            raise ValueError("there are no splits")
     else:
         names = [entry.name for entry in manifest.entries]
         if manifest.rows != sum(shard.rows for shard in manifest.shards):
             raise ValueError("the rows of the shards do not add up to the rows of the dataset")
         if (manifest.classes is None) != (manifest.class_counts is None):
             raise ValueError("classes and class_counts must both be given, or neither")
+        if len(manifest.classes or ()) != len(manifest.class_counts or ()):
+            raise ValueError("there are not as many class_counts as classes")
     for name in names:
-        parts = name.split("/")
-        if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
+        parts = os.fsdecode(os.fsencode(name)).split("/")  # a name no file can have is refused
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ValueError(f"the name {name!r} is not a plain relative path")
     if len(set(names)) != len(names):
         raise ValueError("a file is named twice")

@@ -1,33 +1,71 @@
-"""The header that makes raw pixels an ``.npy`` file, so that ``numpy.load`` opens what we store."""
+"""The .npy files that shardkit writes: raw images and the columns of the index.
+
+Their headers are made here, not by numpy, whose padding has changed over time; and they are
+compared as a whole, not parsed: a damaged one is refused, whatever it would evaluate to.
+"""
 
 from __future__ import annotations
 
-import io
 import math
+import re
+import struct
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_ALIGN = 64
+_ROOM = 20
+"""Blanks that stand after the text, less the digits of the first axis, as numpy leaves them."""
+
+_SHAPE = re.compile(rb"\x93NUMPY\x01\x00(?s:..)\{[^\n(]*'shape': \(([0-9, ]{0,80})\)")
 
 
-def npy_header(shape: tuple[int, ...]) -> bytes:
-    """Return the bytes that stand before C-ordered uint8 values of ``shape`` in an .npy file."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": "|u1", "fortran_order": False, "shape": shape}
-    )
-    return buffer.getvalue()
+def npy_header(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> bytes:
+    """Return the bytes that stand before C-ordered values in an .npy file of version 1.0."""
+    described = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    text = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    text += " " * (_ROOM - len(str(shape[0])) + 1 if shape else 0)
+    text += " " * (-(len(_MAGIC) + 2 + len(text) + 1) % _ALIGN) + "\n"
+    return _MAGIC + struct.pack("<H", len(text)) + text.encode("ascii")
 
 
 def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
-    """Return where the values of an .npy file begin, and their shape.
+    """Return where the uint8 values of an .npy file begin, and their shape.
 
     Raises:
-        ValueError: If ``content`` is not a whole .npy file of C-ordered uint8 values.
+        ValueError: If ``content`` is not a whole .npy file as `npy_header` begins it.
     """
-    buffer = io.BytesIO(content)
-    if np.lib.format.read_magic(buffer) != (1, 0):
-        raise ValueError("not version 1.0 of the .npy format")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(buffer)
-    start = buffer.tell()
-    if fortran_order or dtype != np.uint8 or start + math.prod(shape) != len(content):
-        raise ValueError("not a whole array of C-ordered uint8 values")
-    return start, shape
+    match = _SHAPE.match(content)
+    shape = tuple(map(int, re.findall(rb"[0-9]+", match[1]))) if match else ()
+    header = npy_header(shape)
+    if not content.startswith(header) or len(header) + math.prod(shape) != len(content):
+        raise ValueError("not a whole .npy file of C-ordered uint8 values")
+    return len(header), shape
+
+
+def save_npy(path: Path, values: npt.NDArray[Any]) -> None:
+    """Write a one-dimensional array."""
+    with path.open("wb") as file:
+        file.write(npy_header(values.shape, values.dtype))
+        file.write(np.ascontiguousarray(values).data)
+
+
+def map_npy(path: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    """Return the ``count`` values of a file of `save_npy`, memory-mapped and read-only.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not a file of that many values of that type.
+    """
+    header = npy_header((count,), dtype)
+    with path.open("rb") as file:
+        found = file.read(len(header))
+    size = path.stat().st_size
+    if found != header or size != len(header) + count * np.dtype(dtype).itemsize:
+        raise ValueError(f"it is not an array of {count} values as shardkit writes it")
+    if count == 0:  # nothing can be mapped
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, "r", len(header), (count,))

@@ -123,6 +123,8 @@ def _run_in_processes(
         while waiting:
             done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             _pass_on(channel, on_progress)
+            if not done and any(each.exitcode is not None for each in _processes(executor)):
+                raise BrokenProcessPool  # the executor does not always notice by itself
             for future in done:
                 yield waiting.pop(future), future.result()
         _pass_on(channel, on_progress)
@@ -158,9 +160,14 @@ def _pass_on(channel: SimpleQueue[Progress], on_progress: Report | None) -> None
 
 def _end(executor: ProcessPoolExecutor) -> None:
     """Stop at once: after an error or Ctrl-C nobody waits for tasks that have begun."""
-    processes: dict[Any, Any] = dict(executor._processes or {})
+    processes = _processes(executor)
     executor.shutdown(wait=False, cancel_futures=True)
-    for process in processes.values():
+    for process in processes:
         process.kill()
-    for process in processes.values():
+    for process in processes:
         process.join()
+
+
+def _processes(executor: ProcessPoolExecutor) -> list[Any]:
+    """Return the executor's processes; it has no public name for them before Python 3.14."""
+    return list((executor._processes or {}).values())

@@ -5,6 +5,7 @@ It decides; `shardkit.codecs.image` carries out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -223,12 +224,13 @@ def parse_size(text: str) -> tuple[tuple[int, int], str]:
     Raises:
         UsageError: If it is neither.
     """
-    height, cross, width = text.lower().partition("x")
-    if not height.isdecimal() or (cross and not width.isdecimal()):
-        raise UsageError(f"--resize {text!r} is neither a number of pixels (256) nor HxW (224x224)")
-    if cross:
-        return (int(height), int(width)), "crop"
-    return (int(height), int(height)), "shorter"
+    match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", text)
+    if match is None:
+        raise UsageError(
+            f"--resize {text[:40]!r} is neither a number of pixels (256) nor HxW (224x224)"
+        )
+    height, width = match.groups()
+    return (int(height), int(width or height)), "crop" if width else "shorter"
 
 
 def _cut(image: Image.Image, canvas: tuple[int, int], background: Colour) -> Image.Image:

@@ -51,7 +51,7 @@ class Record:
         if not self.key:
             raise ValueError("a record needs a key of at least one character")
         for name in self.fields:
-            if not _FIELD_NAME.match(name):
+            if not is_field_name(name):
                 raise ValueError(
                     f"field name {name!r} of record {self.key!r}: use 1 to 32 of a-z, 0-9 and '_', "
                     "beginning with a letter or a digit"
@@ -78,10 +78,12 @@ class Record:
         Raises:
             ValueError: If the field does not hold a JSON object.
         """
-        value = json.loads(self.fields.get(META_FIELD, b"{}"))
-        if not isinstance(value, dict):
-            raise ValueError(f"field {META_FIELD!r} of record {self.key!r} is not a JSON object")
-        return value
+        return load_json(self.fields.get(META_FIELD, b"{}"))
+
+
+def is_field_name(name: str) -> bool:
+    """Tell whether a field may have this name: at most 32 of ``a-z 0-9 _``, no ``_`` in front."""
+    return _FIELD_NAME.match(name) is not None
 
 
 def image_field(names: Iterable[str]) -> str | None:
@@ -103,6 +105,21 @@ def parse_label(value: bytes) -> int:
 def dump_json(value: object) -> bytes:
     """Return ``value`` as canonical JSON: sorted names, no spaces, ASCII only."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def load_json(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that ``content`` holds.
+
+    Raises:
+        ValueError: If it does not hold one.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("JSON that is not an object")
+    return value
 
 
 def make_keys(paths: Iterable[str]) -> list[str]:

@@ -32,8 +32,9 @@ def get_format(name: str) -> Format:
     Raises:
         UsageError: If no format has this name, or it needs a package that is not installed.
     """
-    third_party = _third_party()
-    target = _FORMATS.get(name) or (third_party[name].value if name in third_party else None)
+    target = _FORMATS.get(name)
+    if target is None and name in (third_party := _third_party()):
+        target = third_party[name].value
     if target is None:
         raise UsageError(f"unknown format {name!r}; known are {', '.join(format_names())}")
     module, _, attribute = target.partition(":")
@@ -44,7 +45,10 @@ def get_format(name: str) -> Format:
             f"format {name!r} needs a package that cannot be imported: {error}. "
             f"Install it with `pip install {error.name or module}`."
         ) from error
-    assert isinstance(found, Format)
+    except AttributeError:
+        found = None
+    if not isinstance(found, Format):
+        raise UsageError(f"format {name!r} is broken: {target} is not a shardkit Format")
     return found
 
 

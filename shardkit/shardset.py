@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.contracts import Range
+from shardkit.contracts import Format, Range
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
-from shardkit.handles import ShardFile, shard_file, shard_reader
-from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum
+from shardkit.handles import ShardFile, forget, shard_file, shard_reader
+from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts
 from shardkit.manifest import Manifest, load_manifest
 from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
@@ -79,16 +79,29 @@ class ShardSet:
         Raises:
             IndexError: If a row is outside of the dataset, or is not an integer.
         """
-        array = np.asarray(rows)
+        try:
+            array = np.asarray(rows)
+        except ValueError:
+            raise IndexError(f"rows are integers, not {rows!r}") from None
         if array.size and array.dtype.kind not in "iu":
             raise IndexError(f"rows are integers, not {array.dtype}")
-        array = array.astype(np.int64).reshape(-1)
-        wrong = (array < -len(self)) | (array >= len(self))
+        wrong = (array >= len(self)) | ((array < 0) & (array < -len(self)))
         if wrong.any():
             raise IndexError(
                 f"row {int(array[wrong][0])} is not in {self.directory}, which has {len(self)} rows"
             )
+        array = array.astype(np.int64).reshape(-1)
         return np.where(array < 0, array + len(self), array)
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Return the label of each row, -1 where there is none, int64 of shape (N,).
+
+        Raises:
+            CorruptDataset: If they are not those that the manifest counts.
+        """
+        labels = self.rows["label"].astype(np.int64)
+        require_counts(labels, self.manifest.class_counts)
+        return labels
 
     def read(self, rows: npt.NDArray[np.int64]) -> list[StoredImage]:
         """Return the stored images of ``rows``: same order, duplicates and all.
@@ -132,6 +145,10 @@ class ShardSet:
         counts = [shard.rows for shard in self.manifest.shards]
         return np.cumsum([0, *counts[:-1]], dtype=np.int64)
 
+    @cached_property
+    def _format(self) -> Format:
+        return get_format(self.manifest.format)
+
     def _open(self, shard: int) -> ShardFile:
         entry = self.manifest.shards[shard]
         return shard_file(self.shard_path(shard), entry.bytes, entry.sha256)
@@ -155,19 +172,20 @@ class ShardSet:
     def _through_library(self, place: _Place) -> bytes:
         """Return an image that does not lie in the shard's file as plain bytes."""
         entry = self.manifest.shards[place.shard]
-        read = get_format(self.manifest.format).read
-        reader = shard_reader(self.shard_path(place.shard), entry.sha256, read)
+        reader = shard_reader(self.shard_path(place.shard), entry.sha256, self._format.read)
         (record,) = reader.read([place.row - int(self._starts[place.shard])])
         return record.fields[record.image_field or ""]
 
     def _corrupt(self, place: _Place, reason: str) -> CorruptRecord:
+        path, identity = self.shard_path(place.shard), self.manifest.shards[place.shard].sha256
+        forget(path, identity)  # a copy that is put in its place is to be opened
         try:
-            key, path = self.keys[place.row], self.paths[place.row]
+            key, source = self.keys[place.row], self.paths[place.row]
         except (CorruptDataset, ValueError):
-            key = path = "unknown: the index is damaged too"
+            key = source = "unknown: the index is damaged too"
         return CorruptRecord(
-            f"record {key!r} (row {place.row}, from {path!r}) in {self.shard_path(place.shard)} at "
-            f"byte {place.offset} is damaged: {reason}. "
+            f"record {key!r} (row {place.row}, from {source!r}) in {path} at byte "
+            f"{place.offset} is damaged: {reason}. "
             f"`shardkit verify {self.directory}` lists all damage."
         )
 

@@ -1,4 +1,4 @@
-"""What we write opens with releases of lmdb and h5py from years ago, which scripts/setup installs."""
+"""What we write opens with lmdb and h5py of years ago, which scripts/setup installs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ import json, sys, lmdb
 with lmdb.open(sys.argv[1], subdir=False, readonly=True, lock=False) as environment:
     with environment.begin() as transaction:
         rows = range(transaction.stat()["entries"] // 4)
-        read = [[int(transaction.get(b"%09d.cls" % row)),
-                 len(transaction.get(b"%09d.jpg" % row) or transaction.get(b"%09d.png" % row) or b"")]
+        get = transaction.get
+        read = [[int(get(b"%09d.cls" % row)),
+                 len(get(b"%09d.jpg" % row) or get(b"%09d.png" % row) or b"")]
                 for row in rows]
 print(json.dumps([lmdb.__version__, read]))
 """

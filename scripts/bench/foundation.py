@@ -3,8 +3,8 @@
     python scripts/bench/foundation.py PHOTOS [--copies 10] [--rounds 5] [--work DIR]
 
 PHOTOS is an image folder of photographs (class folders). Each is taken ``--copies`` times, so that
-a few hundred make a data set. All readers give batches of 64 uint8 images of 3 x 224 x 224, shuffled,
-from a DataLoader with 2 worker processes; before anything is timed, all are shown to give the same
+a few hundred make a data set. All readers give batches of 64 uint8 images of 3 x 224 x 224,
+shuffled, from a DataLoader with 2 worker processes; before anything is timed, all are shown to give the same
 images and labels. The page cache is warm.
 """
 

@@ -59,9 +59,9 @@ def convert_group() -> None:
 
 
 def _parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
-        raise UsageError(f"--shard-size {text!r} is not a size such as 256MiB, 1GB or 500000")
+        raise UsageError(f"--shard-size {text[:40]!r} is not a size such as 256MiB, 1GB or 500000")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -228,7 +228,7 @@ def imagefolder(src: Path, dst: Path, **given: Any) -> None:
 
 
 def _options(given: dict[str, Any]) -> ConvertOptions:
-    box, mode = parse_size(given["resize"]) if given["resize"] else (None, "shorter")
+    box, mode = (None, "shorter") if given["resize"] is None else parse_size(given["resize"])
     if box is None and given["resize_mode"]:
         raise UsageError("--resize-mode says how to --resize; give that too")
     return ConvertOptions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Mapping
@@ -71,6 +72,9 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; errors become one message and an exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(prog_name="shardkit", standalone_mode=False)
     except click.ClickException as error:
@@ -83,7 +87,7 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename}", 1)
+        _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
     sys.exit(code or 0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from shardkit.cli.show import amount, emit, printable, progress_bar, size, some
-from shardkit.errors import CorruptDataset
+from shardkit.errors import ShardkitError
 from shardkit.examine import Finding
 from shardkit.manifest import dataset_directories, load_manifest
 from shardkit.pool import available_workers
@@ -62,8 +62,8 @@ def _count(dst: Path) -> int:
     """Return the number of records to read, for the bar alone."""
     try:
         return sum(load_manifest(place).rows for place in dataset_directories(dst).values())
-    except CorruptDataset:
-        return 0
+    except ShardkitError:
+        return 0  # verify tells what is wrong
 
 
 def _show(dst: Path, result: Verification, seconds: float) -> None:

@@ -98,7 +98,8 @@ def inspect(data: bytes, field: str) -> ImageInfo:
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
-    if field == "jpg" and simplejpeg is not None and b"Exif" not in data[:65536]:
+    plain = b"Exif\0" not in data and b"rientation" not in data  # neither EXIF nor XMP speaks of it
+    if field == "jpg" and simplejpeg is not None and plain:
         try:
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         except ValueError:
@@ -112,8 +113,9 @@ def inspect(data: bytes, field: str) -> ImageInfo:
             frames = getattr(image, "n_frames", 1)
         except Exception as error:
             raise BadImage(f"its metadata is damaged: {_reason(error)}") from error
-        upright = orientation if orientation in _TRANSPOSITIONS else 1
-        return ImageInfo(image.width, image.height, upright, frames)
+        if field == "tiff" or orientation not in _TRANSPOSITIONS:
+            orientation = 1  # Pillow turns TIFF files by itself
+        return ImageInfo(image.width, image.height, int(orientation), frames)
 
 
 def decode(
@@ -147,12 +149,16 @@ def decode(
         pixels = _decode_jpeg(data, at_least, out)
         if pixels is not None:
             return pixels
+    if field == "png":
+        _check_chunks(data)
     with _open(data, field) as image:
         if field == "jpg" and min(at_least) > 0:
             image.draft(None, at_least)
-        pixels = np.asarray(to_rgb(image, background))
+        pixels = np.array(to_rgb(image, background))
     if out is None:
         return pixels
+    if out.shape != pixels.shape:
+        raise BadImage(f"it is {pixels.shape[1]} x {pixels.shape[0]} pixels, not of the size given")
     out[:] = pixels
     return out
 
@@ -167,8 +173,11 @@ def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
         image.load()
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
             # Pillow would clip at 255; the upper byte is the value that an 8-bit screen shows.
-            grey = (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)
-            return Image.fromarray(grey).convert("RGB")
+            values = np.asarray(image).astype(np.int32)
+            key = image.info.get("transparency")
+            image = Image.fromarray((values >> 8).astype(np.uint8))
+            if isinstance(key, int):
+                image.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
         if image.mode in ("I", "F"):
             raise BadImage(f"pixels of mode {image.mode!r} (32 bits) have no defined range")
         if image.has_transparency_data:
@@ -195,12 +204,20 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
         image: In mode RGB.
         field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` (lossy) or ``raw`` (pixels as they are).
         quality: 1 to 100; for jpg and webp.
+
+    Raises:
+        BadImage: If the encoding has no room for an image of this size.
     """
     if field == "raw":
         return image.tobytes()
     buffer = io.BytesIO()
     options = {"png": {}}.get(field, {"quality": quality})
-    image.save(buffer, _PILLOW_NAMES[field], **options)
+    try:
+        image.save(buffer, _PILLOW_NAMES[field], **options)
+    except (OSError, ValueError) as error:
+        raise BadImage(
+            f"{image.width} x {image.height} pixels cannot be stored as {field}: {_reason(error)}"
+        ) from error
     return buffer.getvalue()
 
 
@@ -210,17 +227,37 @@ def _decode_jpeg(
     """Decode with simplejpeg; None leaves the image to Pillow."""
     width, height = at_least
     try:
-        if simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK"):
+        stated_height, stated_width, space, _ = simplejpeg.decode_jpeg_header(data)
+        _check_size(stated_width, stated_height)
+        if space in ("CMYK", "YCCK"):
             return None  # differs from Pillow by one
         pixels: Pixels = simplejpeg.decode_jpeg(
             data, min_height=height, min_width=width, min_factor=2 if height else 1, buffer=out
         )
+    except BadImage:
+        raise
     except ValueError as error:
         reason = str(error)
-        if "extraneous bytes" not in reason and reason.startswith(("Corrupt", "Premature")):
+        if reason.startswith(("Corrupt", "Premature")) and not _is_padded(bytes(data), reason):
             raise BadImage(f"it is damaged: {reason}") from error
         return None
     return pixels
+
+
+def _is_padded(data: bytes, warning: str) -> bool:
+    """Tell whether libjpeg's warning is of nothing but padding before the end of the image."""
+    match = re.search(r": (\d+) extraneous bytes before marker 0xd9", warning)
+    end = data.rfind(b"\xff\xd9")
+    return match is not None and len(set(data[max(0, end - int(match[1])) : end])) == 1
+
+
+def _check_chunks(data: bytes | memoryview) -> None:
+    """Compare the checksums of all of a PNG's chunks; decoding skips those of the pixels."""
+    with _open(data, "png") as image:
+        try:
+            image.verify()
+        except Exception as error:
+            raise BadImage(f"it is damaged: {_reason(error)}") from error
 
 
 def _open(data: bytes | memoryview, field: str) -> Image.Image:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import zlib
 from collections import Counter, deque
@@ -15,13 +14,13 @@ from typing import Any
 
 from shardkit.contracts import Format, ShardSpec, ShardWriter
 from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.files import free_bytes, published, sha256_of, write_atomically
+from shardkit.files import published, sha256_of, write_atomically
 from shardkit.index import Index, IndexPart, save_index
 from shardkit.indexing import index_shard
 from shardkit.manifest import ShardEntry
 from shardkit.pool import Meter
 from shardkit.recipe import Recipe
-from shardkit.record import Record, dump_json
+from shardkit.record import Record, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import ImageFolder
 
@@ -83,27 +82,25 @@ def build_shard(task: ShardTask) -> ShardResult:
     except _UnwantedError as unwanted:
         return unwanted.result
     except OSError as error:
-        raise ConversionFailed(_explain(error, task.folder)) from error
+        raise ConversionFailed(explain(error, task.folder)) from error
     return result
 
 
 def load_result(task: ShardTask) -> ShardResult | None:
     """Return the result of a shard that an earlier run finished, or None."""
     try:
-        value = json.loads((task.part / "result.json").read_bytes())
+        value = load_json((task.part / "result.json").read_bytes())
+        result = ShardResult(
+            entry=ShardEntry(**value["entry"]),
+            bad=[Problem(**problem) for problem in value["bad"]],
+            fields=value["fields"],
+            labels={int(label): count for label, count in value["labels"].items()},
+            notes=value["notes"],
+        )
         size = task.path.stat().st_size
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    entry = ShardEntry(**value["entry"])
-    if size != entry.bytes:
-        return None
-    return ShardResult(
-        entry=entry,
-        bad=[Problem(**problem) for problem in value["bad"]],
-        fields=value["fields"],
-        labels={int(label): count for label, count in value["labels"].items()},
-        notes=value["notes"],
-    )
+    return result if result.entry and size == result.entry.bytes else None
 
 
 def load_part(task: ShardTask, rows: int) -> IndexPart:
@@ -244,11 +241,13 @@ def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:
     )
 
 
-def _explain(error: OSError, folder: Path) -> str:
-    free = free_bytes(folder) // (1 << 20)
+def explain(error: OSError, folder: Path) -> str:
+    """Return what a failure to write below ``folder`` means, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "disk" if error.errno == errno.ENOSPC else "disk quota"
         return (
-            f"the disk of {folder} is full ({free} MiB free). Make room and run the same command "
-            "again: the shards that are done are kept."
+            f"the {what} of {folder} is full. Make room and give the same command again: the "
+            "shards that are done are kept."
         )
-    return f"a shard in {folder} cannot be written: {error.strerror} ({error.filename})"
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{folder} cannot be written: {error.strerror or error}{where}"

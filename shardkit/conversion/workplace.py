@@ -24,7 +24,7 @@ from shardkit.manifest import (
     load_any_manifest,
     load_manifest,
 )
-from shardkit.record import dump_json
+from shardkit.record import dump_json, load_json
 
 WORK_NAME = ".shardkit-work"
 
@@ -34,6 +34,7 @@ class Workplace:
 
     def __init__(self, target: Path) -> None:
         self.target = target
+        self._made = [path for path in (target, *target.parents) if not os.path.exists(path)]
         self.folder = target / WORK_NAME
         self.dataset = self.folder / "dataset"
         """What will be moved to the target, laid out as there."""
@@ -49,7 +50,7 @@ class Workplace:
             UsageError: If there is an unfinished run of another plan, and not ``force``, or if
                 that run only has to be put in its place.
         """
-        earlier = json.loads(self._plan.read_bytes())["digest"] if self._plan.exists() else None
+        earlier = self._earlier_digest()
         if earlier not in (None, plan_digest):
             if self.is_ready:
                 raise UsageError(
@@ -67,6 +68,12 @@ class Workplace:
         self.dataset.mkdir(exist_ok=True)
         self.state.mkdir(exist_ok=True)
         write_atomically(self._plan, dump_json({"digest": plan_digest}))
+
+    def _earlier_digest(self) -> object:
+        try:
+            return load_json(self._plan.read_bytes()).get("digest")
+        except (OSError, ValueError):
+            return None
 
     @property
     def is_ready(self) -> bool:
@@ -91,23 +98,30 @@ class Workplace:
         self.discard()
 
     def discard(self) -> None:
-        """Remove the work folder, and the target if there is nothing else in it."""
+        """Remove the work folder, and the folders above it that were made for it and are empty."""
         if self._ready.exists():  # first of all: what is left must not look like work to publish
             self._ready.unlink()
             sync(self.state)
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.target.rmdir()
+            for path in self._made:
+                path.rmdir()
 
     def _retire(self) -> None:
         """Remove the older dataset, manifests first; the list survives an interruption."""
         listed = self.state / "retired.json"
         if not listed.exists():
             write_atomically(listed, dump_json(_files_of(self.target)))
-        for name in json.loads(listed.read_bytes()):
-            (self.target / name).unlink(missing_ok=True)
+        old = [self.target / name for name in json.loads(listed.read_bytes())]
+        for path in old:
+            path.unlink(missing_ok=True)
+        folders = {folder for path in old for folder in path.parents} - {
+            self.target,
+            *self.target.parents,
+        }
+        for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
             with contextlib.suppress(OSError):
-                (self.target / name).parent.rmdir()
+                folder.rmdir()
         write_atomically(listed, b"[]")
 
 
@@ -119,25 +133,41 @@ def workplace(target: Path, *, force: bool) -> Iterator[Workplace]:
         UsageError: If ``target`` holds something else, or a dataset without ``force``, cannot be
             written, or another conversion works there.
     """
-    check_target(target, force=force)
     place = Workplace(target)
+    lock = None
+    while lock is None:  # another run may end, and remove its lock, between the look and the lock
+        check_target(target, force=force)
+        lock = _lock(place)
     try:
-        place.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(place.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
-    try:
-        _lock(lock, target)
         yield place
     finally:
         os.close(lock)
 
 
-def _lock(descriptor: int, target: Path) -> None:
+def _lock(place: Workplace) -> int | None:
+    """Return the open lock of ``place``, or None if it was removed meanwhile."""
+    path = place.folder / "lock"
+    try:
+        place.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{place.target} cannot be written: {error.strerror}") from error
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{place.target} cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except FileNotFoundError:
+        pass
     except BlockingIOError:
-        raise UsageError(f"another conversion is writing into {target}") from None
+        os.close(descriptor)
+        raise UsageError(f"another conversion is writing into {place.target}") from None
+    os.close(descriptor)
+    return None
 
 
 def _sync_all(folders: set[Path]) -> None:
@@ -150,6 +180,7 @@ def check_target(target: Path, *, force: bool) -> None:
 
     Raises:
         UsageError: If ``target`` is a file, holds something else, or a dataset without ``force``.
+        CorruptDataset: If the manifest of a dataset to be replaced is damaged.
     """
     try:
         names = sorted(os.listdir(target))
@@ -164,7 +195,7 @@ def check_target(target: Path, *, force: bool) -> None:
     if MANIFEST_NAME in names:
         if not force:
             raise UsageError(f"{target} holds a dataset already; --force replaces it")
-        load_any_manifest(target)
+        _files_of(target)  # a damaged manifest does not say what may be replaced
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(
@@ -181,6 +212,8 @@ def _files_of(target: Path) -> list[str]:
     others = []
     for name, directory in dataset_directories(target).items():
         prefix = f"{name}/" if name else ""
+        if not (directory / MANIFEST_NAME).exists():
+            continue
         manifest = load_manifest(directory)
         manifests.append(prefix + MANIFEST_NAME)
         others += [prefix + entry.name for entry in manifest.entries]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,7 @@ import lmdb
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.files import free_bytes
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
-from shardkit.formats.ranges import META, RAW, STORED_RAW, RangeReader
-from shardkit.npy import npy_header
+from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
 
 KEY = "__key__"
@@ -43,29 +41,28 @@ class LmdbWriter:
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._path = path
-        self._environment = lmdb.open(
-            str(path),
-            subdir=False,
-            lock=False,  # nobody else knows the file yet
-            sync=False,  # once, at the end
-            metasync=False,
-            map_size=FIRST_MAP_SIZE,
-            **_OPTIONS,
-        )
+        with _disk_errors(path):
+            self._environment = lmdb.open(
+                os.fsencode(path),
+                subdir=False,
+                lock=False,  # nobody else knows the file yet
+                sync=False,  # once, at the end
+                metasync=False,
+                map_size=FIRST_MAP_SIZE,
+                **_OPTIONS,
+            )
         self._map_size = FIRST_MAP_SIZE
         self._meta = dump_json(spec.meta)
-        self._raw_header = npy_header(spec.raw_shape) if spec.raw_shape else b""
+        self._raw_shape = spec.raw_shape
         self._rows = 0
         self._pending: list[tuple[bytes, bytes]] = []
         self._pending_bytes = 0
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row."""
-        values = {KEY: record.key.encode(), **record.fields}
-        if RAW in values:
-            values[STORED_RAW] = self._raw_header + values.pop(RAW)
-        for name in sorted(values):
-            self._put(b"%09d.%b" % (self._rows, name.encode()), values[name])
+        values = [(KEY, record.key.encode()), *stored_fields(record, self._raw_shape)]
+        for name, value in sorted(values):
+            self._put(b"%09d.%b" % (self._rows, name.encode()), value)
         self._rows += 1
         if self._rows % _BATCH_ROWS == 0 or self._pending_bytes >= _BATCH_BYTES:
             self._commit()
@@ -127,8 +124,7 @@ class LmdbReader(RangeReader):
         CorruptShard: If the file is cut, or is not an LMDB 0.9 file as shardkit writes it.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def _find(self) -> None:
         try:
             for entry in walk(self._file.fileno(), self._size):
                 self._add(entry.key, Range(entry.offset, entry.length))
@@ -159,12 +155,6 @@ class LmdbReader(RangeReader):
             return self._pread(range_).decode()
         except UnicodeDecodeError as error:
             self._fail(f"the key at byte {range_.offset} is not UTF-8: {error}")
-
-    def _parse_meta(self, range_: Range) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._pread(range_)))
-        except (ValueError, TypeError) as error:
-            self._fail(f"its description of itself is not a JSON object: {error}")
 
 
 FORMAT = Format(

@@ -6,6 +6,8 @@ into an error instead of a signal that kills the process.
 
 from __future__ import annotations
 
+import abc
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, NoReturn
 from shardkit.contracts import Range
 from shardkit.errors import CorruptShard
 from shardkit.npy import npy_header, npy_values
-from shardkit.record import Record
+from shardkit.record import Record, is_field_name, load_json
 
 RAW = "raw"
 STORED_RAW = "raw.npy"
@@ -27,7 +29,33 @@ _NPY_HEADER_BYTES = 128
 """The length of the .npy header of any image's shape: a multiple of 64, and one is too short."""
 
 
-class RangeReader:
+def stored_fields(record: Record, raw_shape: tuple[int, ...] | None) -> list[tuple[str, bytes]]:
+    """Return the names and contents under which a record's fields are stored, sorted by name.
+
+    Raises:
+        ValueError: If raw pixels are not of the shape ``raw_shape``.
+    """
+    fields = dict(record.fields)
+    if RAW in fields:
+        check_raw(record, raw_shape)
+        fields[STORED_RAW] = npy_header(raw_shape or ()) + fields.pop(RAW)
+    return sorted(fields.items())
+
+
+def check_raw(record: Record, raw_shape: tuple[int, ...] | None) -> None:
+    """Refuse a record whose raw pixels are not of the shape that its shard has.
+
+    Raises:
+        ValueError: If that is so.
+    """
+    if raw_shape is None or len(record.fields[RAW]) != math.prod(raw_shape):
+        raise ValueError(
+            f"record {record.key!r} has {len(record.fields[RAW])} bytes of raw pixels, which is "
+            f"not the shape {raw_shape} of its shard"
+        )
+
+
+class RangeReader(abc.ABC):
     """A `ShardReader` over ranges; a subclass finds them when it opens the file.
 
     Raises:
@@ -41,12 +69,17 @@ class RangeReader:
         self.meta = {}
         self._keys: list[str] = []
         self._fields: list[dict[str, Range]] = []
-        self._raw_header = b""
+        self._raw_checked: tuple[bytes, int] | None = None
         try:
             self._file = path.open("rb", buffering=0)
             self._size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise CorruptShard(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            self._find()
+        except BaseException:
+            self.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -67,7 +100,10 @@ class RangeReader:
         if not 0 <= row < len(self._keys):
             raise IndexError(f"row {row} is not in {self.path}, which has {len(self._keys)} rows")
         fields = {name: self._pread(range_) for name, range_ in self._fields[row].items()}
-        return Record(self._keys[row], fields)
+        try:
+            return Record(self._keys[row], fields)
+        except ValueError as error:
+            self._fail(str(error))
 
     def _pread(self, range_: Range) -> bytes:
         if range_.offset < 0 or range_.offset + range_.length > self._size:
@@ -80,12 +116,20 @@ class RangeReader:
     def _field(self, stored: str, range_: Range) -> tuple[str, Range]:
         """Return name and range of the field that stands in the file under the name ``stored``."""
         if stored != STORED_RAW:
+            if not is_field_name(stored) or stored == RAW:
+                self._fail(f"it has a field {stored!r}")
             return stored, range_
         header = self._pread(Range(range_.offset, min(_NPY_HEADER_BYTES, range_.length)))
-        if header != self._raw_header:
+        if (header, range_.length) != self._raw_checked:
             self._check_raw(range_)
-            self._raw_header = header
+            self._raw_checked = header, range_.length
         return RAW, Range(range_.offset + len(header), range_.length - len(header))
+
+    def _parse_meta(self, range_: Range) -> dict[str, Any]:
+        try:
+            return load_json(self._pread(range_))
+        except ValueError as error:
+            self._fail(f"its description of itself is not a JSON object: {error}")
 
     def _check_raw(self, range_: Range) -> None:
         try:
@@ -95,6 +139,9 @@ class RangeReader:
         if start != len(npy_header(shape)) or start != _NPY_HEADER_BYTES:
             self._fail(f"the header of the array at {range_.offset} has {start} bytes")
 
+    @abc.abstractmethod
+    def _find(self) -> None:
+        """Find the records: fill `meta`, the keys, and the ranges of the fields."""
+
     def _fail(self, reason: str) -> NoReturn:
-        self.close()
         raise CorruptShard(f"{self.path} is damaged: {reason}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.formats.ranges import META, RAW, STORED_RAW, RangeReader
-from shardkit.npy import npy_header
+from shardkit.errors import CorruptShard
+from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
 
 _BLOCK = 512
@@ -31,17 +30,22 @@ class TarWriter:
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._file = path.open("xb", buffering=1 << 20)
-        self._raw_header = npy_header(spec.raw_shape) if spec.raw_shape else b""
+        self._raw_shape = spec.raw_shape
         # A name without a dot belongs to no sample: webdataset and its relatives pass it by.
         self._member(META, dump_json(spec.meta))
 
     def write(self, record: Record) -> None:
-        """Append ``record``, its fields in the order of their names."""
-        for name in sorted(record.fields):
-            if name == RAW:
-                self._member(f"{record.key}.{STORED_RAW}", self._raw_header, record.fields[name])
-            else:
-                self._member(f"{record.key}.{name}", record.fields[name])
+        """Append ``record``, its fields in the order of their names.
+
+        Raises:
+            ValueError: If WebDataset could not find the record again by its key, or it has no
+                fields.
+        """
+        match = _MEMBER.match(f"{record.key}.x")
+        if not record.fields or "\0" in record.key or not match or match[1] != record.key:
+            raise ValueError(f"WebDataset has no place for the record {record.key!r}")
+        for name, value in stored_fields(record, self._raw_shape):
+            self._member(f"{record.key}.{name}", value)
 
     def close(self) -> None:
         """Write the end-of-archive blocks and complete the file."""
@@ -54,11 +58,10 @@ class TarWriter:
         with contextlib.suppress(OSError):  # on a full disk closing fails like writing did
             self._file.close()
 
-    def _member(self, name: str, *content: bytes) -> None:
-        size = sum(map(len, content))
-        self._file.write(_header(name, size))
-        self._file.writelines(content)
-        self._file.write(bytes(-size % _BLOCK))
+    def _member(self, name: str, content: bytes) -> None:
+        self._file.write(_header(name, len(content)))
+        self._file.write(content)
+        self._file.write(bytes(-len(content) % _BLOCK))
 
 
 class TarReader(RangeReader):
@@ -68,8 +71,7 @@ class TarReader(RangeReader):
         CorruptShard: If the file is cut, is not a tar, or breaks WebDataset's rules.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def _find(self) -> None:
         try:
             members = list(self._walk())
         except _NotPlainError:
@@ -85,31 +87,31 @@ class TarReader(RangeReader):
         self._check_end(offset)
 
     def _parse(self, header: bytes, offset: int) -> tuple[str, int]:
-        try:
-            stated = int(header[148:156].rstrip(b" \0"), 8)
-            size = int(header[124:136].rstrip(b" \0"), 8)
-        except ValueError:
-            raise _NotPlainError from None
+        stated, size = (_octal(header[148:156]), _octal(header[124:136]))
         if stated != sum(header) - sum(header[148:156]) + 8 * 0x20:
             self._fail(f"the member header at byte {offset} does not match its checksum")
         # Prefixed names, links, PAX and GNU extensions are left to the library that knows them all.
+        name = header[:100].partition(b"\0")[0]
         if header[156:157] not in (b"0", b"\0") or header[345:346] != b"\0":
             raise _NotPlainError
-        try:
-            return header[:100].rstrip(b"\0").decode("ascii"), size
-        except UnicodeDecodeError:
-            raise _NotPlainError from None
+        if not name.isascii() or name.endswith(b"/"):
+            raise _NotPlainError
+        return name.decode(), size
 
     def _walk_with_tarfile(self) -> Iterator[tuple[str, Range]]:
         end = 0
         try:
             with tarfile.open(self.path, "r:") as archive:
                 for member in archive:
-                    if member.isreg():
+                    if member.isreg() and not member.issparse():
                         yield member.name, Range(member.offset_data, member.size)
+                    elif not member.isdir():
+                        self._fail(f"the member {member.name!r} is neither a file nor a folder")
                     end = member.offset_data + (member.size if member.isreg() else 0)
-        except (tarfile.TarError, OSError, ValueError) as error:
-            self._fail(f"it is not a whole tar file: {error}")
+        except CorruptShard:
+            raise
+        except Exception as error:
+            self._fail(f"it is not a whole tar file: {error!r}")
         self._check_end(end + -end % _BLOCK)
 
     def _check_end(self, offset: int) -> None:
@@ -139,12 +141,6 @@ class TarReader(RangeReader):
                 self._fail(f"the member {member!r} stands twice")
             self._fields[-1][name] = range_
 
-    def _parse_meta(self, range_: Range) -> dict[str, object]:
-        try:
-            return dict(json.loads(self._pread(range_)))
-        except (ValueError, TypeError) as error:
-            self._fail(f"its description of itself is not a JSON object: {error}")
-
 
 class _NotPlainError(Exception):
     """A member that the plain walk leaves to `tarfile`."""
@@ -157,6 +153,13 @@ FORMAT = Format(
     write=TarWriter,
     read=TarReader,
 )
+
+
+def _octal(field: bytes) -> int:
+    digits = field.strip(b" \0")
+    if not re.fullmatch(rb"[0-7]+", digits):
+        raise _NotPlainError
+    return int(digits, 8)
 
 
 def _header(name: str, size: int) -> bytes:

@@ -85,6 +85,7 @@ class ImageFolder:
 class Scan:
     """What an image folder holds."""
 
+    root: Path
     splits: dict[str, ImageFolder]
     """The split's name to its images; the name "" stands for a folder without splits."""
     classes: tuple[str, ...] | None
@@ -131,7 +132,8 @@ def scan_imagefolder(
     for finder in finders.values():
         finder.find_classes()
     found = {name for finder in finders.values() for name in finder.classes}
-    classes = _ordered(found, class_order) if found else None
+    ordered = _ordered(found, class_order)  # a wrong order is an error without classes, too
+    classes = ordered if found else None
     sources = {name: finder.collect(classes or ()) for name, finder in finders.items()}
     problems = {name: finder.problems for name, finder in finders.items()}
     if not any(len(source) for source in sources.values()) and not any(problems.values()):
@@ -142,6 +144,7 @@ def scan_imagefolder(
     if splits:
         _note_loose_files(root, finders)
     return Scan(
+        root=root,
         splits=sources,
         classes=classes,
         ignored={name: finder.ignored for name, finder in finders.items()},
@@ -186,11 +189,10 @@ class _Finder:
     def collect(self, classes: Sequence[str]) -> ImageFolder:
         """Return the images, by label and path."""
         files: list[tuple[str, int, os.stat_result]] = []
-        loose = [(path, status) for path, status in self._files("", recurse=False)]
+        loose = list(self._files("", recurse=False))
         if self.classes:
-            self.ignored += [
-                Problem(path=p, reason="outside of any class folder") for p, _ in loose
-            ]
+            self.ignored += [*self.problems, *(_loose(path) for path, _ in loose)]
+            self.problems.clear()
         else:
             files += [(path, NO_LABEL, status) for path, status in loose]
         own = set(self.classes)
@@ -276,6 +278,10 @@ class _Finder:
         self.problems.append(Problem(path=path, reason=reason))
 
 
+def _loose(path: str) -> Problem:
+    return Problem(path=path, reason="outside of any class folder")
+
+
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
@@ -296,13 +302,13 @@ def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     try:
-        lines = path.read_text("utf-8", errors="surrogateescape").splitlines()
+        lines = path.read_text("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise UsageError(
             f"--class-order is neither 'plain' nor 'natural' nor a readable file: {path}: "
             f"{error.strerror}"
         ) from error
-    listed = [line for line in lines if line.strip()]
+    listed = [line.rstrip("\r") for line in lines if line.strip()]
     twice = sorted(name for name, count in Counter(listed).items() if count > 1)
     for what, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
         if wrong:

@@ -132,8 +132,12 @@ class ShardDataset(Dataset[Sample]):
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
-        """The label of each row, int64 of shape (N,), without ``target_transform``; made anew."""
-        return self._shards.rows["label"].astype(np.int64)
+        """The label of each row, int64 of shape (N,), without ``target_transform``; made anew.
+
+        Raises:
+            CorruptDataset: If the index has labels other than the manifest counts.
+        """
+        return self._shards.labels()
 
     @property
     def keys(self) -> Sequence[str]:

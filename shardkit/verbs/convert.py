@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from shardkit.conversion.build import ShardResult, ShardTask, build_shard, load_part, load_result
+from shardkit.conversion.build import (
+    ShardResult,
+    ShardTask,
+    build_shard,
+    explain,
+    load_part,
+    load_result,
+)
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, make_plan
 from shardkit.conversion.workplace import Workplace, check_target, workplace
 from shardkit.errors import BadImages, ConversionFailed, Problem, UsageError
@@ -81,20 +89,30 @@ def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own
     _keep_apart(scan, target)
     plan = make_plan(scan, options)
     with workplace(target, force=force) as place:
-        place.begin(plan.digest, force=force)
-        reused = 0
-        if not place.is_ready:
-            works = [_prepare(split, plan, place, workers) for split in plan.splits]
-            done = [result for work in works for result in map(load_result, work.tasks) if result]
-            reused = len(done)
-            _require_space(plan, target, sum(part.entry.bytes for part in done if part.entry))
-            _build(works, plan, place, workers, on_progress)
-            _finish(works, plan, place)
-        place.publish()
+        try:
+            reused = _carry_out(plan, place, force=force, workers=workers, report=on_progress)
+        except OSError as error:
+            raise ConversionFailed(explain(error, target)) from error
     names = [split.name for split in plan.splits]
     return Converted(
         manifests={name: load_manifest(target / name) for name in names}, reused_shards=reused
     )
+
+
+def _carry_out(
+    plan: Plan, place: Workplace, *, force: bool, workers: int, report: Report | None
+) -> int:
+    """Make the dataset and put it in its place; return the number of shards found done."""
+    place.begin(plan.digest, force=force)
+    done: list[ShardResult] = []
+    if not place.is_ready:
+        works = [_prepare(split, plan, place, workers) for split in plan.splits]
+        done = [result for work in works for result in map(load_result, work.tasks) if result]
+        _require_space(plan, place.target, sum(part.entry.bytes for part in done if part.entry))
+        _build(works, plan, place, workers, report)
+        _finish(works, plan, place)
+    place.publish()
+    return len(done)
 
 
 def dry_run(
@@ -111,14 +129,12 @@ def dry_run(
 
 
 def _keep_apart(scan: Scan, target: Path) -> None:
-    place = target.resolve()
-    for source in scan.splits.values():
-        root = source.root.resolve()
-        if place == root or root in place.parents or place in root.parents:
-            raise UsageError(
-                f"{target} and the source {source.root} lie inside of each other; "
-                "choose a destination beside the source"
-            )
+    place, root = Path(os.path.realpath(target)), Path(os.path.realpath(scan.root))
+    if place == root or root in place.parents or place in root.parents:
+        raise UsageError(
+            f"{target} and the source {scan.root} lie inside of each other; "
+            "choose a destination beside the source"
+        )
 
 
 def _require_space(plan: Plan, target: Path, written: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import tempfile
 from pathlib import Path
 
@@ -53,15 +53,16 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
                     f"the index made from the shards of {directory} is not the one that its "
                     "manifest describes; convert again"
                 )
-        _replace(Path(scratch) / INDEX_DIRECTORY, directory / INDEX_DIRECTORY)
+        _replace(directory / INDEX_DIRECTORY, Path(scratch))
     return manifest.rows
 
 
-def _replace(new: Path, old: Path) -> None:
-    if old.exists() and not old.is_dir():
-        old.unlink()
-    old.mkdir(exist_ok=True)
-    for path in new.iterdir():
+def _replace(old: Path, scratch: Path) -> None:
+    """Put the new index from ``scratch`` in the place of the old one, which goes there."""
+    new = scratch / INDEX_DIRECTORY
+    for path in (*new.iterdir(), new):
         sync(path)
-        shutil.move(path, old / path.name)
-    sync(old)
+    if os.path.lexists(old):
+        old.rename(scratch / "old")
+    new.rename(old)
+    sync(old.parent)

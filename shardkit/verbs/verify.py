@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.examine import ExamineTask, Finding, examine_shard
 from shardkit.files import sha256_of
-from shardkit.index import ROWS_NAME, Index
+from shardkit.index import ROWS_NAME, Index, require_counts
 from shardkit.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -163,14 +161,9 @@ def _remedy(name: str, place: Path) -> str:
 def _check_index(place: Path, manifest: Manifest, blame: Callable[[str, str], None]) -> None:
     try:
         rows = Index(place, manifest.rows).rows()
+        require_counts(rows["label"], manifest.class_counts)
     except CorruptDataset as error:
         blame(ROWS_NAME, str(error))
-        return
-    if manifest.class_counts is not None:
-        labels = rows["label"][rows["label"] >= 0]
-        counts = np.bincount(labels, minlength=len(manifest.class_counts)).tolist()
-        if counts != list(manifest.class_counts):
-            blame(ROWS_NAME, "its labels are not those that the manifest counts")
 
 
 def _tasks(

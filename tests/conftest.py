@@ -1,0 +1,20 @@
+"""Settings for all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers import make_folder
+from hypothesis import settings
+
+# Small pictures and small machines: no deadline, and the same examples in every run.
+settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shardkit"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An image folder with the classes cat and dog, three images each."""
+    return make_folder(tmp_path / "photos")

@@ -1,0 +1,393 @@
+"""The conformance suite is able to fail: each of its tests finds a fault made for it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+from hypothesis import Phase, is_hypothesis_test, settings
+
+from shardkit.contracts import Format, Range, ShardReader, ShardSpec, ShardWriter
+from shardkit.errors import CorruptShard
+from shardkit.formats.webdataset import TarReader, TarWriter
+from shardkit.record import Record
+from shardkit.testing import FormatConformance
+
+# --- writers with a fault ---
+
+
+class LosesEmptyFields(TarWriter):
+    def write(self, record: Record) -> None:
+        super().write(
+            Record(record.key, {n: v for n, v in record.fields.items() if v} or {"x": b""})
+        )
+
+
+class SwapsTwoRecords(TarWriter):
+    _held: Record | None = None
+
+    def write(self, record: Record) -> None:
+        if record.key.endswith("-2"):
+            self._held = record
+            return
+        super().write(record)
+        if self._held is not None:
+            super().write(self._held)
+            self._held = None
+
+
+class InvertsPixels(TarWriter):
+    def write(self, record: Record) -> None:
+        fields = dict(record.fields)
+        if "raw" in fields:
+            fields["raw"] = bytes(255 - value for value in fields["raw"])
+        super().write(Record(record.key, fields))
+
+
+class PadsPixels(TarWriter):
+    def write(self, record: Record) -> None:
+        fields = dict(record.fields)
+        if "raw" in fields:
+            fields["raw"] = (fields["raw"] + bytes(45))[:45]
+        super().write(Record(record.key, fields))
+
+
+class KeepsLabelsInBytes(TarWriter):
+    def write(self, record: Record) -> None:
+        fields = dict(record.fields)
+        if "cls" in fields:
+            fields["cls"] = b"%d" % (int(fields["cls"]) % 256)
+        super().write(Record(record.key, fields))
+
+
+class CutsKeys(TarWriter):
+    def write(self, record: Record) -> None:
+        super().write(Record(record.key[-255:], record.fields))
+
+
+class ForgetsRowsAfterThousand(TarWriter):
+    _rows = 0
+
+    def write(self, record: Record) -> None:
+        self._rows += 1
+        if self._rows <= 1000:
+            super().write(record)
+
+
+class CutsValues(TarWriter):
+    def write(self, record: Record) -> None:
+        super().write(Record(record.key, {n: v[: 1 << 20] for n, v in record.fields.items()}))
+
+
+class SkipsRecordsWithoutFields(TarWriter):
+    def write(self, record: Record) -> None:
+        if record.fields:
+            super().write(record)
+
+
+class CleansKeys(TarWriter):
+    def write(self, record: Record) -> None:
+        super().write(Record(record.key.replace(".", "_").replace("\n", " "), record.fields))
+
+
+class LosesMeta(TarWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, replace(spec, meta={}))
+
+
+class LosesLargeMeta(TarWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, replace(spec, meta=spec.meta if len(str(spec.meta)) < 65536 else {}))
+
+
+class SignsWithRandomBytes(TarWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, replace(spec, meta={**spec.meta, "id": os.urandom(8).hex()}))
+
+
+class SignsWithItsProcess(TarWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, replace(spec, meta={**spec.meta, "process": os.getpid()}))
+
+
+class RaisesOnAbort(TarWriter):
+    def abort(self) -> None:
+        super().abort()
+        raise OSError("no space left on device")
+
+
+class KeepsItsFileOnAbort(TarWriter):
+    kept: ClassVar[list[Any]] = []
+
+    def abort(self) -> None:
+        self.kept.append(os.dup(self._file.fileno()) if not self._file.closed else None)
+        super().abort()
+
+
+# --- readers with a fault ---
+
+
+class LosesTheLastRecord(TarReader):
+    def __len__(self) -> int:
+        return max(0, super().__len__() - 1)
+
+
+class SortsRows(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return super().read(sorted(rows))
+
+
+class LosesDuplicates(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return super().read(list(dict.fromkeys(rows)))
+
+
+class ReadsAllForNone(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return super().read(rows or range(len(self)))
+
+
+class GivesANeighbour(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return super().read([min(row, len(self) - 1) for row in rows])
+
+
+class CountsFromTheEnd(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return super().read([row % len(self) if row < 0 else row for row in rows])
+
+
+class RefusesEmptyShards(TarReader):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if not self._keys:
+            self._fail("there is nothing in it")
+
+
+class FillsInMissingFields(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return [Record(r.key, {"txt": b"", **r.fields}) for r in super().read(rows)]
+
+
+class GivesMemoryViews(TarReader):
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        return [
+            Record(r.key, {n: memoryview(v) for n, v in r.fields.items()})  # type: ignore[misc]
+            for r in super().read(rows)
+        ]
+
+
+class PointsOneByteFurther(TarReader):
+    def ranges(self) -> Sequence[Mapping[str, Range]]:
+        return [
+            {name: Range(range_.offset + 1, range_.length) for name, range_ in fields.items()}
+            for fields in super().ranges()
+        ]
+
+
+class ForgetsTheRangesOfTheLastRow(TarReader):
+    def ranges(self) -> Sequence[Mapping[str, Range]]:
+        return super().ranges()[:-1]
+
+
+class LeavesALockFile(TarReader):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        path.with_name(f"{path.name}-lock").touch()
+
+
+class TakesTheMissingEndForZeros(TarReader):
+    def _pread(self, range_: Range) -> bytes:
+        return os.pread(self._file.fileno(), range_.length, range_.offset).ljust(
+            range_.length, b"\0"
+        )
+
+    def _check_end(self, offset: int) -> None:
+        pass
+
+
+class RaisesKeyErrorOnDamage(TarReader):
+    def _fail(self, reason: str) -> NoReturn:
+        self.close()
+        raise KeyError(reason)
+
+
+class CrashesOnDamage(TarReader):
+    def _fail(self, reason: str) -> NoReturn:
+        os._exit(139)
+
+
+class LeavesDamagedFilesOpen(TarReader):
+    kept: ClassVar[list[Any]] = []
+
+    def _fail(self, reason: str) -> NoReturn:
+        self.kept.append(self._file)
+        raise CorruptShard(reason)
+
+
+class LetsMissingFilesThrough(TarReader):
+    def __init__(self, path: Path) -> None:
+        path.stat()
+        super().__init__(path)
+
+
+class TakesJunkForAnEmptyShard(TarReader):
+    def __init__(self, path: Path) -> None:
+        try:
+            super().__init__(path)
+        except CorruptShard:
+            self._keys = []
+
+
+class ClosesOnlyOnce(TarReader):
+    def close(self) -> None:
+        os.close(os.dup(self._file.fileno()))  # fails on a closed file
+        super().close()
+
+
+class OpensAFileOnlyOnce(TarReader):
+    opened: ClassVar[set[Path]] = set()
+
+    def __init__(self, path: Path) -> None:
+        if path in self.opened:
+            raise CorruptShard(f"{path} is open in this process already")
+        super().__init__(path)
+        self.opened.add(path)
+
+    def close(self) -> None:
+        self.opened.discard(self.path)
+        super().close()
+
+
+class WorksInTheMainThreadOnly(TarReader):
+    def __init__(self, path: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise CorruptShard("objects can only be used in the main thread")
+        super().__init__(path)
+
+
+class NeverCloses(TarReader):
+    kept: ClassVar[list[Any]] = []
+
+    def close(self) -> None:
+        self.kept.append(self._file)
+
+
+class DoesNotSurviveAFork(TarReader):
+    _owner = os.getpid()
+
+    def __init__(self, path: Path) -> None:
+        if os.getpid() != self._owner:
+            raise CorruptShard("the environment belongs to another process")
+        super().__init__(path)
+
+
+class KnowsOnlyWhatItsProcessWrote(TarReader):
+    written: ClassVar[set[Path]] = set()
+
+    def __init__(self, path: Path) -> None:
+        if path not in self.written:
+            raise CorruptShard(f"{path} is unknown here")
+        super().__init__(path)
+
+
+class RemembersWhatItWrote(TarWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        KnowsOnlyWhatItsProcessWrote.written.add(path)
+
+
+_Writer = type[ShardWriter]
+_Reader = type[ShardReader]
+
+FAULTS: list[tuple[str, _Writer, _Reader]] = [
+    ("any_records_come_back", LosesEmptyFields, TarReader),
+    ("any_records_come_back", TarWriter, LosesTheLastRecord),
+    ("any_records_come_back", TarWriter, GivesMemoryViews),
+    ("raw_pixels_of_one_shape_come_back", InvertsPixels, TarReader),
+    ("raw_pixels_of_another_shape_are_refused", PadsPixels, TarReader),
+    ("any_rows_come_in_the_order_asked", TarWriter, SortsRows),
+    ("rows_come_in_the_order_asked", TarWriter, SortsRows),
+    ("rows_come_in_the_order_asked", SwapsTwoRecords, TarReader),
+    ("a_row_asked_twice_comes_twice", TarWriter, LosesDuplicates),
+    ("no_rows_give_no_records", TarWriter, ReadsAllForNone),
+    ("a_row_outside_is_an_index_error", TarWriter, GivesANeighbour),
+    ("a_negative_row_is_an_index_error", TarWriter, CountsFromTheEnd),
+    ("an_empty_shard_has_no_rows", TarWriter, RefusesEmptyShards),
+    ("a_missing_field_is_not_an_empty_one", TarWriter, FillsInMissingFields),
+    ("labels_come_back_as_they_were", KeepsLabelsInBytes, TarReader),
+    ("long_keys_come_back", CutsKeys, TarReader),
+    ("many_rows_come_back", ForgetsRowsAfterThousand, TarReader),
+    ("a_value_of_five_megabytes_comes_back", CutsValues, TarReader),
+    ("a_record_without_fields_is_kept_or_refused", SkipsRecordsWithoutFields, TarReader),
+    ("a_key_of_another_making_is_kept_or_refused", CleansKeys, TarReader),
+    ("meta_comes_back", LosesMeta, TarReader),
+    ("meta_may_be_large", LosesLargeMeta, TarReader),
+    ("ranges_are_the_bytes_of_the_file", TarWriter, PointsOneByteFurther),
+    ("ranges_are_the_bytes_of_the_file", TarWriter, ForgetsTheRangesOfTheLastRow),
+    ("two_writes_give_the_same_bytes", SignsWithRandomBytes, TarReader),
+    ("another_process_writes_the_same_bytes", SignsWithItsProcess, TarReader),
+    ("a_shard_is_one_file_and_reading_leaves_it_alone", TarWriter, LeavesALockFile),
+    ("a_cut_file_never_gives_wrong_records", TarWriter, TakesTheMissingEndForZeros),
+    ("a_cut_file_never_gives_wrong_records", TarWriter, CrashesOnDamage),
+    ("a_flipped_byte_never_does_worse_than_change_records", TarWriter, RaisesKeyErrorOnDamage),
+    ("a_flipped_byte_never_does_worse_than_change_records", TarWriter, LeavesDamagedFilesOpen),
+    ("a_missing_file_is_a_corrupt_shard", TarWriter, LetsMissingFilesThrough),
+    ("junk_is_a_corrupt_shard", TarWriter, TakesJunkForAnEmptyShard),
+    ("closing_twice_does_nothing", TarWriter, ClosesOnlyOnce),
+    ("two_readers_of_one_file_do_not_disturb_each_other", TarWriter, OpensAFileOnlyOnce),
+    ("threads_read_with_readers_of_their_own", TarWriter, WorksInTheMainThreadOnly),
+    ("nothing_stays_open", TarWriter, NeverCloses),
+    ("aborting_never_raises_and_leaves_nothing_open", RaisesOnAbort, TarReader),
+    ("aborting_never_raises_and_leaves_nothing_open", KeepsItsFileOnAbort, TarReader),
+    ("a_forked_child_reads_and_so_does_its_parent", TarWriter, DoesNotSurviveAFork),
+    ("a_spawned_child_reads", RemembersWhatItWrote, KnowsOnlyWhatItsProcessWrote),
+]
+
+OF_DATASETS = {
+    "a_dataset_has_the_bytes_of_its_source",
+    "a_dataset_of_raw_pixels_has_the_pixels_of_its_source",
+    "a_pickled_dataset_reads_the_same",
+    "the_index_points_at_the_bytes_of_the_source",
+    "the_number_of_workers_changes_no_byte",
+    "verify_finds_a_flipped_byte",
+}
+"""Tests that need a registered format; they test the engine more than the format."""
+
+
+def run(test: str, write: _Writer, read: _Reader, folder: Path) -> None:
+    """Run one test of the suite on a format that consists of ``write`` and ``read``."""
+    storage = Format(name="faulty", suffix=".tar", title="", write=write, read=read)
+    method = getattr(FormatConformance(), f"test_{test}")
+    arguments = {"storage": storage, "tmp_path": folder}
+    wanted = inspect.signature(method).parameters
+    method(**{name: value for name, value in arguments.items() if name in wanted})
+
+
+@pytest.mark.parametrize(("test", "write", "read"), FAULTS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_fault_is_found(
+    test: str, write: _Writer, read: _Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = getattr(FormatConformance, f"test_{test}")
+    if is_hypothesis_test(function):  # one failing example will do; it need not be a small one
+        quick = settings(function._hypothesis_internal_use_settings, phases=[Phase.generate])
+        monkeypatch.setattr(function, "_hypothesis_internal_use_settings", quick)
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        run(test, write, read, tmp_path)
+
+
+@pytest.mark.parametrize("test", sorted({test for test, _, _ in FAULTS}))
+def test_no_fault_is_found_where_there_is_none(test: str, tmp_path: Path) -> None:
+    run(test, TarWriter, TarReader, tmp_path)
+
+
+def test_each_test_of_the_suite_has_a_fault_to_find() -> None:
+    suite = {name[5:] for name in vars(FormatConformance) if name.startswith("test_")}
+    assert suite == OF_DATASETS | {test for test, _, _ in FAULTS}

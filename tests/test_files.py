@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from shardkit import files
+from shardkit.files import free_bytes, published, sha256_of, sync, write_atomically
+
+
+def test_a_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with published(path) as temporary:
+        temporary.write_bytes(b"half")
+        assert not path.exists()
+    assert path.read_bytes() == b"half"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), SystemExit()])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with published(path) as temporary:
+            temporary.write_bytes(b"new")
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_failure_before_the_first_byte_is_raised_as_it_is(tmp_path: Path) -> None:
+    def write() -> None:
+        with published(tmp_path / "a"):
+            raise ValueError("own")
+
+    with pytest.raises(ValueError, match="own"):
+        write()
+
+
+def test_writing_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for content in (b"one", b"", b"two"):
+        write_atomically(path, content)
+        assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_content_is_synced_before_the_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    replace, synced = Path.replace, files.sync
+
+    def note_sync(path: Path) -> None:
+        seen.append(f"sync {path.name}")
+        synced(path)
+
+    def note_replace(self: Path, target: Path) -> Path:
+        seen.append(f"replace {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(files, "sync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    write_atomically(tmp_path / "a", b"x")
+    assert seen == ["sync .a.tmp", "replace a", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_sha256_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+    content = (b"0123456789abcde" * (size // 15 + 1))[:size]
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert sha256_of(path) == hashlib.sha256(content).hexdigest()
+
+
+def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    sync(tmp_path / "a")
+    sync(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync(tmp_path / "missing")
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "yet") > 0
+    assert free_bytes(Path("not/yet")) > 0

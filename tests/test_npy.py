@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.npy import npy_header, npy_values
+
+SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4))
+
+
+@given(SHAPES)
+def test_header_and_values_are_the_file_that_numpy_saves(shape: tuple[int, ...]) -> None:
+    values = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    assert npy_header(shape) + values.tobytes() == buffer.getvalue()
+    assert npy_values(buffer.getvalue()) == (len(npy_header(shape)), shape)
+
+
+def test_the_header_of_any_image_has_128_bytes() -> None:
+    for shape in ((1, 1, 1), (224, 224, 3), (65535, 65535, 3), (10**6, 10**6, 4)):
+        assert len(npy_header(shape)) == 128
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.zeros((2, 2, 3), np.float32),
+        np.zeros((2, 2, 3), np.int8),
+        np.asfortranarray(np.zeros((2, 3, 3), np.uint8)),
+    ],
+)
+def test_other_arrays_are_refused(values: npt.NDArray[np.generic]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    with pytest.raises(ValueError, match="uint8"):
+        npy_values(buffer.getvalue())
+
+
+@pytest.mark.parametrize("change", [-1, 1, 100])
+def test_too_few_or_too_many_values_are_refused(change: int) -> None:
+    content = npy_header((2, 2, 3)) + bytes(12 + change)
+    with pytest.raises(ValueError, match="whole"):
+        npy_values(content)
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - numpy words it
+        npy_values(content)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_header_with_any_changed_byte_is_a_value_error_or_another_header() -> None:
+    whole = npy_header((2, 2, 3)) + bytes(12)
+    for position in range(128):
+        for value in (0, 10, 32, *b"{}()[]'\"\\,:#-19LuO|>", 255, whole[position] ^ 1):
+            content = whole[:position] + bytes([value]) + whole[position + 1 :]
+            try:
+                start, shape = npy_values(content)
+            except ValueError:
+                continue
+            assert start + np.prod(shape) == len(content)
+            assert all(side >= 0 for side in shape)

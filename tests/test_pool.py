@@ -1,0 +1,245 @@
+"""Tasks in worker processes: they end with the work, with an error, or with their parent."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shardkit.errors import BadImage, CorruptRecord, ShardkitError
+from shardkit.pool import Meter, Progress, available_workers, run_tasks
+
+
+class Task(NamedTuple):
+    """What one task does; ``folder`` is where it leaves its process id."""
+
+    number: int
+    folder: str = ""
+    act: str = "square"
+
+
+def work(task: Task) -> int:
+    if task.folder:
+        (Path(task.folder) / f"{task.number}-{os.getpid()}").touch()
+    if task.act == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task.act == "fail":
+        raise CorruptRecord(f"record {task.number} is damaged")
+    if task.act == "stay":
+        time.sleep(600)  # ended by the parent, or the test fails
+    meter = Meter()
+    for _ in range(task.number):
+        meter.add(images=1, size=10, bad=1)
+    meter.flush()
+    return task.number**2
+
+
+def processes(folder: Path) -> set[int]:
+    """Return the processes that tasks ran in and that are still alive."""
+    alive = set()
+    for path in folder.iterdir():
+        number = int(path.name.rpartition("-")[2])
+        try:
+            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            continue
+        if state != "Z":
+            alive.add(number)
+    return alive
+
+
+def wait_until(folder: Path, count: int) -> None:
+    """Wait until as many tasks have begun; the test's own deadline ends it otherwise."""
+    while len(list(folder.iterdir())) < count:
+        time.sleep(0.01)
+
+
+@pytest.fixture(params=[1, 2])
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def total(reports: list[Progress]) -> Progress:
+    return Progress(*(sum(column) for column in zip(*reports, strict=True)))
+
+
+def test_each_task_comes_back_with_its_result(workers: int) -> None:
+    tasks = [Task(number) for number in range(8)]
+    found = list(run_tasks(work, tasks, workers=workers))
+    assert sorted(found) == [(task, task.number**2) for task in tasks]
+
+
+def test_all_progress_arrives(workers: int) -> None:
+    reports: list[Progress] = []
+    tasks = [Task(number) for number in range(12)]
+    for _ in run_tasks(work, tasks, workers=workers, on_progress=reports.append):
+        pass
+    assert total(reports) == Progress(66, 660, 66)
+
+
+def test_nobody_has_to_listen(workers: int) -> None:
+    assert len(list(run_tasks(work, [Task(3), Task(4)], workers=workers))) == 2
+
+
+def test_no_task_gives_nothing(workers: int) -> None:
+    assert list(run_tasks(work, [], workers=workers)) == []
+
+
+def test_equal_tasks_are_each_done(workers: int) -> None:
+    assert list(run_tasks(work, [Task(3)] * 4, workers=workers)) == [(Task(3), 9)] * 4
+
+
+def test_an_error_comes_with_its_type_and_message(workers: int, tmp_path: Path) -> None:
+    tasks = [Task(1, act="fail"), *(Task(n, str(tmp_path)) for n in range(2, 5))]
+    with pytest.raises(CorruptRecord, match="record 1 is damaged"):
+        list(run_tasks(work, tasks, workers=workers))
+    assert processes(tmp_path) <= {os.getpid()}
+
+
+def bad_image(task: int) -> int:
+    raise BadImage(f"image {task}")
+
+
+def key_error(task: int) -> int:
+    raise KeyError(task)
+
+
+def test_errors_of_every_kind_come_through(workers: int) -> None:
+    with pytest.raises(BadImage, match=r"image [12]"):
+        list(run_tasks(bad_image, [1, 2], workers=workers))
+    with pytest.raises(KeyError):
+        list(run_tasks(key_error, [1, 2], workers=workers))
+
+
+def test_with_one_worker_all_runs_here(tmp_path: Path) -> None:
+    list(run_tasks(work, [Task(1, str(tmp_path)), Task(2, str(tmp_path))], workers=1))
+    assert {path.name for path in tmp_path.iterdir()} == {f"1-{os.getpid()}", f"2-{os.getpid()}"}
+
+
+def test_with_several_workers_none_runs_here_and_none_stays(tmp_path: Path) -> None:
+    list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=3))
+    used = {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()}
+    assert os.getpid() not in used
+    assert 1 <= len(used) <= 3
+    assert processes(tmp_path) == set()
+
+
+@pytest.mark.timeout(30)  # the other task would stay for ten minutes
+@pytest.mark.parametrize("order", [("stay", "die"), ("die", "stay")])
+def test_a_killed_worker_is_an_error_and_nobody_waits(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    tasks = [Task(number, str(tmp_path), act) for number, act in enumerate(order)]
+    with pytest.raises(ShardkitError, match="worker process died"):
+        list(run_tasks(work, tasks, workers=2))
+    assert processes(tmp_path) == set()
+
+
+def test_an_error_does_not_wait_for_other_tasks(tmp_path: Path) -> None:
+    tasks = [Task(0, str(tmp_path), "stay"), Task(1, act="fail")]
+    with pytest.raises(CorruptRecord):
+        list(run_tasks(work, tasks, workers=2))
+    assert processes(tmp_path) == set()
+
+
+def interrupted(results: Iterator[tuple[Task, int]]) -> None:
+    for _ in results:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_consumer_leaves_no_worker(tmp_path: Path) -> None:
+    tasks = [Task(0), Task(1, str(tmp_path), "stay")]
+    try:
+        interrupted(run_tasks(work, tasks, workers=2))
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.fail("the interruption was lost")
+    gc.collect()
+    assert processes(tmp_path) == set()
+
+
+def test_an_interrupted_report_leaves_no_worker(tmp_path: Path) -> None:
+    def listen(progress: Progress) -> None:
+        if progress.images:
+            raise KeyboardInterrupt
+
+    tasks = [Task(3), Task(1, str(tmp_path), "stay")]
+    with pytest.raises(KeyboardInterrupt):
+        list(run_tasks(work, tasks, workers=2, on_progress=listen))
+    assert processes(tmp_path) == set()
+
+
+def test_a_consumer_that_stops_early_leaves_no_worker(tmp_path: Path) -> None:
+    results = run_tasks(work, [Task(0), Task(1, str(tmp_path), "stay")], workers=2)
+    assert next(results) == (Task(0), 0)
+    results.close()  # type: ignore[attr-defined]
+    assert processes(tmp_path) == set()
+
+
+def test_a_meter_without_a_listener_counts_in_vain() -> None:
+    Meter().add(images=1)
+    Meter().flush()
+
+
+def test_what_a_task_reports_to_ends_with_the_tasks() -> None:
+    reports: list[Progress] = []
+    list(run_tasks(work, [Task(2)], workers=1, on_progress=reports.append))
+    before = len(reports)
+    meter = Meter()
+    meter.add(images=5)
+    meter.flush()
+    assert len(reports) == before
+    with pytest.raises(CorruptRecord):
+        list(run_tasks(work, [Task(2, act="fail")], workers=1, on_progress=reports.append))
+    meter.add(images=5)
+    meter.flush()
+    assert len(reports) == before
+
+
+def test_tasks_run_from_a_thread() -> None:
+    found: list[tuple[Task, int]] = []
+    thread = threading.Thread(
+        target=lambda: found.extend(run_tasks(work, [Task(1), Task(2)], workers=2))
+    )
+    thread.start()
+    thread.join()
+    assert sorted(found) == [(Task(1), 1), (Task(2), 4)]
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_pool import Task, work
+        from shardkit.pool import run_tasks
+        if __name__ == "__main__":
+            tasks = [Task(n, sys.argv[1], "stay") for n in range(2)]
+            list(run_tasks(work, tasks, workers=2))
+        """
+    )
+    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "left").mkdir()
+    parent = subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "left"])
+    try:
+        wait_until(tmp_path / "left", 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    while processes(tmp_path / "left"):
+        time.sleep(0.01)  # the kernel tells them at once; the deadline of the test is the limit
+
+
+def test_there_is_at_least_one_processor() -> None:
+    assert 1 <= available_workers() <= (os.cpu_count() or 1)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.record import (
+    IMAGE_FIELDS,
+    NO_LABEL,
+    Record,
+    dump_json,
+    image_field,
+    make_keys,
+    parse_label,
+    unquote_key,
+)
+
+_SAFE = re.compile(r"[A-Za-z0-9_~%/-]+\Z")
+
+_NAME_BYTES = st.one_of(
+    st.binary(min_size=1, max_size=12),
+    st.lists(
+        st.sampled_from([b"a", b"b", b".", b"_", b"__", b".jpg", b".png", b"%2E", b"\xff", b" "]),
+        min_size=1,
+        max_size=6,
+    ).map(b"".join),
+    st.text(min_size=1, max_size=8).map(lambda text: text.encode("utf-8", "surrogatepass")),
+)
+"""Names of files as the kernel allows them: any bytes but NUL and slash, not "." and ".."."""
+
+NAMES = (
+    _NAME_BYTES.map(lambda name: name.replace(b"\0", b"0").replace(b"/", b"|"))
+    .filter(lambda name: name not in (b".", b".."))
+    .map(os.fsdecode)
+)
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+PATH_LISTS = st.lists(PATHS, max_size=12, unique=True)
+
+
+@given(PATH_LISTS)
+def test_no_two_keys_are_equal(paths: list[str]) -> None:
+    keys = make_keys(paths)
+    assert len(keys) == len(paths)
+    assert len(set(keys)) == len(paths)
+
+
+@given(PATH_LISTS)
+def test_a_key_gives_its_path_back_with_or_without_the_suffix(paths: list[str]) -> None:
+    for path, key in zip(paths, make_keys(paths), strict=True):
+        back = unquote_key(key)
+        rest = path.removeprefix(back)
+        assert path.startswith(back)
+        assert rest == "" or (rest.startswith(".") and "." not in rest[1:] and "/" not in rest)
+
+
+@given(PATH_LISTS)
+def test_keys_hold_safe_characters_alone(paths: list[str]) -> None:
+    for key in make_keys(paths):
+        assert _SAFE.match(key)
+        assert not any(part.startswith("__") for part in key.split("/"))
+        assert all(key.split("/"))
+
+
+@given(PATH_LISTS)
+def test_the_key_of_a_path_does_not_depend_on_the_order_of_paths(paths: list[str]) -> None:
+    keys = dict(zip(paths, make_keys(paths), strict=True))
+    turned = dict(zip(paths[::-1], make_keys(paths[::-1]), strict=True))
+    assert keys == turned
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("cat/0.jpg", "cat/0"),
+        ("cat/a.b.JPG", "cat/a%2Eb"),
+        ("v1.0/a.jpg", "v1%2E0/a"),
+        ("cat/full moon.jpg", "cat/full%20moon"),
+        ("größe.png", "gr%C3%B6%C3%9Fe"),
+        ("__x__/___y.jpg", "%5F_x__/%5F__y"),
+        ("_x.jpg", "_x"),
+        ("a\nb.jpg", "a%0Ab"),
+        (".jpg", "%2Ejpg"),
+        ("..jpg", "%2E"),
+        ("100%.jpg", "100%25"),
+        ("\udcff.jpg", "%FF"),
+        ("name", "name"),
+    ],
+)
+def test_keys_are_what_they_were_in_version_1(path: str, key: str) -> None:
+    assert make_keys([path]) == [key]
+
+
+def test_files_that_differ_in_their_suffix_keep_it() -> None:
+    assert make_keys(["a.jpg", "a.png", "b.jpg"]) == ["a%2Ejpg", "a%2Epng", "b"]
+    assert make_keys(["a", "a.jpg"]) == ["a", "a%2Ejpg"]
+    assert make_keys(["a.jpg", "a.jpg.png"]) == ["a", "a%2Ejpg%2Epng"]
+
+
+def test_a_record_needs_a_key() -> None:
+    with pytest.raises(ValueError, match="at least one character"):
+        Record("", {})
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "A", "_a", "a-b", "a/b", "x" * 33, "jpg\n", "ä"])
+def test_names_of_fields_that_break_a_format_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="field name"):
+        Record("k", {name: b""})
+
+
+@pytest.mark.parametrize("name", [*IMAGE_FIELDS, "cls", "json", "x" * 32, "0"])
+def test_plain_names_of_fields_are_taken(name: str) -> None:
+    assert Record("k", {name: b"1"}).fields[name] == b"1"
+
+
+@pytest.mark.parametrize("text", [b"0", b"7", b"10", b"999999999"])
+def test_a_label_is_a_decimal_number(text: bytes) -> None:
+    assert parse_label(text) == int(text)
+    assert Record("k", {"cls": text}).label == int(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"-1",
+        b"+1",
+        b" 1",
+        b"1\n",
+        b"01",
+        b"00",
+        b"1.0",
+        b"1e3",
+        b"1_0",
+        b"1000000000",
+        "²".encode(),
+        "٣".encode(),
+    ],
+)
+def test_anything_else_is_no_label(text: bytes) -> None:
+    with pytest.raises(ValueError, match="is not a decimal integer"):
+        parse_label(text)
+
+
+def test_a_record_without_a_label_says_so() -> None:
+    assert Record("k", {}).label == NO_LABEL
+
+
+@pytest.mark.parametrize("text", [b"[]", b"1", b"null", b'"x"'])
+def test_metadata_must_be_an_object(text: bytes) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        _ = Record("k", {"json": text}).meta
+
+
+def test_metadata_are_empty_where_there_are_none() -> None:
+    assert Record("k", {}).meta == {}
+
+
+def test_the_image_field_is_found_among_others() -> None:
+    assert image_field(["cls", "json", "png"]) == "png"
+    assert image_field(["cls", "json"]) is None
+    assert Record("k", {"cls": b"1", "raw": b""}).image_field == "raw"
+
+
+def test_the_codes_of_image_fields_are_frozen() -> None:
+    assert IMAGE_FIELDS[:8] == ("jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "raw")
+
+
+@given(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers(), max_size=4))
+def test_json_is_ascii_and_independent_of_the_order_of_names(value: dict[str, object]) -> None:
+    text = dump_json(value)
+    assert text == dump_json(dict(reversed(value.items())))
+    assert text.isascii()
+    assert json.loads(text) == value
+
+
+def test_json_holds_names_that_are_no_utf8() -> None:
+    assert json.loads(dump_json({"path": "\udcff"})) == {"path": "\udcff"}

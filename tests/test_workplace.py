@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import make_folder, make_tree, tree
+
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.workplace import WORK_NAME, Workplace, check_target, workplace
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.verbs.convert import convert
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset that stands in the way."""
+    scan = scan_imagefolder(make_folder(tmp_path / "old photos", each=1))
+    convert(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
+    return tmp_path / "out"
+
+
+def hold(target: Path, digest: str = "d", *, force: bool = False) -> Workplace:
+    with workplace(target, force=force) as place:
+        place.begin(digest, force=force)
+        return place
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_new_or_empty_directory_is_taken(tmp_path: Path, force: bool) -> None:
+    check_target(tmp_path / "new" / "deeper", force=force)
+    check_target(tmp_path, force=force)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_that_holds_something_else_is_refused(tmp_path: Path, force: bool) -> None:
+    make_tree(tmp_path / "out", {"thesis.txt": b"years of work"})
+    before = tree(tmp_path)
+    with pytest.raises(UsageError, match=r"holds something else \(thesis.txt\)"):
+        hold(tmp_path / "out", force=force)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_is_refused(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "out").write_bytes(b"x")
+    for target in (tmp_path / "out", tmp_path / "out" / "below"):
+        with pytest.raises(UsageError):
+            hold(target, force=force)
+    assert tree(tmp_path).keys() == {"out"}
+
+
+def test_a_dataset_is_refused_without_force(dataset: Path) -> None:
+    before = tree(dataset)
+    with pytest.raises(UsageError, match="holds a dataset already; --force replaces it"):
+        hold(dataset)
+    assert tree(dataset) == before
+
+
+def test_force_does_not_replace_what_may_not_be_a_dataset(dataset: Path) -> None:
+    (dataset / "shardkit.json").write_text("{}")
+    before = tree(dataset)
+    with pytest.raises(CorruptDataset):
+        hold(dataset, force=True)
+    assert tree(dataset) == before
+
+
+def test_a_place_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UsageError, match="out cannot be written: Permission denied"):
+        hold(tmp_path / "out")
+
+
+def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name in ("loop", "dangling"):
+        with pytest.raises(UsageError):
+            hold(tmp_path / name)
+
+
+def test_only_one_conversion_works_in_a_place(tmp_path: Path) -> None:
+    with workplace(tmp_path / "out", force=False) as place:
+        place.begin("d", force=False)
+        with pytest.raises(UsageError, match="another conversion is writing into"):
+            hold(tmp_path / "out", force=True)
+        assert (place.state / "plan.json").exists()
+    hold(tmp_path / "out")  # and the lock ends with the work
+
+
+def test_a_conversion_that_ends_while_the_next_begins_is_not_overwritten(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between looking at the target and getting the lock, another one may have finished."""
+    target = tmp_path / "contested"
+    (target / WORK_NAME).mkdir(parents=True)
+    flock = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        for path in sorted((target / WORK_NAME).rglob("*")):
+            path.unlink()
+        (target / WORK_NAME).rmdir()
+        for path in dataset.rglob("*"):
+            if path.is_file():
+                goal = target / path.relative_to(dataset)
+                goal.parent.mkdir(exist_ok=True, parents=True)
+                goal.write_bytes(path.read_bytes())
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UsageError):
+        hold(target)
+    assert tree(target) == tree(dataset)
+
+
+def test_the_same_work_is_taken_up(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    (place.dataset / "shard").write_bytes(b"done")
+    again = hold(tmp_path / "out")
+    assert (again.dataset / "shard").read_bytes() == b"done"
+
+
+def test_other_work_needs_force_and_begins_anew(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    (place.dataset / "shard").write_bytes(b"done")
+    with pytest.raises(UsageError, match="unfinished conversion with other options"):
+        hold(tmp_path / "out", "two")
+    assert (place.dataset / "shard").exists()
+    again = hold(tmp_path / "out", "two", force=True)
+    assert list(again.dataset.iterdir()) == []
+    hold(tmp_path / "out", "two")
+
+
+def test_work_without_a_plan_is_not_taken_up(tmp_path: Path) -> None:
+    """Whatever stands there, nobody knows what it is: the removal of it was interrupted."""
+    place = hold(tmp_path / "out", "one")
+    (place.dataset / "shard").write_bytes(b"of another plan")
+    (place.state / "ready").write_bytes(b"")
+    (place.state / "plan.json").unlink()
+    again = hold(tmp_path / "out", "two")
+    assert list(again.dataset.iterdir()) == []
+    assert not again.is_ready
+
+
+def test_a_damaged_plan_is_not_a_traceback(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    for content in (b"", b"[]", b"{}", b"nonsense"):
+        (place.state / "plan.json").write_bytes(content)
+        try:
+            hold(tmp_path / "out", "one", force=True)
+        except ShardkitError:
+            continue
+        assert json.loads((place.state / "plan.json").read_bytes()) == {"digest": "one"}
+
+
+def test_work_that_is_being_put_in_its_place_is_not_thrown_away(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    (place.state / "ready").write_bytes(b"")
+    for force in (False, True):
+        with pytest.raises(UsageError, match="run the command that began it once more"):
+            hold(tmp_path / "out", "two", force=force)
+
+
+def test_publishing_moves_everything_up(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    make_tree(place.dataset, {"a": b"1", "index/b": b"2", "train/index/c": b"3"})
+    place.publish()
+    assert {name for name, kind in tree(tmp_path / "out").items() if kind != "folder"} == {
+        "a",
+        "index/b",
+        "train/index/c",
+    }
+
+
+def test_manifests_come_last_and_the_outermost_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = hold(tmp_path / "out")
+    names = ["shardkit.json", "train/shardkit.json", "train/z", "val/a", "val/shardkit.json"]
+    make_tree(place.dataset, dict.fromkeys(names, b"x"))
+    moved: list[str] = []
+    replace = Path.replace
+
+    def note(self: Path, target: Path) -> Path:
+        if self.is_relative_to(place.dataset):
+            moved.append(str(self.relative_to(place.dataset)))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    place.publish()
+    assert set(moved[:2]) == {"train/z", "val/a"}
+    assert set(moved[2:4]) == {"train/shardkit.json", "val/shardkit.json"}
+    assert moved[4:] == ["shardkit.json"]
+
+
+def test_discarding_leaves_no_trace(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    place.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_discarding_leaves_an_empty_directory_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    hold(tmp_path / "out").discard()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_discarding_removes_the_folders_above_that_it_made(tmp_path: Path) -> None:
+    hold(tmp_path / "a" / "b" / "out").discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_discarding_touches_nothing_else(dataset: Path) -> None:
+    before = tree(dataset)
+    hold(dataset, force=True).discard()
+    assert tree(dataset) == before
+
+
+@pytest.mark.parametrize("step", ["unlink", "rmdir"])
+def test_work_whose_removal_was_interrupted_is_no_danger_to_the_dataset(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """After each possible interruption of `discard`, `begin` must not take rests for work."""
+    function: Callable[..., None] = getattr(os, step)
+    before = tree(dataset)
+    for fatal in range(20):
+        place = hold(dataset, force=True)
+        (place.state / "ready").write_bytes(b"")
+        (place.state / "retired.json").write_bytes(b"[]")
+        calls = 0
+
+        def interrupt(*args: object, stop: int = fatal, **kwargs: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > stop:
+                raise KeyboardInterrupt
+            function(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, interrupt)
+            try:
+                place.discard()
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        again = hold(dataset, force=True)
+        if again.is_ready:
+            again.publish()
+        assert {n: h for n, h in tree(dataset).items() if not n.startswith(WORK_NAME)} == before
+    else:
+        pytest.fail("discard does not end")
