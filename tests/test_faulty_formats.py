@@ -227,8 +227,8 @@ class LeavesDamagedFilesOpen(TarReader):
     kept: ClassVar[list[Any]] = []
 
     def _fail(self, reason: str) -> NoReturn:
-        self.kept.append(self._file)
-        raise CorruptShard(reason)
+        self.kept.append(os.dup(self._file.fileno()))
+        super()._fail(reason)
 
 
 class LetsMissingFilesThrough(TarReader):
@@ -389,5 +389,5 @@ def test_no_fault_is_found_where_there_is_none(test: str, tmp_path: Path) -> Non
 
 
 def test_each_test_of_the_suite_has_a_fault_to_find() -> None:
-    suite = {name[5:] for name in vars(FormatConformance) if name.startswith("test_")}
+    suite = {name[5:] for name in dir(FormatConformance) if name.startswith("test_")}
     assert suite == OF_DATASETS | {test for test, _, _ in FAULTS}

@@ -4,8 +4,8 @@
 
 PHOTOS is an image folder of photographs (class folders). Each is taken ``--copies`` times, so that
 a few hundred make a data set. All readers give batches of 64 uint8 images of 3 x 224 x 224,
-shuffled, from a DataLoader with 2 worker processes; before anything is timed, all are shown to give the same
-images and labels. The page cache is warm.
+shuffled, from a DataLoader with 2 worker processes; before anything is timed, all are shown to give
+the same images and labels. The page cache is warm.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ It needs the extra ``testing`` (pytest and hypothesis), which nothing else in sh
 
 from __future__ import annotations
 
-from shardkit.testing.conformance import FormatConformance, read_shard, write_shard
+from shardkit.testing.conformance import FormatConformance
 from shardkit.testing.strategies import field_names, keys, paths, records
+from shardkit.testing.tools import read_shard, write_shard
 
 __all__ = [
     "FormatConformance",

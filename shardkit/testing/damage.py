@@ -1,0 +1,166 @@
+"""What a format makes of damage and of company: other readers, threads and processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shardkit.contracts import Format, ShardSpec
+from shardkit.errors import CorruptShard, ShardkitError
+from shardkit.testing.tools import (
+    RAW_SHAPE,
+    call_in,
+    flipped,
+    leaves_open,
+    open_files,
+    read_shard,
+    reading,
+    sample_records,
+    write_sample,
+)
+
+_BOUNDARY = 512
+"""Tar members begin at multiples of this, and so do the pages of most other formats."""
+
+_CUTS = 64
+_FLIPS = 300
+
+
+class DamageConformance:
+    """The part of the suite about damaged files, open files, threads and processes."""
+
+    # --- damage ---
+
+    def test_a_cut_file_never_gives_wrong_records(self, storage: Format, tmp_path: Path) -> None:
+        path = write_sample(storage, tmp_path / "s")
+        data = path.read_bytes()
+        boundaries = range(0, len(data), _BOUNDARY)
+        chosen = random.Random(0).sample(range(len(data)), k=min(_CUTS, len(data)))
+        around = [
+            cut + shift for cut in boundaries[:: 1 + len(boundaries) // 200] for shift in (0, 1)
+        ]
+        cuts = sorted({0, 1, len(data) - 1, *chosen, *around} & set(range(len(data))))
+        outcomes = call_in("fork", _outcomes, storage, path, [data[:cut] for cut in cuts])
+        for cut, outcome in zip(cuts, outcomes, strict=False):
+            assert outcome in ("refused", "right"), f"cut to {cut} of {len(data)}: {outcome}"
+        assert len(outcomes) == len(cuts)
+        assert "refused" in outcomes
+
+    def test_a_flipped_byte_never_does_worse_than_change_records(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        path = write_sample(storage, tmp_path / "s")
+        data = path.read_bytes()
+        positions = sorted(random.Random(0).sample(range(len(data)), k=min(_FLIPS, len(data))))
+        damaged = [flipped(data, position) for position in positions]
+        outcomes = call_in("fork", _outcomes, storage, path, damaged)
+        for position, outcome in zip(positions, outcomes, strict=False):
+            assert outcome in ("refused", "right", "wrong"), f"byte {position} flipped: {outcome}"
+        assert len(outcomes) == len(positions)
+
+    def test_a_missing_file_is_a_corrupt_shard(self, storage: Format, tmp_path: Path) -> None:
+        with pytest.raises(CorruptShard):
+            storage.read(tmp_path / "missing")
+        assert os.listdir(tmp_path) == []
+
+    def test_junk_is_a_corrupt_shard(self, storage: Format, tmp_path: Path) -> None:
+        junk = (
+            b"",
+            b"\n",
+            b"no shard\n" * 1000,
+            random.Random(0).randbytes(20_000),
+            b"\xff" * 9000,
+        )
+        for number, content in enumerate(junk):
+            path = tmp_path / str(number)
+            path.write_bytes(content)
+            with pytest.raises(CorruptShard):
+                read_shard(storage, path)
+
+    # --- opening and closing ---
+
+    def test_closing_twice_does_nothing(self, storage: Format, tmp_path: Path) -> None:
+        reader = storage.read(write_sample(storage, tmp_path / "s"))
+        reader.close()
+        reader.close()
+
+    def test_two_readers_of_one_file_do_not_disturb_each_other(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        content = sample_records()
+        path = write_sample(storage, tmp_path / "s")
+        with reading(storage, path) as first:
+            with reading(storage, path) as second:
+                assert first.read([1]) == second.read([1]) == [content[1]]
+            assert first.read([4, 2]) == [content[4], content[2]]
+
+    def test_threads_read_with_readers_of_their_own(self, storage: Format, tmp_path: Path) -> None:
+        content = sample_records()
+        path = write_sample(storage, tmp_path / "s")
+        with ThreadPoolExecutor(4) as threads:
+            found = [threads.submit(read_shard, storage, path) for _ in range(16)]
+            assert all(future.result() == content for future in found)
+
+    def test_nothing_stays_open(self, storage: Format, tmp_path: Path) -> None:
+        read_shard(storage, write_sample(storage, tmp_path / "warm-up"))
+        before = open_files()
+        read_shard(storage, write_sample(storage, tmp_path / "s"))
+        assert not leaves_open(before)
+
+    def test_aborting_never_raises_and_leaves_nothing_open(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        write_sample(storage, tmp_path / "warm-up")
+        before = open_files()
+        for rows in (0, 1, 7):
+            writer = storage.write(tmp_path / str(rows), ShardSpec(raw_shape=RAW_SHAPE))
+            for record in sample_records()[:rows]:
+                writer.write(record)
+            writer.abort()
+            writer.abort()
+        finished = storage.write(tmp_path / "finished", ShardSpec())
+        finished.close()
+        finished.abort()
+        assert read_shard(storage, tmp_path / "finished") == []
+        del writer, finished
+        assert not leaves_open(before)
+
+    # --- processes ---
+
+    def test_a_forked_child_reads_and_so_does_its_parent(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        content = sample_records()
+        path = write_sample(storage, tmp_path / "s")
+        with reading(storage, path) as reader:
+            assert reader.read([3]) == [content[3]]
+            assert call_in("fork", read_shard, storage, path) == content
+            assert reader.read(range(len(content))) == content
+
+    def test_a_spawned_child_reads(self, storage: Format, tmp_path: Path) -> None:
+        path = write_sample(storage, tmp_path / "s")
+        assert call_in("spawn", read_shard, storage, path) == sample_records()
+
+
+def _outcomes(storage: Format, path: Path, contents: Sequence[bytes]) -> list[str]:
+    """Return what becomes of reading the sample from each of ``contents``, up to the worst."""
+    expected = sample_records()
+    found = []
+    for content in contents:
+        before = open_files()
+        path.write_bytes(content)
+        try:
+            found.append("right" if read_shard(storage, path) == expected else "wrong")
+        except (ShardkitError, ValueError, OSError):
+            found.append("refused")
+        except Exception:
+            return [*found, traceback.format_exc()]
+        if leaves_open(before):
+            return [*found, f"files stay open ({found[-1]})"]
+    return found

@@ -1,0 +1,125 @@
+"""What a registered format makes of whole datasets: converted, verified, pickled, read."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shardkit.contracts import Format
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.recipe import Recipe
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.testing.tools import call_in, flipped
+from shardkit.torch.datasets import open_dataset
+from shardkit.verbs.convert import convert
+from shardkit.verbs.verify import verify
+
+_PICTURES = (
+    "bird/a b.png",
+    "bird/größer.v2.png",
+    "cat/1.png",
+    "cat/1.bmp",
+    "cat/deep/__2__.png",
+    "cat/" + "x" * 120 + ".png",
+    "dog/UPPER.PNG",
+    "dog/z.ppm",
+)
+
+
+class DatasetConformance:
+    """The part of the suite about datasets; it needs a registered format."""
+
+    def test_a_dataset_has_the_bytes_of_its_source(self, storage: Format, tmp_path: Path) -> None:
+        target = _convert(storage, tmp_path)
+        assert verify(target, "decode").findings == []
+        dataset = open_dataset(target, decode="bytes")
+        assert sorted(dataset.paths) == sorted(_PICTURES)
+        for row, path in enumerate(dataset.paths):
+            data, label = dataset[row]
+            assert data == (tmp_path / "source" / path).read_bytes()
+            assert dataset.classes[label] == path.split("/")[0]
+
+    def test_the_index_points_at_the_bytes_of_the_source(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        target = _convert(storage, tmp_path)
+        dataset = open_dataset(target)
+        row = 0
+        for shard in dataset.manifest.shards:
+            data = (target / shard.name).read_bytes()
+            for _ in range(shard.rows):
+                offset, length = (int(dataset._shards.rows[n][row]) for n in ("offset", "length"))
+                source = (tmp_path / "source" / dataset.paths[row]).read_bytes()
+                assert length == len(source)
+                assert offset == -1 or data[offset : offset + length] == source
+                row += 1
+
+    def test_a_dataset_of_raw_pixels_has_the_pixels_of_its_source(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        recipe = Recipe(encode="raw", resize=(6, 5), resize_mode="stretch")
+        target = _convert(storage, tmp_path, recipe=recipe)
+        assert verify(target, "decode").findings == []
+        dataset = open_dataset(target, decode="numpy")
+        for row, path in enumerate(dataset.paths):
+            with Image.open(tmp_path / "source" / path) as image:
+                assert np.array_equal(dataset[row][0], np.asarray(image.convert("RGB")))
+
+    def test_a_pickled_dataset_reads_the_same(self, storage: Format, tmp_path: Path) -> None:
+        dataset = open_dataset(_convert(storage, tmp_path), decode="bytes")
+        rows = [3, 0, 5, 3]
+        expected = list(dataset[rows])
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert list(copy[rows]) == expected
+        assert call_in("spawn", _samples, copy, rows) == expected
+
+    def test_the_number_of_workers_changes_no_byte(self, storage: Format, tmp_path: Path) -> None:
+        one = _convert(storage, tmp_path, name="one", workers=1)
+        three = _convert(storage, tmp_path, name="three", workers=3)
+        assert _contents(one) == _contents(three)
+
+    def test_verify_finds_a_flipped_byte(self, storage: Format, tmp_path: Path) -> None:
+        target = _convert(storage, tmp_path)
+        name = open_dataset(target).manifest.shards[1].name
+        data = (target / name).read_bytes()
+        for position in random.Random(0).sample(range(len(data)), k=5):
+            (target / name).write_bytes(flipped(data, position))
+            found = verify(target)
+            assert {finding.file for finding in found.findings} == {name}
+        (target / name).write_bytes(data)
+        assert verify(target).ok
+
+
+def _convert(
+    storage: Format,
+    folder: Path,
+    *,
+    name: str = "dataset",
+    recipe: Recipe | None = None,
+    workers: int = 1,
+) -> Path:
+    """Convert a small image folder, which is drawn if need be, to a dataset of several shards."""
+    source = folder / "source"
+    for number, path in enumerate(_PICTURES):
+        if not (source / path).exists():
+            (source / path).parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 256, (6, 5, 3), np.uint8)
+            Image.fromarray(pixels).save(source / path)
+    options = ConvertOptions(to=storage.name, recipe=recipe or Recipe(), shard_samples=3)
+    convert(scan_imagefolder(source), folder / name, options, workers=workers)
+    return folder / name
+
+
+def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:
+    return list(dataset[rows])
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,0 +1,147 @@
+"""What the parts of the conformance suite share: a sample, shards of it, other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import random
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from shardkit.contracts import Format, ShardReader, ShardSpec
+from shardkit.record import Record
+
+_Result = TypeVar("_Result")
+
+RAW_SHAPE = (3, 5, 3)
+"""Height, width and channels of the sample's raw pixels."""
+
+_PATIENCE_SECONDS = 90
+"""A child process that takes longer hangs; it is under pytest's usual deadline of 120 s."""
+
+
+def write_shard(
+    storage: Format,
+    path: Path,
+    content: Sequence[Record],
+    *,
+    meta: Mapping[str, Any] | None = None,
+    raw_shape: tuple[int, int, int] | None = None,
+) -> Path:
+    """Write the records ``content`` as a shard to ``path``, and return that."""
+    writer = storage.write(path, ShardSpec(meta=meta or {}, raw_shape=raw_shape))
+    try:
+        for record in content:
+            writer.write(record)
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    return path
+
+
+def read_shard(storage: Format, path: Path) -> list[Record]:
+    """Return all records of the shard at ``path``."""
+    with reading(storage, path) as reader:
+        return reader.read(range(len(reader)))
+
+
+def sample_records() -> list[Record]:
+    """Return seven different records; every second has a label and raw pixels of `RAW_SHAPE`."""
+    rng = random.Random("sample")
+    made = []
+    for row in range(7):
+        fields = {"jpg": rng.randbytes(1 + 900 * row), "json": b'{"row":%d}' % row}
+        if row % 2:
+            fields["cls"] = b"%d" % row
+            fields["raw"] = rng.randbytes(prod(RAW_SHAPE))
+        made.append(Record(f"class {row % 3}/name-{row}", fields))
+    return made
+
+
+@contextlib.contextmanager
+def place() -> Iterator[Path]:
+    """Give a path at which nothing stands; hypothesis needs a new one for each example."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "shard"
+
+
+@contextlib.contextmanager
+def reading(storage: Format, path: Path) -> Iterator[ShardReader]:
+    reader = storage.read(path)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def write_sample(storage: Format, path: Path, meta: Mapping[str, Any] | None = None) -> Path:
+    """Write the sample as a shard to ``path``, and return that."""
+    return write_shard(storage, path, sample_records(), meta=meta, raw_shape=RAW_SHAPE)
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    """Return ``data`` with another byte at ``position``; which bits differ depends on it."""
+    mask = 1 + position * 37 % 255
+    return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+
+
+def open_files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def leaves_open(before: int) -> bool:
+    """Return whether more files are open than ``before``, once all garbage is collected."""
+    return open_files() > before and gc.collect() >= 0 and open_files() > before
+
+
+def call_in(method: str, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Return what ``function`` returns in a child process, whatever becomes of that.
+
+    Args:
+        method: How the child is started, as `multiprocessing` names it.
+        function: A function of a module.
+        arguments: Its arguments.
+    """
+    context = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_send, args=(sender, function, arguments))  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        # From Python 3.12 on: threads of numpy and torch exist, but none holds a lock of ours.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    sender.close()
+    try:
+        if not receiver.poll(_PATIENCE_SECONDS):
+            pytest.fail(f"{function.__name__} hangs in a child process ({method})")
+        result, error = receiver.recv()
+    except EOFError:
+        child.join()
+        pytest.fail(f"a child process ({method}) ended with exit code {child.exitcode}")
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        receiver.close()
+    if error:
+        pytest.fail(f"in a child process ({method}):\n{error}")
+    returned: _Result = result
+    return returned
+
+
+def _send(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    try:
+        sender.send((function(*arguments), ""))
+    except BaseException:
+        sender.send((None, traceback.format_exc()))
+    sender.close()
