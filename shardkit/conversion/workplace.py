@@ -94,7 +94,7 @@ class Workplace:
             if path.name == MANIFEST_NAME:
                 _sync_all(folders)
             path.replace(self.target / path.relative_to(self.dataset))
-        _sync_all(folders)
+        _sync_all({*folders, self.target, self.target.parent})
         self.discard()
 
     def discard(self) -> None:

@@ -188,28 +188,29 @@ class _Finder:
 
     def collect(self, classes: Sequence[str]) -> ImageFolder:
         """Return the images, by label and path."""
-        files: list[tuple[str, int, os.stat_result]] = []
+        files: list[tuple[str, int, int, int]] = []
         loose = list(self._files("", recurse=False))
         if self.classes:
-            self.ignored += [*self.problems, *(_loose(path) for path, _ in loose)]
+            self.ignored += [*self.problems, *(_loose(path) for path, *_ in loose)]
             self.problems.clear()
         else:
-            files += [(path, NO_LABEL, status) for path, status in loose]
+            files += [(path, NO_LABEL, size, mtime) for path, size, mtime in loose]
         own = set(self.classes)
         for label, name in enumerate(classes):
             if name in own:
-                files += [(path, label, status) for path, status in self._files(name, recurse=True)]
-        keys = make_keys(path for path, _, _ in files)
+                found = self._files(name, recurse=True)
+                files += [(path, label, size, mtime) for path, size, mtime in found]
+        keys = make_keys(path for path, *_ in files)
         return ImageFolder(
             self.root,
             [
-                Entry(path, key, label, status.st_size, status.st_mtime_ns)
-                for key, (path, label, status) in zip(keys, files, strict=True)
+                Entry(path, key, label, size, mtime)
+                for key, (path, label, size, mtime) in zip(keys, files, strict=True)
             ],
         )
 
-    def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, os.stat_result]]:
-        """Give the images below the folder ``top``, sorted, and report everything else."""
+    def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
+        """Give path, size and time of the images below ``top``, and report everything else."""
         seen = {_identity(os.stat(self.root))} if top else set()
         waiting = [top]
         while waiting:
@@ -227,7 +228,7 @@ class _Finder:
                     report = self._blame if self._claims_image(path) else self._ignore
                     report(path, "neither a file nor a folder")
                 elif self._claims_image(path) or self._is_image(path):
-                    yield path, status
+                    yield path, status.st_size, status.st_mtime_ns
             if recurse:
                 waiting += reversed(inner)
 

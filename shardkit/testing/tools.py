@@ -78,6 +78,7 @@ def place() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def reading(storage: Format, path: Path) -> Iterator[ShardReader]:
+    """Give a reader of the shard at ``path``, and close it in the end."""
     reader = storage.read(path)
     try:
         yield reader
@@ -97,6 +98,7 @@ def flipped(data: bytes, position: int) -> bytes:
 
 
 def open_files() -> int:
+    """Return how many files this process has open."""
     return len(os.listdir("/dev/fd"))
 
 

@@ -190,7 +190,7 @@ def _build(
     place.discard()
     error = BadImages(
         f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}; nothing was written. "
-        + ("No other is there." if skip else "Mend them, or leave them out with --on-error skip.")
+        + ("No good one is left." if skip else "Mend them, or leave them out with --on-error skip.")
     )
     error.problems = tuple(problems)
     raise error
