@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from shardkit.record import Record
 
 
-@runtime_checkable
 class Source(Protocol):
-    """Anything that records can be read from: a folder, a shard, a dataset.
+    """Anything that records can be read from: an image folder, a shard.
 
     Reading gives the records in the order asked, as often as asked, and never another in the place
     of one that cannot be read. It may be called from several threads at once.

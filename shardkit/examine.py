@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from shardkit.codecs.image import decode
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
 from shardkit.files import sha256_of
 from shardkit.handles import ShardFile
-from shardkit.index import HEAD, Index, IndexPart, checksum
+from shardkit.index import HEAD, ROWS_NAME, Index, IndexPart, checksum
 from shardkit.indexing import IndexedRecord, ShardRecords, open_records
 from shardkit.manifest import ShardEntry
 from shardkit.pool import Meter
@@ -45,32 +46,37 @@ class ExamineTask:
     """The shard's first row."""
     rows: int
     """Rows of the whole dataset."""
-    twins: dict[str, str]
-    """SHA-256 to name of all shards, to recognise one in the place of another."""
     decode: bool
     raw_shape: tuple[int, int, int] | None
 
 
-def examine_shard(task: ExamineTask) -> tuple[list[Finding], int]:
-    """Return all damage of one shard, and the number of records read."""
+class Examined(NamedTuple):
+    """What was found in one shard."""
+
+    findings: list[Finding]
+    """All damage to its records and its structure; not that its content as a whole is another."""
+    records: int
+    """Records that were read."""
+    sha256: str
+
+
+def examine_shard(task: ExamineTask) -> Examined:
+    """Return all damage of one shard."""
     path = task.directory / task.entry.name
+    sha256 = sha256_of(path)
     findings = []
-    found = sha256_of(path)
-    if found != task.entry.sha256:
-        reason = "its SHA-256 is not the one in the manifest"
-        if found in task.twins:
-            reason += f": it holds what belongs into {task.twins[found]}"
-        findings.append(_shard_finding(task, reason))
     index = _stored_index(task)
     try:
         with open_records(get_format(task.format), path) as records:
             if len(records) != task.entry.rows:
                 reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
                 findings.append(_shard_finding(task, reason))
-            return findings + _check_records(task, records, index), len(records)
+            blamed = ROWS_NAME if sha256 == task.entry.sha256 else task.entry.name
+            findings += _check_records(task, records, index, blamed)
+            return Examined(findings, len(records), sha256)
     except CorruptShard as error:
         findings.append(_shard_finding(task, str(error)))
-        return findings + _check_ranges(task, index), 0
+        return Examined(findings + _check_ranges(task, index), 0, sha256)
 
 
 def _stored_index(task: ExamineTask) -> IndexPart | None:
@@ -84,19 +90,26 @@ def _stored_index(task: ExamineTask) -> IndexPart | None:
 
 
 def _check_records(
-    task: ExamineTask, records: ShardRecords, index: IndexPart | None
+    task: ExamineTask, records: ShardRecords, index: IndexPart | None, blamed: str
 ) -> list[Finding]:
+    """Check each record; where the index and a shard differ, ``blamed`` is the damaged file."""
     findings = []
     meter = Meter()
     for row in range(len(records)):
+        file, size = task.entry.name, 0
         try:
             (found,) = records.read([row])
-            reason = _difference(found, row, index) or _undecodable(found, task)
             size = int(found.row["length"][0])
+            reason = _difference(found, row, index)
+            if reason:
+                file = blamed
+            else:
+                reason = _undecodable(found, task)
         except CorruptShard as error:
-            reason, size = str(error), 0
+            reason = str(error)
         if reason:
-            findings.append(_record_finding(task, row, index, reason))
+            finding = _record_finding(task, row, index, reason)
+            findings.append(replace(finding, file=task.prefix + file))
         meter.add(images=1, size=size, bad=bool(reason))
     meter.flush()
     return findings

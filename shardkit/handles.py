@@ -1,24 +1,27 @@
 """Open shards, one pool for the process, and the only file that knows that a process can fork.
 
 A reader asks the pool each time and holds what it got only during the call. So nothing that is
-pickled holds a handle, a child opens its own, and the number of open files stays bounded.
+pickled holds a handle, a child opens its own, and no more files stay open than the pool and the
+batches being read need.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
-from shardkit.contracts import Range, ShardReader
-from shardkit.errors import CorruptShard
+from shardkit.contracts import ShardReader
+from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.record import Record
 
-MAX_OPEN = 128
-"""Shards kept open in a process: an eighth of the usual limit of 1024 descriptors."""
+MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
+"""Shards kept open in a process: a quarter of the descriptors that it may have."""
 
 _Handle = TypeVar("_Handle")
 
@@ -39,6 +42,11 @@ class ShardFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ShardkitError(
+                    f"the shard {path} cannot be opened: too many files are open. Read fewer "
+                    "shards at once, or raise the limit (`ulimit -n`)."
+                ) from error
             raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
         found = os.fstat(self._descriptor).st_size
         if found != size:
@@ -51,11 +59,10 @@ class ShardFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    def announce(self, ranges: Sequence[Range]) -> None:
+    def announce(self, offset: int, length: int) -> None:
         """Tell the kernel what will be read: a cold batch then takes a third of the time."""
-        if hasattr(os, "posix_fadvise"):
-            for offset, length in ranges:
-                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+        if hasattr(os, "posix_fadvise") and 0 <= offset < self._size:
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on.

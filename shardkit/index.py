@@ -7,7 +7,7 @@ follows from the manifest's row counts.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -27,14 +27,15 @@ ROW = np.dtype(
         ("width", "<u4"),
         ("height", "<u4"),
         ("field", "u1"),
-        ("reserved", "u1", (3,)),
+        ("check", "u1", (3,)),
     ]
 )
 """One row: 32 bytes, so that a look-up touches one cache line, and 10 million rows take 320 MB.
 
 ``offset`` is the image's first byte in its shard's file, or -1 where the format stores no plain
 bytes and its own library must read them; ``field`` is a position in `IMAGE_FIELDS`; ``label`` is -1
-where there is none; ``width`` and ``height`` are pixels of the stored image.
+where there is none; ``width`` and ``height`` are pixels of the stored image; ``check`` is that of
+`row_check`.
 """
 
 HEAD = slice(16, 29)
@@ -43,6 +44,9 @@ HEAD = slice(16, 29)
 INDEX_DIRECTORY = "index"
 ROWS_NAME = f"{INDEX_DIRECTORY}/rows.npy"
 _STRINGS = ("keys", "paths")
+
+_RUN = 4096
+"""Strings that are read together when all are asked for."""
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
@@ -54,6 +58,14 @@ class IndexPart(NamedTuple):
     rows: Rows
     keys: list[str]
     paths: list[str]
+
+
+def row_check(row: bytes | bytearray | memoryview) -> bytes:
+    """Return the lower 24 bits, little-endian, of the CRC-32 of a row's bytes before its ``check``.
+
+    It shows damage to the row itself where the image is not read to compare its checksum.
+    """
+    return zlib.crc32(row[: HEAD.stop]).to_bytes(4, "little")[:3]
 
 
 def checksum(head: bytes | memoryview, image: bytes | memoryview) -> int:
@@ -78,6 +90,7 @@ def make_row(*, offset: int, image: bytes, label: int, size: tuple[int, int], fi
     width, height = size
     row[0] = (offset, len(image), 0, label, width, height, IMAGE_FIELDS.index(field), (0, 0, 0))
     row["checksum"] = checksum(row.tobytes()[HEAD], image)
+    row["check"] = tuple(row_check(row.tobytes()))
     return row
 
 
@@ -113,10 +126,26 @@ class StringTable(Sequence[str]):
     def __getitem__(self, row: slice) -> list[str]: ...
     def __getitem__(self, row: int | slice) -> str | list[str]:
         if isinstance(row, slice):
-            return [self[position] for position in range(*row.indices(len(self)))]
+            start, stop, step = row.indices(len(self))
+            if step != 1:
+                return [self[position] for position in range(start, stop, step)]
+            return self._run(start, max(start, stop))
         position = range(len(self))[row]
         start = int(self._ends[position - 1]) if position else 0
         return self._text[start : int(self._ends[position])].tobytes().decode(*_UTF8)
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _RUN):
+            yield from self._run(start, min(start + _RUN, len(self)))
+
+    def _run(self, start: int, stop: int) -> list[str]:
+        """Return the strings of neighbouring rows, read in one piece."""
+        first = int(self._ends[start - 1]) if start else 0
+        ends = [end - first for end in self._ends[start:stop].tolist()]
+        text = self._text[first : first + (ends[-1] if ends else 0)].tobytes()
+        return [
+            text[begin:end].decode(*_UTF8) for begin, end in zip([0, *ends], ends, strict=False)
+        ]
 
 
 class Index:

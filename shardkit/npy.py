@@ -68,4 +68,5 @@ def map_npy(path: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
         raise ValueError(f"it is not an array of {count} values as shardkit writes it")
     if count == 0:  # nothing can be mapped
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r", len(header), (count,))
+    # A plain view: the memmap class costs time at each access.
+    return np.memmap(path, dtype, "r", len(header), (count,)).view(np.ndarray)

@@ -57,7 +57,8 @@ class Recipe:
     """Height and width of the box that ``resize_mode`` refers to, in pixels."""
     resize_mode: str = "shorter"
     """One of `RESIZE_MODES`: cover the box, fit into it, cover and cut to it from the centre, fit
-    and fill up with the background, or take its shape regardless of the image's."""
+    and fill up with the background, or take its shape regardless of the image's. (On the command
+    line HxW means ``crop``.)"""
     filter: str = "bicubic"
     """One of `FILTERS`; all are antialiased."""
     enlarge: bool = False
@@ -81,6 +82,10 @@ class Recipe:
             raise UsageError(
                 f"--quality has no meaning for --encode {self.encode}: it loses nothing"
             )
+        if self.resize is not None and (
+            not isinstance(self.resize, tuple) or len(self.resize) != 2
+        ):
+            raise UsageError(f"resize={self.resize!r} is not a pair of height and width")
         if self.resize is not None and not all(1 <= side <= 65535 for side in self.resize):
             height, width = self.resize
             raise UsageError(f"--resize {height}x{width} is not from 1 to 65535 pixels")
@@ -128,10 +133,14 @@ class Recipe:
         data = record.fields[field]
         info = self._inspect(data, field)
         plan = self._plan(info, field)
+        notes = {"small": 1} if self._is_small(info) else {}
+        if info.frames > 1:
+            notes["frames"] = info.frames
         if plan is None:
             if self.check == "decode":
                 decode(data, field)
-            notes = _notes(info, orientation=info.orientation)
+            if info.orientation != 1:
+                notes["orientation"] = info.orientation
             return _stored(record, field, data, (info.width, info.height), notes)
         image = self._change(data, field, info, plan)
         if self.raw_shape and (image.height, image.width) != self.resize:
@@ -140,7 +149,7 @@ class Recipe:
                 "--enlarge or --resize-mode pad"
             )
         content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
-        return _stored(record, plan.field, content, image.size, _notes(info, orientation=1))
+        return _stored(record, plan.field, content, image.size, notes)
 
     def _inspect(self, data: bytes, field: str) -> ImageInfo:
         try:
@@ -149,6 +158,15 @@ class Recipe:
             if self.check == "none" and self.keeps_bytes:
                 return ImageInfo(0, 0)
             raise
+
+    def _is_small(self, info: ImageInfo) -> bool:
+        """Tell whether an image would have to be enlarged to come out as asked for."""
+        if self.resize is None or self.enlarge or self.resize_mode == "pad":
+            return False
+        (box_height, box_width), (width, height) = self.resize, info.upright
+        if self.resize_mode == "longer":
+            return width < box_width and height < box_height
+        return width < box_width or height < box_height
 
     def _plan(self, info: ImageInfo, field: str) -> _Change | None:
         """Return what has to be done to an image, or None where its bytes can stay."""
@@ -254,15 +272,6 @@ def _stored(
     fields = {name: value for name, value in record.fields.items() if name != record.image_field}
     meta = {**record.meta, "width": size[0], "height": size[1], **notes}
     return Record(record.key, {**fields, field: content, META_FIELD: dump_json(meta)})
-
-
-def _notes(info: ImageInfo, *, orientation: int) -> dict[str, int]:
-    notes = {}
-    if orientation != 1:
-        notes["orientation"] = orientation
-    if info.frames > 1:
-        notes["frames"] = info.frames
-    return notes
 
 
 def _choose(option: str, value: str, known: Iterable[str]) -> None:

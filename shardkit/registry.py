@@ -43,7 +43,7 @@ def get_format(name: str) -> Format:
     except ImportError as error:
         raise UsageError(
             f"format {name!r} needs a package that cannot be imported: {error}. "
-            f"Install it with `pip install {error.name or module}`."
+            f"Install it with `pip install {(error.name or module).partition('.')[0]}`."
         ) from error
     except AttributeError:
         found = None

@@ -5,21 +5,24 @@ It knows no format by name and does not decode.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.contracts import Format, Range
+from shardkit.contracts import Format
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
 from shardkit.handles import ShardFile, forget, shard_file, shard_reader
-from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts
-from shardkit.manifest import Manifest, load_manifest
+from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts, row_check
+from shardkit.manifest import MANIFEST_NAME, Manifest, load_manifest
 from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
+
+_Opened = TypeVar("_Opened")
 
 
 class StoredImage(NamedTuple):
@@ -47,8 +50,9 @@ class ShardSet:
     """
 
     def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
-        self.directory = directory.absolute()
-        self.manifest: Manifest = load_manifest(directory)
+        self.directory = directory.expanduser().absolute()
+        self._stamp = _stamp(self.directory)
+        self.manifest: Manifest = load_manifest(self.directory)
         self._verify_option = verify
         self._verify = (self.manifest.raw_shape is None) if verify is None else verify
 
@@ -61,17 +65,17 @@ class ShardSet:
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""
-        return Index(self.directory, len(self)).keys()
+        return self._unchanged(Index(self.directory, len(self)).keys())
 
     @cached_property
     def paths(self) -> StringTable:
         """The source path of each row."""
-        return Index(self.directory, len(self)).paths()
+        return self._unchanged(Index(self.directory, len(self)).paths())
 
     @cached_property
     def rows(self) -> Rows:
         """The index: one `shardkit.index.ROW` for each row, memory-mapped and read-only."""
-        return Index(self.directory, len(self)).rows()
+        return self._unchanged(Index(self.directory, len(self)).rows())
 
     def normalise(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,), negative ones counted from the end.
@@ -85,6 +89,8 @@ class ShardSet:
             raise IndexError(f"rows are integers, not {rows!r}") from None
         if array.size and array.dtype.kind not in "iu":
             raise IndexError(f"rows are integers, not {array.dtype}")
+        if array.ndim > 1:
+            raise IndexError(f"rows are a list, not an array of shape {array.shape}")
         wrong = (array >= len(self)) | ((array < 0) & (array < -len(self)))
         if wrong.any():
             raise IndexError(
@@ -93,14 +99,16 @@ class ShardSet:
         array = array.astype(np.int64).reshape(-1)
         return np.where(array < 0, array + len(self), array)
 
+    @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
-        """Return the label of each row, -1 where there is none, int64 of shape (N,).
+        """The label of each row, -1 where there is none: int64 of shape (N,), read-only.
 
         Raises:
             CorruptDataset: If they are not those that the manifest counts.
         """
         labels = self.rows["label"].astype(np.int64)
         require_counts(labels, self.manifest.class_counts)
+        labels.setflags(write=False)
         return labels
 
     def read(self, rows: npt.NDArray[np.int64]) -> list[StoredImage]:
@@ -112,24 +120,35 @@ class ShardSet:
         Raises:
             CorruptRecord: If an image is not what was written.
             CorruptShard: If a shard is missing or cut.
+            CorruptDataset: If another dataset took the place of this one.
         """
         entries = np.ascontiguousarray(self.rows[rows])
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        files = {int(shard): self._open(int(shard)) for shard in np.unique(shards)}
-        if len(rows) > 1:
-            self._announce(entries, shards, files)
-        heads = memoryview(entries.tobytes())
+        places = [
+            _Place(row, shard, offset, length)
+            for row, shard, offset, length in zip(
+                rows.tolist(),
+                shards.tolist(),
+                entries["offset"].tolist(),
+                entries["length"].tolist(),
+                strict=True,
+            )
+        ]
+        files = self._unchanged({shard: self._open(shard) for shard in set(shards.tolist())})
+        if len(places) > 1:
+            for place in places:
+                files[place.shard].announce(place.offset, place.length)
+        packed = memoryview(entries.tobytes())
         images = []
-        for number, (row, entry, shard) in enumerate(
-            zip(rows.tolist(), entries.tolist(), shards.tolist(), strict=True)
-        ):
-            offset, length, expected, label, width, height, code, _ = entry
-            place = _Place(row, shard, offset, length)
-            data = self._bytes(place, files[shard])
-            start = number * ROW.itemsize
-            head = heads[start + HEAD.start : start + HEAD.stop]
-            if self._verify and checksum(head, data) != expected:
-                raise self._corrupt(place, "its checksum does not match")
+        for number, (place, entry) in enumerate(zip(places, entries.tolist(), strict=True)):
+            _, _, expected, label, width, height, code, _ = entry
+            data = self._bytes(place, files[place.shard])
+            row = packed[number * ROW.itemsize : (number + 1) * ROW.itemsize]
+            if self._verify:
+                if checksum(row[HEAD], data) != expected:
+                    raise self._corrupt(place, "its checksum does not match")
+            elif row_check(row) != row[HEAD.stop :]:
+                raise self._corrupt(place, "its entry in the index is damaged")
             if code >= len(IMAGE_FIELDS):
                 raise self._corrupt(place, "its entry in the index is damaged")
             images.append(StoredImage(data, IMAGE_FIELDS[code], label, width, height))
@@ -153,13 +172,20 @@ class ShardSet:
         entry = self.manifest.shards[shard]
         return shard_file(self.shard_path(shard), entry.bytes, entry.sha256)
 
-    def _announce(
-        self, entries: Rows, shards: npt.NDArray[np.int64], files: dict[int, ShardFile]
-    ) -> None:
-        for shard, file in files.items():
-            part = entries[shards == shard]
-            ranges = zip(part["offset"].tolist(), part["length"].tolist(), strict=True)
-            file.announce([Range(offset, length) for offset, length in ranges if offset >= 0])
+    def _unchanged(self, opened: _Opened) -> _Opened:
+        """Return what was just opened, if the dataset is still the one whose manifest was read.
+
+        A new dataset takes the place of an old one manifest first and last: whatever was opened
+        before this look belongs to the old one.
+
+        Raises:
+            CorruptDataset: If another dataset took its place meanwhile.
+        """
+        stamp = _stamp(self.directory)
+        if stamp != self._stamp:
+            _require_digest(load_manifest(self.directory), self.manifest.digest, self.directory)
+            self._stamp = stamp
+        return opened
 
     def _bytes(self, place: _Place, file: ShardFile) -> bytes:
         try:
@@ -202,6 +228,19 @@ class _Place(NamedTuple):
 def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:
     """Open a pickled dataset again, refusing another one that took its place meanwhile."""
     opened = ShardSet(directory, verify=verify)
-    if opened.manifest.digest != digest:
-        raise CorruptDataset(f"{directory} was written anew since it was opened; open it again")
+    _require_digest(opened.manifest, digest, directory)
     return opened
+
+
+def _require_digest(manifest: Manifest, digest: str, directory: Path) -> None:
+    if manifest.digest != digest:
+        raise CorruptDataset(f"{directory} was written anew since it was opened; open it again")
+
+
+def _stamp(directory: Path) -> tuple[int, int, int, int] | None:
+    """Return what changes when the manifest in ``directory`` is another file."""
+    try:
+        status = os.stat(directory / MANIFEST_NAME)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -61,7 +61,7 @@ def test_the_summary_says_what_was_made(folder: Path, tmp_path: Path) -> None:
         "classes without images: emu",
         "1 image with an EXIF orientation",
         "1 bad file, listed in skipped.jsonl",
-        "not an image: cat/notes.txt",
+        "1 not an image (cat/notes.txt)",
         f"shardkit verify {tmp_path / 'out'}",
     ):
         assert words in result.stdout
@@ -96,7 +96,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(folder: Path, tmp_path: Pat
     assert "nothing was written" in result.stdout
     assert "6 images, 2 shards" in result.stdout
     assert "cat" in result.stdout
-    assert "not an image: cat/notes.txt" in result.stdout
+    assert "1 not an image (cat/notes.txt)" in result.stdout
     assert "cat/broken.jpg: the link leads nowhere" in result.stdout
     assert os.listdir(tmp_path) == ["photos"]
 

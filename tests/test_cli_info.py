@@ -66,7 +66,11 @@ def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
         },
     )
     result = invoke("info", make(tmp_path / "photos", tmp_path / "made", on_error="skip"))
-    for part in ("orientation: 1 image", "1 bad file, listed in skipped.jsonl", "not an image: 1"):
+    for part in (
+        "1 image with an EXIF orientation",
+        "1 bad file, listed in skipped.jsonl",
+        "not an image: 1",
+    ):
         assert part in result.stdout
 
 

@@ -122,7 +122,7 @@ def test_stacked_datasets_take_views() -> None:
 
 
 def test_a_new_block_is_contiguous_bytes_of_the_given_shape() -> None:
-    block = new_block((2, 3, 4, 3))
+    block = new_block((2, 3, 4, 3), shared=True)
     assert (block.shape, block.dtype) == ((2, 3, 4, 3), torch.uint8)
     assert block.is_contiguous()
     assert not block.is_shared()  # type: ignore[no-untyped-call]
@@ -131,11 +131,14 @@ def test_a_new_block_is_contiguous_bytes_of_the_given_shape() -> None:
 class Blocks(Dataset[tuple[torch.Tensor, bool]]):
     """Gives a new block, and whether it lies in shared memory."""
 
+    def __init__(self, *, shared: bool = True) -> None:
+        self.shared = shared
+
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, row: int) -> tuple[torch.Tensor, bool]:
-        block = new_block((2, 3, 4, 3))
+        block = new_block((2, 3, 4, 3), shared=self.shared)
         block.fill_(row + 7)
         return block, block.is_shared()  # type: ignore[no-untyped-call]
 

@@ -689,18 +689,19 @@ def test_a_run_may_be_stopped_at_any_step_and_repeated(
         after += 1
 
 
-def test_a_run_that_was_stopped_while_publishing_is_finished_by_the_same_command_alone(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize("force", [False, True])
+def test_a_run_that_was_stopped_while_publishing_is_finished_by_any_command(
+    folder: Path, tmp_path: Path, force: bool
 ) -> None:
     made(folder, tmp_path / "out", "lmdb")
-    with stopped(workplace_module, "_sync_all"), pytest.raises(KeyboardInterrupt):
+    with stopped(workplace_module.Workplace, "_retire"), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out", "hdf5", force=True)
-    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
-    for force in (False, True):
-        with pytest.raises(UsageError, match="run the command that began it once more"):
-            made(folder, tmp_path / "out", "lmdb", force=force)
-    made(folder, tmp_path / "out", "hdf5", force=True)
-    made(folder, tmp_path / "expected", "hdf5")
+    if force:
+        made(folder, tmp_path / "out", "lmdb", force=True)
+    else:
+        with pytest.raises(UsageError, match="now holds the dataset of an earlier run"):
+            made(folder, tmp_path / "out", "lmdb")
+    made(folder, tmp_path / "expected", "lmdb" if force else "hdf5")
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
@@ -780,3 +781,13 @@ def test_shards_say_what_they_are(folder: Path, tmp_path: Path, to: str) -> None
         assert reader.meta["recipe"] == Recipe().describe()
     finally:
         reader.close()
+
+
+def test_one_split_is_not_replaced_without_the_others(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        make_folder(tmp_path / "photos" / name)
+    converted(tmp_path / "photos", tmp_path / "out")
+    before = tree(tmp_path / "out")
+    with pytest.raises(UsageError, match="is a split of the dataset in"):
+        made(tmp_path / "photos/train", tmp_path / "out/train", force=True)
+    assert tree(tmp_path / "out") == before

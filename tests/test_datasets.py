@@ -41,7 +41,7 @@ from shardkit import (
     open_dataset,
     scan_imagefolder,
 )
-from shardkit.index import ROW
+from shardkit.index import ROW, row_check
 
 KINDS: dict[str, type[ShardDataset]] = {
     "hdf5": HDF5Dataset,
@@ -454,6 +454,7 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(
     place = make(tmp_path / "photos", tmp_path / "made", to="lmdb")
     index = bytearray((place / "index/rows.npy").read_bytes())
     index[-2 * ROW.itemsize + 20] = 23  # the width of row 0
+    index[-ROW.itemsize - 3 : -ROW.itemsize] = row_check(index[-2 * ROW.itemsize :])
     (place / "index/rows.npy").write_bytes(index)
     with pytest.raises(CorruptRecord):
         open_dataset(place, decode=decode)[0]

@@ -143,11 +143,14 @@ def test_a_file_that_claims_to_be_an_image_must_be_one(
 
 
 def test_a_file_that_changes_after_the_scan_is_bad(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"cat/a.jpg": JPEG, "cat/b.jpg": JPEG})
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "cat/b.jpg": JPEG, "cat/c.jpg": JPEG})
     source = scan_imagefolder(tmp_path).splits[""]
     (tmp_path / "cat/a.jpg").write_bytes(JPEG + b"x")
     (tmp_path / "cat/b.jpg").unlink()
-    with pytest.raises(BadImage, match=f"from {len(JPEG)} to {len(JPEG) + 1} bytes"):
+    os.utime(tmp_path / "cat/c.jpg", ns=(0, 0))  # as after an edit that keeps the size
+    with pytest.raises(BadImage, match="changed since the scan"):
+        source.read([2])
+    with pytest.raises(BadImage, match="changed since the scan"):
         source.read([0])
     with pytest.raises(BadImage, match="No such file"):
         source.read([1])
@@ -393,7 +396,9 @@ def test_splits_can_be_denied_and_forced(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "val/cat/b.jpg": JPEG})
     assert scan_imagefolder(tmp_path, splits=False).classes == ("train", "val")
     make_tree(tmp_path, {"extra/cat/c.jpg": JPEG})
-    assert scan_imagefolder(tmp_path).classes == ("extra", "train", "val")
+    with pytest.raises(UsageError, match="train, val look like splits, and extra does not"):
+        scan_imagefolder(tmp_path)
+    assert scan_imagefolder(tmp_path, splits=False).classes == ("extra", "train", "val")
     assert sorted(scan_imagefolder(tmp_path, splits=True).splits) == ["extra", "train", "val"]
 
 

@@ -23,6 +23,7 @@ from shardkit.index import (
     StringTable,
     checksum,
     make_row,
+    row_check,
     save_index,
 )
 
@@ -70,14 +71,22 @@ def test_a_row_is_these_32_bytes_for_ever() -> None:
         "width": ("<u4", 20),
         "height": ("<u4", 24),
         "field": ("|u1", 28),
-        "reserved": ("|V3", 29),
+        "check": ("|V3", 29),
     }
     row = make_row(offset=0x0102, image=b"image", label=7, size=(8, 9), field="png")
     head = bytes.fromhex("07000000 08000000 09000000 01")
     crc = zlib.crc32(head + b"image").to_bytes(4, "little")
-    assert row.tobytes() == (
-        bytes.fromhex("0201000000000000 05000000") + crc + head + bytes.fromhex("000000")
-    )
+    start = bytes.fromhex("0201000000000000 05000000") + crc + head
+    assert row.tobytes() == start + zlib.crc32(start).to_bytes(4, "little")[:3]
+
+
+def test_a_row_notices_every_flipped_bit_of_itself() -> None:
+    row = make_row(offset=0x0102, image=b"image", label=7, size=(8, 9), field="png").tobytes()
+    assert row_check(row) == row[29:]
+    for bit in range(8 * 29):
+        damaged = bytearray(row)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert row_check(damaged) != row[29:]
 
 
 @pytest.mark.parametrize("at", range(HEAD.start, HEAD.stop))
@@ -123,7 +132,7 @@ def test_equal_parts_give_equal_bytes(tmp_path: Path) -> None:
 def test_the_rows_are_mapped_and_read_only(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
     rows = Index(tmp_path, 3).rows()
-    assert isinstance(rows, np.memmap)
+    assert isinstance(rows.base, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         rows["label"][0] = 1
 

@@ -258,7 +258,7 @@ class Size(Dataset[int]):
 
     def __getitem__(self, row: int) -> int:
         self.dataset[:]
-        assert isinstance(self.dataset._shards.rows, np.memmap)
+        assert isinstance(self.dataset._shards.rows.base, np.memmap)
         return len(pickle.dumps(self.dataset))
 
 

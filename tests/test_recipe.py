@@ -522,3 +522,22 @@ def test_the_description_is_json_and_complete() -> None:
 )
 def test_a_recipe_knows_whether_bytes_stay(options: dict[str, Any], keeps: bool) -> None:
     assert Recipe(**options).keeps_bytes is keeps
+
+
+@pytest.mark.parametrize(
+    ("mode", "enlarge", "noted"),
+    [
+        ("shorter", False, True),
+        ("crop", False, True),
+        ("stretch", False, True),
+        ("longer", False, False),
+        ("pad", False, False),
+        ("crop", True, False),
+    ],
+)
+def test_an_image_that_is_too_small_for_the_box_is_noted(
+    mode: str, enlarge: bool, noted: bool
+) -> None:
+    record = Record("a", {"png": png(40, 12), "json": b"{}"})
+    stored = Recipe(resize=(20, 30), resize_mode=mode, enlarge=enlarge).apply(record)
+    assert ("small" in stored.meta) == noted

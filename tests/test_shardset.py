@@ -196,9 +196,9 @@ def test_swapped_offsets_are_noticed_by_the_checksums(place: Path) -> None:
     rows = np.load(place / "index/rows.npy")
     rows["offset"][[1, 2]] = rows["offset"][[2, 1]]
     np.save(place / "index/rows.npy", rows)
-    with pytest.raises(CorruptRecord):
-        read(ShardSet(place), 1)
-    assert len(read(ShardSet(place, verify=False), 1)) == 1
+    for verify in (True, False):  # by the image's checksum, or by the row's own
+        with pytest.raises(CorruptRecord):
+            read(ShardSet(place, verify=verify), 1)
 
 
 def test_an_unknown_field_code_is_damage_without_checksums_too(place: Path) -> None:
@@ -292,7 +292,34 @@ def test_a_dataset_written_anew_is_read_anew(place: Path) -> None:
     assert [image.data for image in read(after, *range(8))] == [
         (source / after.paths[row]).read_bytes() for row in range(8)
     ]
-    assert read(before, *range(ROWS)) == old  # its files are open still
+    assert len(old) == ROWS
+    with pytest.raises(CorruptDataset, match="written anew"):  # although its files are open still
+        read(before, 0)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_rows_of_a_raw_dataset_are_never_those_of_its_successor(
+    tmp_path: Path, to: str
+) -> None:
+    """Its shards have the same sizes, and no checksum of pixels is compared."""
+    source = make_folder(tmp_path / "photos", ("ant", "bee"), each=4)
+    recipe = Recipe(resize=(8, 8), resize_mode="stretch", encode="raw", enlarge=True)
+    scan = scan_imagefolder(source)
+    convert(scan, tmp_path / "made", ConvertOptions(to=to, recipe=recipe))
+    before = ShardSet(tmp_path / "made")
+    assert len(before.labels) == 8
+    convert(scan, tmp_path / "made", ConvertOptions(to=to, recipe=recipe, seed=1), force=True)
+    with pytest.raises(CorruptDataset, match="written anew"):
+        read(before, 0)
+
+
+def test_a_copy_of_the_same_dataset_in_its_place_is_the_same(place: Path) -> None:
+    shards = ShardSet(place)
+    old = read(shards, 0)
+    manifest = (place / "shardkit.json").read_bytes()
+    (place / "shardkit.json").unlink()
+    (place / "shardkit.json").write_bytes(manifest)
+    assert read(shards, 0) == old
 
 
 def test_a_shard_restored_from_a_copy_is_read_without_a_new_process(place: Path) -> None:
@@ -310,7 +337,7 @@ def test_a_shard_restored_from_a_copy_is_read_without_a_new_process(place: Path)
 def test_the_index_is_mapped_and_opened_late(pristine: Path) -> None:
     shards = ShardSet(pristine)
     assert not {"rows", "keys", "paths"} & vars(shards).keys()
-    assert isinstance(shards.rows, np.memmap)
+    assert isinstance(shards.rows.base, np.memmap)
     assert shards.rows.dtype == ROW
 
 

@@ -164,11 +164,17 @@ def test_a_damaged_plan_is_not_a_traceback(tmp_path: Path) -> None:
 
 
 def test_work_that_is_being_put_in_its_place_is_not_thrown_away(tmp_path: Path) -> None:
-    place = hold(tmp_path / "out", "one")
-    (place.state / "ready").write_bytes(b"")
     for force in (False, True):
-        with pytest.raises(UsageError, match="run the command that began it once more"):
-            hold(tmp_path / "out", "two", force=force)
+        target = tmp_path / f"out-{force}"
+        place = hold(target, "one")
+        make_tree(place.dataset, {"a": b"1"})
+        (place.state / "ready").write_bytes(b"")
+        if force:
+            hold(target, "two", force=True)
+        else:
+            with pytest.raises(UsageError, match="now holds the dataset of an earlier run"):
+                hold(target, "two")
+        assert (target / "a").read_bytes() == b"1"
 
 
 def test_publishing_moves_everything_up(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, line, printable, size, some, table
+from shardkit.cli.show import amount, line, printable, show_notes, size, some, table
 from shardkit.conversion.plan import Plan
 from shardkit.errors import BadImages, Problem
 from shardkit.manifest import Manifest
@@ -59,10 +60,11 @@ def _show_left_out(ignored: list[Problem], problems: list[Problem]) -> None:
 
 
 def _by_reason(problems: list[Problem]) -> str:
-    reasons = {problem.reason for problem in problems}
+    of_reason: dict[str, list[str]] = {}
+    for problem in problems:
+        of_reason.setdefault(problem.reason, []).append(problem.path)
     return "; ".join(
-        f"{reason}: {some([p.path for p in problems if p.reason == reason])}"
-        for reason in sorted(reasons)
+        f"{len(paths):,} {reason} ({some(paths)})" for reason, paths in sorted(of_reason.items())
     )
 
 
@@ -90,35 +92,24 @@ def show_made(src: Path, dst: Path, scan: Scan, made: Converted, seconds: float)
         "time",
         f"{seconds:.1f} s, {images / seconds:,.0f} images/s, {stored / 1e6 / seconds:,.1f} MB/s",
     )
-    line("next", f"shardkit verify {dst}")
+    line("next", f"shardkit verify {shlex.quote(str(dst))}")
 
 
 def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
-    classes = (
-        "without labels"
-        if manifest.classes is None
-        else (f"in {amount(len(manifest.classes), 'class')}")
+    labelled = manifest.classes is not None and (
+        any(manifest.class_counts or ()) or not manifest.rows
     )
+    classes = f"in {amount(len(manifest.classes or ()), 'class')}" if labelled else "without labels"
     line(
         name or "dataset",
         f"{amount(manifest.rows, 'image')} {classes}, {amount(len(manifest.shards), 'shard')} of "
         f"{manifest.format}, {size(manifest.bytes)}",
     )
-    empty = [
-        name
-        for name, count in zip(manifest.classes or (), manifest.class_counts or (), strict=True)
-        if not count
-    ]
-    if empty:
+    counts = zip(manifest.classes or (), manifest.class_counts or (), strict=True)
+    empty = [name for name, count in counts if not count]
+    if labelled and empty and not manifest.source["limit"]:
         line("empty", f"classes without images: {some(empty)}")
-    if turned := manifest.notes.get("orientation"):
-        line(
-            "noted",
-            f"{amount(turned, 'image')} with an EXIF orientation that readers will not "
-            "apply; --orient stores them upright",
-        )
-    if moving := manifest.notes.get("frames"):
-        line("noted", f"{amount(moving, 'image')} with several frames; readers take the first")
+    show_notes(manifest.notes)
     if manifest.skipped:
         line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")
     if scan.ignored.get(name):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, emit, line, printable, size, table
+from shardkit.cli.show import amount, emit, line, printable, show_notes, size, table
 from shardkit.verbs.describe import describe
 
 _LISTED = 30
@@ -56,9 +56,8 @@ def _show(place: Path, value: dict[str, Any]) -> None:
         line("skipped", f"{amount(len(value['skipped']), 'bad file')}, listed in skipped.jsonl")
     if value["ignored"]:
         line("ignored", ", ".join(f"{reason}: {n:,}" for reason, n in value["ignored"].items()))
-    for name, count in value["notes"].items():
-        line("noted", f"{name}: {amount(count, 'image')}")
-    if value["classes"] is None:
+    show_notes(value["notes"])
+    if value["classes"] is None or (value["rows"] and not any(value["classes"].values())):
         line("classes", "none: the dataset has no labels")
         return
     line("classes", f"{len(value['classes']):,}")
@@ -69,7 +68,11 @@ def _recipe(recipe: dict[str, Any]) -> str:
     parts = []
     if recipe["resize"]:
         height, width = recipe["resize"]
-        parts.append(f"resized to {height}x{width} ({recipe['resize_mode']}, {recipe['filter']})")
+        mode = recipe["resize_mode"]
+        box = f"{height}x{width}"
+        if height == width and mode in ("shorter", "longer"):
+            box, mode = str(height), f"{mode} side"
+        parts.append(f"resized to {box} ({mode}, {recipe['filter']})")
     if recipe["orient"]:
         parts.append("turned upright")
     if recipe["encode"] != "keep":

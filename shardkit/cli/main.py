@@ -81,7 +81,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted. The same command takes the work up again.", 130)
+        _fail("interrupted. (A conversion goes on when its command is given again.)", 130)
     except ShardkitError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:

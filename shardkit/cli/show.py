@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -51,6 +51,19 @@ def some(names: Sequence[str], limit: int = 8) -> str:
     """Return names as a list in one line, shortened."""
     text = ", ".join(printable(name) for name in names[:limit])
     return text + (f" ... ({len(names):,} in all)" if len(names) > limit else "")
+
+
+_NOTES = {
+    "orientation": "with an EXIF orientation, which readers do not apply; --orient turns them",
+    "small": "smaller than --resize asks for, which kept their size; --enlarge scales them up",
+    "frames": "with several frames or pages; readers take the first",
+}
+
+
+def show_notes(notes: Mapping[str, int]) -> None:
+    """Print what a conversion noticed and left as it was."""
+    for name, count in notes.items():
+        line("noted", f"{amount(count, 'image')} {_NOTES.get(name, name)}")
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,9 @@ from shardkit.manifest import dataset_directories, load_manifest
 from shardkit.pool import available_workers
 from shardkit.verbs.verify import LEVELS, Verification, verify
 
+_LISTED = 50
+"""Findings that are shown; --json gives all."""
+
 
 @click.command("verify")
 @click.argument("dst", type=click.Path(path_type=Path))
@@ -67,8 +70,11 @@ def _count(dst: Path) -> int:
 
 
 def _show(dst: Path, result: Verification, seconds: float) -> None:
-    for finding in result.findings:
+    for finding in result.findings[:_LISTED]:
         click.echo(f"  damaged: {_describe(finding)}", err=True)
+    if len(result.findings) > _LISTED:
+        more = len(result.findings) - _LISTED
+        click.echo(f"  damaged: ... and {more:,} more (--json gives all)", err=True)
     read = f", {amount(result.records, 'record')}" if result.level != "quick" else ""
     click.echo(
         f"{dst}: {'sound' if result.ok else amount(len(result.findings), 'finding')} "

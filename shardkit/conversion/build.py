@@ -14,13 +14,13 @@ from typing import Any
 
 from shardkit.contracts import Format, ShardSpec, ShardWriter
 from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.files import published, sha256_of, write_atomically
-from shardkit.index import Index, IndexPart, save_index
+from shardkit.files import published, sha256_of, sync, write_atomically
+from shardkit.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.indexing import index_shard
 from shardkit.manifest import ShardEntry
 from shardkit.pool import Meter
 from shardkit.recipe import Recipe
-from shardkit.record import Record, dump_json, load_json
+from shardkit.record import NO_LABEL, Record, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import ImageFolder
 
@@ -130,9 +130,9 @@ class _Tally:
     def stored(self, record: Record) -> None:
         self.checksums.append(_checksum(record))
         self.fields.update(record.fields.keys())
-        if record.label >= 0:
-            self.labels[record.label] += 1
-        self.notes.update(name for name in ("orientation", "frames") if name in record.meta)
+        if (label := record.label) != NO_LABEL:
+            self.labels[label] += 1
+        self.notes.update({"orientation", "frames", "small"} & record.meta.keys())
 
 
 def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
@@ -204,7 +204,7 @@ def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:
         if _checksum(record) != next(expected, None):
             raise ConversionFailed(
                 f"{path} reads back other than it was written, at record {record.key!r}: "
-                "the disk or the memory of this machine is faulty"
+                "the memory of this machine is faulty, or a library in it"
             )
 
     part = index_shard(storage, path, compare)
@@ -227,7 +227,9 @@ def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
     """Save what is known of a finished shard; its result, written last, says that it is."""
     shutil.rmtree(task.part, ignore_errors=True)
     task.part.mkdir(parents=True)
-    save_index([part], task.part)
+    for name in save_index([part], task.part):
+        sync(task.part / name)
+    sync(task.part / INDEX_DIRECTORY)
     write_atomically(task.part / "result.json", dump_json(asdict(result)))
 
 

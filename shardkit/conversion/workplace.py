@@ -47,27 +47,34 @@ class Workplace:
         """Take up an earlier run of the same plan, or start with nothing.
 
         Raises:
-            UsageError: If there is an unfinished run of another plan, and not ``force``, or if
-                that run only has to be put in its place.
+            UsageError: If there is an unfinished run of another plan, and not ``force``.
         """
         earlier = self._earlier_digest()
-        if earlier not in (None, plan_digest):
-            if self.is_ready:
-                raise UsageError(
-                    f"{self.target} holds a conversion that was interrupted while it was put in "
-                    "its place; run the command that began it once more"
-                )
-            if not force:
-                raise UsageError(
-                    f"{self.target} holds an unfinished conversion with other options, another "
-                    "source, or other versions of libraries; --force starts over"
-                )
         if earlier != plan_digest:
-            shutil.rmtree(self.dataset, ignore_errors=True)
-            shutil.rmtree(self.state, ignore_errors=True)
+            self._settle(earlier, force=force)
         self.dataset.mkdir(exist_ok=True)
         self.state.mkdir(exist_ok=True)
         write_atomically(self._plan, dump_json({"digest": plan_digest}))
+
+    def _settle(self, earlier: object, *, force: bool) -> None:
+        """Put in its place, or give up, what an earlier run of another plan left here."""
+        if self.is_ready:
+            self._move()
+            if not force:
+                self.discard()
+                raise UsageError(
+                    f"{self.target} now holds the dataset of an earlier run, which had been "
+                    "interrupted while it was put in its place; --force replaces it"
+                )
+        elif earlier is not None and not force:
+            raise UsageError(
+                f"{self.target} holds an unfinished conversion with other options, another "
+                "source, or other versions of libraries; --force starts over"
+            )
+        self._plan.unlink(missing_ok=True)  # first: what is left must not pass for work of a plan
+        for folder in (self.state, self.dataset):
+            if folder.exists():
+                shutil.rmtree(folder)
 
     def _earlier_digest(self) -> object:
         try:
@@ -82,7 +89,12 @@ class Workplace:
 
     def publish(self) -> None:
         """Put the finished dataset in its place, instead of an older one; may be repeated."""
+        _sync_all({self.dataset, *(path for path in self.dataset.rglob("*") if path.is_dir())})
         write_atomically(self._ready, b"")
+        self._move()
+        self.discard()
+
+    def _move(self) -> None:
         self._retire()
         made = [path for path in self.dataset.rglob("*") if path.is_file()]
         folders = {self.target / path.parent.relative_to(self.dataset) for path in made}
@@ -95,7 +107,6 @@ class Workplace:
                 _sync_all(folders)
             path.replace(self.target / path.relative_to(self.dataset))
         _sync_all({*folders, self.target, self.target.parent})
-        self.discard()
 
     def discard(self) -> None:
         """Remove the work folder, and the folders above it that were made for it and are empty."""
@@ -182,12 +193,13 @@ def check_target(target: Path, *, force: bool) -> None:
         UsageError: If ``target`` is a file, holds something else, or a dataset without ``force``.
         CorruptDataset: If the manifest of a dataset to be replaced is damaged.
     """
+    _refuse_split(target)
     try:
         names = sorted(os.listdir(target))
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise UsageError(f"{target} is a file; the destination must be a directory") from None
+        raise UsageError(f"{target}: a file stands where a directory must be") from None
     except OSError as error:
         raise UsageError(f"{target} cannot be read: {error.strerror}") from error
     if Workplace(target).is_ready:
@@ -201,6 +213,18 @@ def check_target(target: Path, *, force: bool) -> None:
         raise UsageError(
             f"{target} holds something else ({some}); choose a directory that is empty or new"
         )
+
+
+def _refuse_split(target: Path) -> None:
+    """Refuse to replace one split alone: its classes are those of the others."""
+    parent = target.absolute().parent
+    if (parent / MANIFEST_NAME).is_file():
+        manifest = load_any_manifest(parent)
+        if isinstance(manifest, SplitsManifest) and target.name in manifest.splits:
+            raise UsageError(
+                f"{target} is a split of the dataset in {parent}; convert all of its splits anew, "
+                "or choose another directory"
+            )
 
 
 def _files_of(target: Path) -> list[str]:

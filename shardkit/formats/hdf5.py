@@ -111,7 +111,7 @@ class Hdf5Writer:
             OSError: If the disk is full or fails.
         """
         contents = self._contents()
-        _reserve(self._path, sum(content.bytes for content in contents.values()))
+        _probe(self._path, sum(content.bytes for content in contents.values()))
         with h5py.File(self._path, "x", libver=_WRITE_VERSIONS) as file:
             offsets = {name: content.place_in(file, name) for name, content in contents.items()}
         with self._path.open("r+b") as plain:
@@ -185,8 +185,8 @@ class _Content(NamedTuple):
         return dataset.get_offset() or 0
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Make sure that the disk takes ``size`` bytes and HDF5's structures, before HDF5 tries.
+def _probe(path: Path, size: int) -> None:
+    """Try whether the disk takes ``size`` bytes and HDF5's structures, before HDF5 does.
 
     Raises:
         OSError: If it does not.

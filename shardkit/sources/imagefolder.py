@@ -26,8 +26,8 @@ IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 with another suffix is an image if its content is one, and is otherwise left out and reported."""
 
 
-MAX_BYTES = 2**32 - 1
-"""The size of the largest image file: the index counts bytes in 32 bits."""
+MAX_BYTES = 0x7FFFF000
+"""The size of the largest image file: Linux reads no more at once."""
 
 
 class Entry(NamedTuple):
@@ -57,6 +57,9 @@ class ImageFolder:
 
     def read(self, rows: Sequence[int]) -> list[Record]:
         """Return the records of ``rows``: same order, duplicates and all."""
+        for row in rows:
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {row} is not in {self.root}, which has {len(self)} images")
         return [self._record(self.entries[row]) for row in rows]
 
     def take(self, rows: Iterable[int]) -> ImageFolder:
@@ -65,13 +68,15 @@ class ImageFolder:
 
     def _record(self, entry: Entry) -> Record:
         if entry.bytes > MAX_BYTES:
-            raise BadImage(f"it has {entry.bytes} bytes; the index has room for {MAX_BYTES}")
+            raise BadImage(f"it has {entry.bytes} bytes, more than {MAX_BYTES}")
         try:
-            data = (self.root / entry.path).read_bytes()
+            with (self.root / entry.path).open("rb", buffering=0) as file:
+                data = file.read()
+                changed = os.fstat(file.fileno()).st_mtime_ns != entry.mtime_ns
         except OSError as error:
             raise BadImage(f"it cannot be read: {error.strerror}") from error
-        if len(data) != entry.bytes:
-            raise BadImage(f"it changed from {entry.bytes} to {len(data)} bytes since the scan")
+        if changed or len(data) != entry.bytes:
+            raise BadImage("it changed since the scan")
         kind = sniff(data[:SNIFF_BYTES])
         if kind is None:
             raise BadImage("it is empty" if not data else "its content is not an image")
@@ -111,20 +116,20 @@ def scan_imagefolder(
             them by value, anything else is a text file with one class name in each line, which
             may name classes that have no folder.
         splits: Whether the folders in ``root`` are splits, each to be scanned as a folder of its
-            own. None decides: if all are named like splits (`SPLIT_NAMES`) and one has folders.
+            own. None decides: if all are named like splits (`SPLIT_NAMES`) and one has folders;
+            if that holds for several of them and not for all, it is an error.
 
     Returns:
         The images of each split in the order of labels and paths.
 
     Raises:
-        UsageError: If the folder is missing, unreadable or without images, or the file of
-            ``class_order`` does not name each class once.
+        UsageError: If the folder is missing, unreadable or without images, the file of
+            ``class_order`` does not name each class once, or ``splits`` has to be given.
     """
     root = Path(root)
     folders = _top_folders(root)
     if splits is None:
-        named = all(folder.name.lower() in SPLIT_NAMES for folder in folders)
-        splits = named and any(_top_folders(folder) for folder in folders)
+        splits = _are_splits(folders)
     if splits:
         finders = {folder.name: _Finder(folder) for folder in folders}
     else:
@@ -164,6 +169,20 @@ def _top_folders(root: Path) -> list[Path]:
         raise UsageError(f"the source {root} is a file, not a folder of images") from None
     except OSError as error:
         raise UsageError(f"the source folder {root} cannot be read: {error.strerror}") from error
+
+
+def _are_splits(folders: Sequence[Path]) -> bool:
+    named = [folder for folder in folders if folder.name.lower() in SPLIT_NAMES]
+    inner = [folder for folder in named if _top_folders(folder)]
+    if len(named) == len(folders):
+        return bool(inner)
+    if len(inner) > 1:
+        other = next(folder for folder in folders if folder not in named)
+        raise UsageError(
+            f"{named[0].parent}: {', '.join(folder.name for folder in inner)} look like splits, "
+            f"and {other.name} does not; say --splits or --no-splits"
+        )
+    return False
 
 
 def _note_loose_files(root: Path, finders: dict[str, _Finder]) -> None:

@@ -51,10 +51,29 @@ class BatchView(Sequence[Sample]):
 
     @property
     def batch(self) -> Any:
-        """The collated batch, images and labels: the block itself where there is one."""
-        if self._block is None:
+        """The collated batch, images and labels: the block itself where there is one.
+
+        Raises:
+            TypeError: If images are of a type that cannot be collated, such as PIL images.
+            RuntimeError: If images differ in size.
+        """
+        if self._block is not None:
+            return self._block, default_collate(self._labels)
+        try:
             return default_collate(list(self))
-        return self._block, default_collate(self._labels)
+        except TypeError as error:
+            raise TypeError(
+                "these images cannot be made a batch; give a transform that makes tensors of them, "
+                f"or decode='torch' ({error})"
+            ) from error
+        except RuntimeError as error:
+            raise RuntimeError(
+                "the images of this batch differ in size; give a transform that crops or resizes, "
+                f"or convert with --resize HxW --enlarge ({error})"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"BatchView({len(self)} samples{'' if self._block is None else ' in one block'})"
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -73,13 +92,13 @@ def collate(samples: Sequence[Any]) -> Any:
     return samples.batch if isinstance(samples, BatchView) else default_collate(list(samples))
 
 
-def new_block(shape: tuple[int, ...]) -> torch.Tensor:
+def new_block(shape: tuple[int, ...], *, shared: bool) -> torch.Tensor:
     """Return an uninitialised uint8 tensor to fill with a batch.
 
-    In a DataLoader's worker it lies in shared memory: then the batch travels without a copy, and a
-    full ``/dev/shm`` is an exception here instead of a hang in a thread of the queue.
+    In a DataLoader's worker it lies in shared memory, if asked for: then the batch travels without
+    a copy, and a full ``/dev/shm`` is an exception here, not a hang in a thread of the queue.
     """
-    if get_worker_info() is None:
+    if not shared or get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     size = int(np.prod(shape))
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]

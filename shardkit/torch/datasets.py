@@ -120,24 +120,31 @@ class ShardDataset(Dataset[Sample]):
         """What the dataset is and how it was made."""
         return self._shards.manifest
 
-    @property
+    @cached_property
     def classes(self) -> list[str]:
         """Class names; a label is a position here. Empty for an unlabelled dataset."""
         return list(self.manifest.classes or ())
 
-    @property
+    @cached_property
     def class_to_idx(self) -> dict[str, int]:
         """Class name to label."""
         return {name: label for label, name in enumerate(self.classes)}
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
-        """The label of each row, int64 of shape (N,), without ``target_transform``; made anew.
+        """The label of each row, int64 of shape (N,), read-only, without ``target_transform``.
 
         Raises:
             CorruptDataset: If the index has labels other than the manifest counts.
         """
-        return self._shards.labels()
+        return self._shards.labels
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """Path and label of each row, as ``ImageFolder`` has them; made anew at each access."""
+        return list(zip(self.paths, self.targets.tolist(), strict=True))
+
+    imgs = samples
 
     @property
     def keys(self) -> Sequence[str]:
@@ -164,7 +171,8 @@ class ShardDataset(Dataset[Sample]):
         if self.decode == "pil" or size is None:
             pixels = [self._pixels(*pair) for pair in zip(stored, rows, strict=True)]
             return [self._present(image) for image in pixels], None
-        block = new_block((len(stored), *size, 3))
+        shared = len(stored) > 1 and self.transform is None  # else it does not reach the queue
+        block = new_block((len(stored), *size, 3), shared=shared)
         slots = block.numpy()
         for image, row, slot in zip(stored, rows, slots, strict=True):
             self._pixels(image, row, slot)
@@ -223,6 +231,6 @@ def open_dataset(
         UsageError: If there is no dataset at ``path``, or an option is unknown.
         CorruptDataset: If the dataset's manifest is damaged.
     """
-    name = load_manifest(Path(path)).format
+    name = load_manifest(Path(path).expanduser()).format
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     return kinds.get(name, ShardDataset)(path, transform, target_transform, decode, verify=verify)

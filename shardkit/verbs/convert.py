@@ -149,6 +149,7 @@ def _require_space(plan: Plan, target: Path, written: int) -> None:
 
 def _prepare(split: SplitPlan, plan: Plan, place: Workplace, workers: int) -> _Work:
     shards = sum(each.shards for each in plan.splits)
+    threads, left = divmod(workers, shards)
     folder = place.dataset / split.name
     folder.mkdir(exist_ok=True)
     tasks = [
@@ -162,7 +163,7 @@ def _prepare(split: SplitPlan, plan: Plan, place: Workplace, workers: int) -> _W
             source=split.shard_source(number),
             meta=split.meta,
             keep=plan.options.on_error == "skip",
-            threads=max(1, workers // shards),
+            threads=max(1, threads + (number < left)),
         )
         for number in range(split.shards)
     ]

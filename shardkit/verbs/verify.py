@@ -74,15 +74,28 @@ def verify(
     for prefix, manifest in _manifests(directory, result):
         tasks += _check_files(directory, prefix, manifest, result)
         named |= {prefix + name for name in (MANIFEST_NAME, *_names(manifest))}
-    result.extras = _others(directory, named)
+    if result.datasets:
+        result.extras = _others(directory, named)
     if level != "quick":
-        for _, (findings, records) in run_tasks(
+        twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
+        for task, examined in run_tasks(
             examine_shard, tasks, workers=workers, on_progress=on_progress
         ):
-            result.findings += findings
-            result.records += records
-    result.findings.sort(key=lambda finding: (finding.file, finding.row or -1))
+            result.records += examined.records
+            result.findings += examined.findings
+            if examined.sha256 != task.entry.sha256:
+                result.findings.append(_other_content(task, twins.get(examined.sha256)))
+    result.findings.sort(
+        key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
+    )
     return result
+
+
+def _other_content(task: ExamineTask, twin: str | None) -> Finding:
+    reason = "its SHA-256 is not the one in the manifest"
+    if twin is not None:
+        reason += f": it holds what belongs into {twin}"
+    return Finding(file=task.prefix + task.entry.name, reason=reason)
 
 
 def _manifests(directory: Path, result: Verification) -> Iterator[tuple[str, Manifest]]:
@@ -90,7 +103,8 @@ def _manifests(directory: Path, result: Verification) -> Iterator[tuple[str, Man
     try:
         top = load_any_manifest(directory)
     except CorruptDataset as error:
-        result.findings.append(Finding(file=MANIFEST_NAME, reason=str(error)))
+        reason = str(error).removeprefix(f"{directory / MANIFEST_NAME} ")
+        result.findings.append(Finding(file=MANIFEST_NAME, reason=reason))
         return
     if isinstance(top, Manifest):
         yield "", top
@@ -170,7 +184,6 @@ def _tasks(
     directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
 ) -> Iterator[ExamineTask]:
     start = 0
-    twins = {shard.sha256: shard.name for shard in manifest.shards}
     for entry in manifest.shards:
         if entry.name in present:
             yield ExamineTask(
@@ -180,7 +193,6 @@ def _tasks(
                 format=manifest.format,
                 start=start,
                 rows=manifest.rows,
-                twins=twins,
                 decode=level == "decode",
                 raw_shape=manifest.raw_shape,
             )
