@@ -19,7 +19,7 @@ from shardkit.decode import common_size, decode_stored
 from shardkit.errors import BadImage, UsageError
 from shardkit.manifest import Manifest, load_manifest
 from shardkit.shardset import ShardSet, StoredImage
-from shardkit.torch.collate import BatchView, Images, Sample, new_block
+from shardkit.torch.collate import BatchView, Sample, new_block
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 
@@ -99,10 +99,13 @@ class ShardDataset(Dataset[Sample]):
         labels: list[Any] = [image.label for image in stored]
         if self.target_transform is not None:
             labels = [self.target_transform(label) for label in labels]
-        images, block = self._images(stored, positions)
-        if self.transform is None:
-            return BatchView(images, labels, block)
-        return BatchView([self.transform(image) for image in images], labels)
+        size = common_size(stored)
+        if size is not None and self.transform is None and self.decode in ("numpy", "torch"):
+            return self._block(stored, positions, size, labels)
+        images = [
+            self._image(image, int(row)) for image, row in zip(stored, positions, strict=True)
+        ]
+        return BatchView(images, labels)
 
     def __repr__(self) -> str:
         return (
@@ -161,37 +164,43 @@ class ShardDataset(Dataset[Sample]):
         red, green, blue = self.manifest.recipe.get("background", (255, 255, 255))
         return red, green, blue
 
-    def _images(
-        self, stored: list[StoredImage], rows: npt.NDArray[np.int64]
-    ) -> tuple[Images, torch.Tensor | None]:
-        """Return the images, and the block that they are views of where there is one."""
-        if self.decode == "bytes":
-            return [image.data for image in stored], None
-        size = common_size(stored)
-        if self.decode == "pil" or size is None:
-            pixels = [self._pixels(*pair) for pair in zip(stored, rows, strict=True)]
-            return [self._present(image) for image in pixels], None
-        shared = len(stored) > 1 and self.transform is None  # else it does not reach the queue
-        block = new_block((len(stored), *size, 3), shared=shared)
+    def _block(
+        self,
+        stored: list[StoredImage],
+        rows: npt.NDArray[np.int64],
+        size: tuple[int, int],
+        labels: list[Any],
+    ) -> BatchView:
+        """Return a batch of images of one size, decoded straight into one block."""
+        block = new_block((len(stored), *size, 3), shared=len(stored) > 1)
         slots = block.numpy()
         for image, row, slot in zip(stored, rows, slots, strict=True):
-            self._pixels(image, row, slot)
-        if self.decode == "torch":
-            block = block.permute(0, 3, 1, 2)
-        return (block if self.decode == "torch" else slots), block
+            self._pixels(image, int(row), slot)
+        if self.decode == "numpy":
+            return BatchView(slots, labels, block)
+        block = block.permute(0, 3, 1, 2)
+        return BatchView(block, labels, block)
 
-    def _present(self, pixels: Pixels) -> Any:
-        """Return one image's pixels as the option ``decode`` asks for them."""
+    def _image(self, stored: StoredImage, row: int) -> Any:
+        """Return one image as ``decode`` and ``transform`` ask for it.
+
+        The transform follows at once: 64 decoded images that wait for it would leave the cache.
+        """
+        image: Any = stored.data
+        if self.decode != "bytes":
+            image = self._pixels(stored, row)
         if self.decode == "pil":
-            return Image.fromarray(pixels)
-        return pixels if self.decode == "numpy" else torch.from_numpy(pixels).permute(2, 0, 1)
+            image = Image.fromarray(image)
+        elif self.decode == "torch":
+            image = torch.from_numpy(image).permute(2, 0, 1)
+        return image if self.transform is None else self.transform(image)
 
-    def _pixels(self, image: StoredImage, row: np.int64, out: Pixels | None = None) -> Pixels:
+    def _pixels(self, image: StoredImage, row: int, out: Pixels | None = None) -> Pixels:
         try:
             return decode_stored(image, background=self._background, out=out)
         except BadImage as error:
             raise BadImage(
-                f"record {self.keys[int(row)]!r} (row {row}, from {self.paths[int(row)]!r}) of "
+                f"record {self.keys[row]!r} (row {row}, from {self.paths[row]!r}) of "
                 f"{self.path}: {error}"
             ) from error
 
