@@ -118,7 +118,7 @@ def _carry_out(
 def dry_run(
     scan: Scan, target: str | Path, options: ConvertOptions, *, force: bool = False
 ) -> Plan:
-    """Return the plan that `convert` would carry out, having checked all that can be checked now.
+    """Return the plan that `convert` would carry out; no image is read, the target is checked.
 
     Raises:
         UsageError: If ``target`` cannot be used.
