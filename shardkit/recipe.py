@@ -72,15 +72,15 @@ class Recipe:
     """One of `CHECKS`: how far an image that passes through untouched is read to prove it whole."""
 
     def __post_init__(self) -> None:
-        _choose("--encode", self.encode, ENCODINGS)
-        _choose("--resize-mode", self.resize_mode, RESIZE_MODES)
-        _choose("--filter", self.filter, FILTERS)
-        _choose("--check", self.check, CHECKS)
+        _choose("encode", self.encode, ENCODINGS)
+        _choose("resize_mode", self.resize_mode, RESIZE_MODES)
+        _choose("filter", self.filter, FILTERS)
+        _choose("check", self.check, CHECKS)
         if self.quality is not None and not 1 <= self.quality <= 100:
-            raise UsageError(f"--quality {self.quality} is not from 1 to 100")
+            raise UsageError(f"quality {self.quality} is not from 1 to 100")
         if self.quality is not None and self.encode in ("png", "raw"):
             raise UsageError(
-                f"--quality has no meaning for --encode {self.encode}: it loses nothing"
+                f"quality has no meaning for the encoding {self.encode}, which loses nothing"
             )
         if self.resize is not None and (
             not isinstance(self.resize, tuple) or len(self.resize) != 2
@@ -88,17 +88,17 @@ class Recipe:
             raise UsageError(f"resize={self.resize!r} is not a pair of height and width")
         if self.resize is not None and not all(1 <= side <= 65535 for side in self.resize):
             height, width = self.resize
-            raise UsageError(f"--resize {height}x{width} is not from 1 to 65535 pixels")
+            raise UsageError(f"resize {height}x{width} is not from 1 to 65535 pixels")
         if not all(0 <= part <= 255 for part in self.background):
-            raise UsageError(f"--background {self.background} is not three numbers from 0 to 255")
+            raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         if self.encode == "raw" and not self.has_fixed_size:
             raise UsageError(
-                "--encode raw needs images of one size: give --resize HxW with --resize-mode crop, "
+                "the encoding raw needs images of one size: resize to HxW, in the mode crop, "
                 "pad or stretch"
             )
 
         if self.raw_shape and self.raw_shape[0] * self.raw_shape[1] * 3 >= 2**32:
-            raise UsageError("--resize makes raw images of over 4 GiB each")
+            raise UsageError("resize makes raw images of over 4 GiB each")
 
     @property
     def has_fixed_size(self) -> bool:
@@ -145,8 +145,8 @@ class Recipe:
         image = self._change(data, field, info, plan)
         if self.raw_shape and (image.height, image.width) != self.resize:
             raise BadImage(
-                f"it is {info.width} x {info.height} pixels, too small for --resize without "
-                "--enlarge or --resize-mode pad"
+                f"it is {info.width} x {info.height} pixels, too small to be resized "
+                "without enlarging or padding it (--enlarge, --resize-mode pad)"
             )
         content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
         return _stored(record, plan.field, content, image.size, notes)
@@ -276,4 +276,4 @@ def _stored(
 
 def _choose(option: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise UsageError(f"{option} {value!r} is unknown; known are {', '.join(known)}")
+        raise UsageError(f"{option}={value!r} is unknown; known are {', '.join(known)}")

@@ -195,10 +195,10 @@ def test_the_software_is_named(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"to": "zip"}, "unknown format 'zip'; known are hdf5, lmdb, webdataset"),
-        ({"shard_bytes": 0}, "--shard-size 0"),
-        ({"shard_samples": 0}, "--shard-samples 0"),
-        ({"limit": -1}, "--limit -1"),
-        ({"on_error": "ignore"}, "--on-error 'ignore'"),
+        ({"shard_bytes": 0}, "shard size 0"),
+        ({"shard_samples": 0}, "shard_samples 0"),
+        ({"limit": -1}, "limit -1"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
     ],
     ids=str,
 )

@@ -56,12 +56,12 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         get_format(self.to)
         if self.shard_bytes < 1:
-            raise UsageError(f"--shard-size {self.shard_bytes} is not at least one byte")
-        for option, value in (("--shard-samples", self.shard_samples), ("--limit", self.limit)):
+            raise UsageError(f"shard size {self.shard_bytes} is not at least one byte")
+        for option, value in (("shard_samples", self.shard_samples), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} {value} is not at least 1")
         if self.on_error not in ("fail", "skip"):
-            raise UsageError(f"--on-error {self.on_error!r} is neither 'fail' nor 'skip'")
+            raise UsageError(f"on_error={self.on_error!r} is neither 'fail' nor 'skip'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def verify(
     """
     directory = Path(directory)
     if level not in LEVELS:
-        raise UsageError(f"--level {level!r} is unknown; known are {', '.join(LEVELS)}")
+        raise UsageError(f"level={level!r} is unknown; known are {', '.join(LEVELS)}")
     result = Verification(level=level)
     tasks: list[ExamineTask] = []
     named = {MANIFEST_NAME}
