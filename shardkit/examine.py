@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from shardkit.codecs.image import decode
+from shardkit.decode import decode_stored
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
 from shardkit.files import sha256_of
 from shardkit.handles import ShardFile
@@ -17,6 +17,7 @@ from shardkit.indexing import IndexedRecord, ShardRecords, open_records
 from shardkit.manifest import ShardEntry
 from shardkit.pool import Meter
 from shardkit.registry import get_format
+from shardkit.shardset import StoredImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,8 @@ def examine_shard(task: ExamineTask) -> Examined:
             if len(records) != task.entry.rows:
                 reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
                 findings.append(_shard_finding(task, reason))
-            blamed = ROWS_NAME if sha256 == task.entry.sha256 else task.entry.name
-            findings += _check_records(task, records, index, blamed)
+            differs_in = ROWS_NAME if sha256 == task.entry.sha256 else task.entry.name
+            findings += _check_records(task, records, index, differs_in)
             return Examined(findings, len(records), sha256)
     except CorruptShard as error:
         findings.append(_shard_finding(task, str(error)))
@@ -90,26 +91,25 @@ def _stored_index(task: ExamineTask) -> IndexPart | None:
 
 
 def _check_records(
-    task: ExamineTask, records: ShardRecords, index: IndexPart | None, blamed: str
+    task: ExamineTask, records: ShardRecords, index: IndexPart | None, differs_in: str
 ) -> list[Finding]:
-    """Check each record; where the index and a shard differ, ``blamed`` is the damaged file."""
+    """Check each record; where index and shard differ, the file ``differs_in`` is damaged."""
     findings = []
     meter = Meter()
     for row in range(len(records)):
-        file, size = task.entry.name, 0
+        blame, size = task.entry.name, 0
         try:
             (found,) = records.read([row])
             size = int(found.row["length"][0])
             reason = _difference(found, row, index)
             if reason:
-                file = blamed
+                blame = differs_in
             else:
                 reason = _undecodable(found, task)
         except CorruptShard as error:
             reason = str(error)
         if reason:
-            finding = _record_finding(task, row, index, reason)
-            findings.append(replace(finding, file=task.prefix + file))
+            findings.append(_record_finding(task, row, index, reason, file=blame))
         meter.add(images=1, size=size, bad=bool(reason))
     meter.flush()
     return findings
@@ -135,18 +135,17 @@ def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> str:
 
 def _undecodable(found: IndexedRecord, task: ExamineTask) -> str:
     """Return why an image does not give the pixels that it should, or ""."""
-    field = found.record.image_field or ""
-    width, height = int(found.row["width"][0]), int(found.row["height"][0])
     if not task.decode:
         return ""
-    if field == "raw":
-        expected = task.raw_shape and task.raw_shape[0] * task.raw_shape[1] * task.raw_shape[2]
-        return "" if len(found.record.fields[field]) == expected else "it has not the one shape"
+    field = found.record.image_field or ""
+    label, width, height = (int(found.row[name][0]) for name in ("label", "width", "height"))
+    if field == "raw" and (height, width, 3) != task.raw_shape:
+        return "it has not the one shape"
     try:
-        shape = decode(found.record.fields[field], field).shape
+        decode_stored(StoredImage(found.record.fields[field], field, label, width, height))
     except BadImage as error:
         return str(error)
-    return "" if shape == (height, width, 3) else f"it is {shape[1]} x {shape[0]} pixels"
+    return ""
 
 
 def _check_ranges(task: ExamineTask, index: IndexPart | None) -> list[Finding]:
@@ -173,10 +172,12 @@ def _shard_finding(task: ExamineTask, reason: str) -> Finding:
     return Finding(file=task.prefix + task.entry.name, reason=reason)
 
 
-def _record_finding(task: ExamineTask, row: int, index: IndexPart | None, reason: str) -> Finding:
+def _record_finding(
+    task: ExamineTask, row: int, index: IndexPart | None, reason: str, *, file: str = ""
+) -> Finding:
     known = index is not None and row < len(index.keys)
     return Finding(
-        file=task.prefix + task.entry.name,
+        file=task.prefix + (file or task.entry.name),
         reason=reason,
         key=index.keys[row] if index and known else None,
         path=index.paths[row] if index and known else None,

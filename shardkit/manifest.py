@@ -69,7 +69,7 @@ class Manifest:
     source: dict[str, Any]
     """Where the records came from, and the rule of their order."""
     notes: dict[str, int] = field(default_factory=dict)
-    """What was noticed and left as it was, counted: EXIF orientations, animations."""
+    """What was noticed and left as it was, counted (`shardkit.recipe.NOTES`)."""
     skipped: tuple[Problem, ...] = ()
     """Bad source files that were left out on request."""
     ignored: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGN = 64
-_ROOM = 20
+_ROOM = 21
 """Blanks that stand after the text, less the digits of the first axis, as numpy leaves them."""
 
 _SHAPE = re.compile(rb"\x93NUMPY\x01\x00(?s:..)\{[^\n(]*'shape': \(([0-9, ]{0,80})\)")
@@ -27,7 +27,7 @@ def npy_header(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> bytes
     """Return the bytes that stand before C-ordered values in an .npy file of version 1.0."""
     described = np.lib.format.dtype_to_descr(np.dtype(dtype))
     text = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    text += " " * (_ROOM - len(str(shape[0])) + 1 if shape else 0)
+    text += " " * (_ROOM - len(str(shape[0])) if shape else 0)
     text += " " * (-(len(_MAGIC) + 2 + len(text) + 1) % _ALIGN) + "\n"
     return _MAGIC + struct.pack("<H", len(text)) + text.encode("ascii")
 

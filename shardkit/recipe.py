@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -24,6 +24,9 @@ from shardkit.codecs.image import (
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import META_FIELD, Record, dump_json
 
+_Size = tuple[int, int]
+"""Width and height, in pixels."""
+
 ENCODINGS = ("keep", "jpeg", "png", "webp", "raw")
 RESIZE_MODES = ("shorter", "longer", "crop", "pad", "stretch")
 CHECKS = ("decode", "header", "none")
@@ -36,8 +39,12 @@ FILTERS = {
 DEFAULT_QUALITY = 90
 
 _ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw"}
-_KEPT_AS = {"jpg": "jpg", "png": "png", "webp": "webp"}
-"""What an image is encoded as under ``keep`` if its pixels change; others become PNG."""
+_KEPT = ("jpg", "png", "webp")
+"""Kinds that an image keeps under ``keep`` if its pixels change; others become PNG."""
+
+NOTES = ("frames", "orientation", "small")
+"""What a record's metadata may note of its image: it has several frames, lies on its side, or is
+smaller than asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +103,6 @@ class Recipe:
                 "the encoding raw needs images of one size: resize to HxW, in the mode crop, "
                 "pad or stretch"
             )
-
         if self.raw_shape and self.raw_shape[0] * self.raw_shape[1] * 3 >= 2**32:
             raise UsageError("resize makes raw images of over 4 GiB each")
 
@@ -133,7 +139,9 @@ class Recipe:
         data = record.fields[field]
         info = self._inspect(data, field)
         plan = self._plan(info, field)
-        notes = {"small": 1} if self._is_small(info) else {}
+        notes = {}
+        if self.resize_mode != "pad" and not self.enlarge and self._enlarges(*info.upright):
+            notes["small"] = 1
         if info.frames > 1:
             notes["frames"] = info.frames
         if plan is None:
@@ -159,41 +167,40 @@ class Recipe:
                 return ImageInfo(0, 0)
             raise
 
-    def _is_small(self, info: ImageInfo) -> bool:
-        """Tell whether an image would have to be enlarged to come out as asked for."""
-        if self.resize is None or self.enlarge or self.resize_mode == "pad":
+    def _enlarges(self, width: int, height: int) -> bool:
+        """Tell whether the box asks for more pixels than an upright image of this size has."""
+        if self.resize is None:
             return False
-        (box_height, box_width), (width, height) = self.resize, info.upright
-        if self.resize_mode == "longer":
+        box_height, box_width = self.resize
+        if self.resize_mode in ("longer", "pad"):
             return width < box_width and height < box_height
         return width < box_width or height < box_height
 
     def _plan(self, info: ImageInfo, field: str) -> _Change | None:
         """Return what has to be done to an image, or None where its bytes can stay."""
-        change = self._geometry(*info.upright)
+        geometry = self._geometry(*info.upright)
         wanted = _ENCODED_AS.get(self.encode, field)
         if (
-            change.size == info.upright
-            and change.canvas == info.upright
+            geometry == (info.upright, info.upright)
             and wanted == field
             and self.quality is None
             and not (self.orient and info.orientation != 1)
         ):
             return None
-        if self.encode == "keep":
-            wanted = _KEPT_AS.get(field, "png")
-        return _Change(wanted, change.size, change.canvas)
+        if self.encode == "keep" and field not in _KEPT:
+            wanted = "png"
+        return _Change(wanted, *geometry)
 
-    def _geometry(self, width: int, height: int) -> _Change:
+    def _geometry(self, width: int, height: int) -> _Geometry:
         """Return the size an upright image is scaled to, and of the canvas it is then cut to."""
         if self.resize is None:
-            return _Change("", (width, height), (width, height))
+            return _Geometry((width, height), (width, height))
         box_height, box_width = self.resize
         if self.resize_mode == "stretch":
             size = box_width, box_height
             if not self.enlarge:
                 size = min(width, box_width), min(height, box_height)
-            return _Change("", size, size)
+            return _Geometry(size, size)
         cover = self.resize_mode in ("shorter", "crop")
         # The side that is scaled to the box exactly; the other follows, rounded down as in
         # torchvision.transforms.Resize.
@@ -202,14 +209,14 @@ class Recipe:
             size = box_width, max(1, box_width * height // width)
         else:
             size = max(1, box_height * width // height), box_height
-        if not self.enlarge and (size[0] > width or size[1] > height):
+        if not self.enlarge and self._enlarges(width, height):
             size = width, height
         canvas = size
         if self.resize_mode == "crop":
             canvas = min(size[0], box_width), min(size[1], box_height)
         elif self.resize_mode == "pad":
             canvas = box_width, box_height
-        return _Change("", size, canvas)
+        return _Geometry(size, canvas)
 
     def _change(self, data: bytes, field: str, info: ImageInfo, plan: _Change) -> Image.Image:
         width, height = plan.size
@@ -227,13 +234,20 @@ class Recipe:
         return image
 
 
+class _Geometry(NamedTuple):
+    """What an upright image is scaled to, and the canvas it is then cut or filled to."""
+
+    size: _Size
+    canvas: _Size
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     """What happens to one image: scaled to ``size``, cut or filled to ``canvas``, encoded."""
 
     field: str
-    size: tuple[int, int]
-    canvas: tuple[int, int]
+    size: _Size
+    canvas: _Size
 
 
 def parse_size(text: str) -> tuple[tuple[int, int], str]:
@@ -266,7 +280,7 @@ def _stored(
     record: Record,
     field: str,
     content: bytes,
-    size: tuple[int, int],
+    size: _Size,
     notes: dict[str, int],
 ) -> Record:
     fields = {name: value for name, value in record.fields.items() if name != record.image_field}

@@ -124,15 +124,10 @@ class ShardSet:
         """
         entries = np.ascontiguousarray(self.rows[rows])
         shards = np.searchsorted(self._starts, rows, side="right") - 1
+        unpacked = entries.tolist()
         places = [
-            _Place(row, shard, offset, length)
-            for row, shard, offset, length in zip(
-                rows.tolist(),
-                shards.tolist(),
-                entries["offset"].tolist(),
-                entries["length"].tolist(),
-                strict=True,
-            )
+            _Place(row, shard, entry[0], entry[1])
+            for row, shard, entry in zip(rows.tolist(), shards.tolist(), unpacked, strict=True)
         ]
         files = self._unchanged({shard: self._open(shard) for shard in set(shards.tolist())})
         if len(places) > 1:
@@ -140,7 +135,7 @@ class ShardSet:
                 files[place.shard].announce(place.offset, place.length)
         packed = memoryview(entries.tobytes())
         images = []
-        for number, (place, entry) in enumerate(zip(places, entries.tolist(), strict=True)):
+        for number, (place, entry) in enumerate(zip(places, unpacked, strict=True)):
             _, _, expected, label, width, height, code, _ = entry
             data = self._bytes(place, files[place.shard])
             row = packed[number * ROW.itemsize : (number + 1) * ROW.itemsize]

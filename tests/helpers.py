@@ -18,6 +18,7 @@ import numpy.typing as npt
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from shardkit import ConvertOptions, convert, scan_imagefolder
 from shardkit.cli.main import cli
 
 Pixels = npt.NDArray[np.uint8]
@@ -200,3 +201,9 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         timeout=DEADLINE,
         check=False,
     )
+
+
+def make_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
+    """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``."""
+    convert(scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options))
+    return target

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers import FORMATS, encoded, exif, invoke, jpeg, make_folder, make_tree, picture, run
+from helpers import (
+    FORMATS,
+    encoded,
+    exif,
+    invoke,
+    jpeg,
+    make_dataset,
+    make_folder,
+    make_tree,
+    picture,
+    run,
+)
 
-from shardkit import ConvertOptions, Recipe, convert, describe, open_dataset, scan_imagefolder
-
-
-def make(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
-    convert(scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options))
-    return target
+from shardkit import Recipe, describe, open_dataset
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_people_read_what_a_dataset_is(folder: Path, tmp_path: Path, to: str) -> None:
-    place = make(folder, tmp_path / "made", to=to)
+    place = make_dataset(folder, tmp_path / "made", to=to)
     result = invoke("info", place)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -36,7 +41,7 @@ def test_people_read_what_a_dataset_is(folder: Path, tmp_path: Path, to: str) ->
 
 
 def test_machines_read_all_of_it(folder: Path, tmp_path: Path) -> None:
-    place = make(folder, tmp_path / "made")
+    place = make_dataset(folder, tmp_path / "made")
     result = invoke("info", place, "--json")
     assert json.loads(result.stdout) == json.loads(json.dumps(describe(place)))
     assert result.exit_code == 0
@@ -44,14 +49,14 @@ def test_machines_read_all_of_it(folder: Path, tmp_path: Path) -> None:
 
 def test_a_recipe_is_told(folder: Path, tmp_path: Path) -> None:
     recipe = Recipe(resize=(12, 10), resize_mode="crop", encode="jpeg", quality=70, orient=True)
-    result = invoke("info", make(folder, tmp_path / "made", recipe=recipe, shuffle=False))
+    result = invoke("info", make_dataset(folder, tmp_path / "made", recipe=recipe, shuffle=False))
     for part in ("encoded as jpeg", "12x10 (crop, bicubic)", "quality 70", "upright", "as found"):
         assert part in result.stdout
 
 
 def test_an_unlabelled_dataset_says_so(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg()})
-    result = invoke("info", make(tmp_path / "photos", tmp_path / "made"))
+    result = invoke("info", make_dataset(tmp_path / "photos", tmp_path / "made"))
     assert "none: the dataset has no labels" in result.stdout
     assert "1 shard," in result.stdout
 
@@ -65,7 +70,7 @@ def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
             "a/notes.txt": b"text",
         },
     )
-    result = invoke("info", make(tmp_path / "photos", tmp_path / "made", on_error="skip"))
+    result = invoke("info", make_dataset(tmp_path / "photos", tmp_path / "made", on_error="skip"))
     for part in (
         "1 image with an EXIF orientation",
         "1 bad file, listed in skipped.jsonl",
@@ -77,7 +82,7 @@ def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
 def test_many_classes_are_shortened(tmp_path: Path) -> None:
     files: dict[str, bytes | None] = {f"c{n:03d}/1.jpg": jpeg(4, 4) for n in range(45)}
     make_tree(tmp_path / "photos", files)
-    place = make(tmp_path / "photos", tmp_path / "made")
+    place = make_dataset(tmp_path / "photos", tmp_path / "made")
     result = invoke("info", place)
     assert "c029" in result.stdout
     assert "c030" not in result.stdout
@@ -88,7 +93,7 @@ def test_many_classes_are_shortened(tmp_path: Path) -> None:
 def test_each_split_is_told(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train", each=2)
     make_tree(tmp_path / "photos/val", {"cat": None})
-    place = make(tmp_path / "photos", tmp_path / "made")
+    place = make_dataset(tmp_path / "photos", tmp_path / "made")
     result = invoke("info", place)
     assert result.exit_code == 0
     assert str(place / "train") in result.stdout
@@ -98,7 +103,7 @@ def test_each_split_is_told(tmp_path: Path) -> None:
 
 def test_odd_class_names_cannot_break_the_table(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a\nb\x1b[31m/1.jpg": jpeg(), "ü ö/1.jpg": jpeg()})
-    result = invoke("info", make(tmp_path / "photos", tmp_path / "made"))
+    result = invoke("info", make_dataset(tmp_path / "photos", tmp_path / "made"))
     assert "a\\nb" in result.stdout
     assert "\x1b" not in result.stdout
     assert "ü ö" in result.stdout
@@ -107,7 +112,7 @@ def test_odd_class_names_cannot_break_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", FORMATS)
 def test_names_that_are_no_utf_8_are_told(tmp_path: Path, to: str) -> None:
     make_tree(tmp_path / "photos\udcff", {"\udcfe/\udcfd.jpg": jpeg()})
-    place = make(tmp_path / "photos\udcff", tmp_path / "made\udcfc", to=to)
+    place = make_dataset(tmp_path / "photos\udcff", tmp_path / "made\udcfc", to=to)
     for options in ([], ["--json"]):
         result = run("info", place, *options)
         assert (result.returncode, result.stderr) == (0, "")
@@ -123,7 +128,7 @@ def test_a_missing_dataset_exits_with_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["shardkit.json", "index/rows.npy"])
 def test_a_damaged_dataset_exits_with_1(folder: Path, tmp_path: Path, name: str) -> None:
-    place = make(folder, tmp_path / "made")
+    place = make_dataset(folder, tmp_path / "made")
     (place / name).write_bytes(b"\x93NUMPY junk")
     result = run("info", place)
     assert result.returncode == 1

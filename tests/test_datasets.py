@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import FORMATS, encoded, jpeg, make_folder, make_tree, picture, png
+from helpers import FORMATS, encoded, jpeg, make_dataset, make_folder, make_tree, picture, png
 from PIL import Image
 from torch.utils.data import (
     BatchSampler,
@@ -27,7 +27,6 @@ from torch.utils.data import (
 from shardkit import (
     BadImage,
     BatchView,
-    ConvertOptions,
     CorruptDataset,
     CorruptRecord,
     HDF5Dataset,
@@ -37,9 +36,7 @@ from shardkit import (
     TarDataset,
     UsageError,
     collate,
-    convert,
     open_dataset,
-    scan_imagefolder,
 )
 from shardkit.index import ROW, row_check
 
@@ -49,11 +46,6 @@ KINDS: dict[str, type[ShardDataset]] = {
     "webdataset": TarDataset,
 }
 CLASSES = ["ant", "bee", "cat"]
-
-
-def make(source: Path, target: Path, *, to: str, **options: Any) -> Path:
-    convert(scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options))
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tree(root / "even", files)
     for source in ("photos", "even"):
         for to in FORMATS:
-            make(root / source, root / f"{source}-{to}", to=to)
+            make_dataset(root / source, root / f"{source}-{to}", to=to)
     return root
 
 
@@ -253,7 +245,9 @@ def test_an_error_of_a_transform_is_the_users_to_see(photos: Path) -> None:
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
 def test_an_unlabelled_dataset_gives_minus_one(tmp_path: Path, to: str, decode: str) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg(), "b.png": png()})
-    dataset = open_dataset(make(tmp_path / "photos", tmp_path / "made", to=to), decode=decode)
+    dataset = open_dataset(
+        make_dataset(tmp_path / "photos", tmp_path / "made", to=to), decode=decode
+    )
     assert [label for _, label in dataset[:]] == [-1, -1]
     assert dataset.classes == []
     assert dataset.class_to_idx == {}
@@ -267,7 +261,7 @@ def test_a_grey_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: st
     }
     make_tree(tmp_path / "photos", files)
     recipe = Recipe(background=(9, 8, 7))
-    place = make(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
     dataset = open_dataset(place, decode="numpy")
     for row, path in enumerate(dataset.paths):
         stored = Image.open(tmp_path / "photos" / path)
@@ -408,7 +402,7 @@ def test_a_missing_dataset_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_directory_of_splits_names_a_split(tmp_path: Path, to: str) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val", ("cat", "emu"))
-    place = make(tmp_path / "photos", tmp_path / "made", to=to)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
     ways: list[Callable[[Any], ShardDataset]] = [open_dataset, KINDS[to]]
     for kind in ways:
         with pytest.raises(UsageError, match=str(place / "train")):
@@ -431,7 +425,7 @@ def test_an_image_that_does_not_decode_names_its_record(
     }
     make_tree(tmp_path / "photos", {f"a/{name}": data for name, data in broken.items()})
     recipe = Recipe(check="none")
-    place = make(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
     dataset = open_dataset(place, decode=decode)
     for row, path in enumerate(dataset.paths):
         if "fine" in path:
@@ -451,7 +445,7 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(
     tmp_path: Path, decode: str
 ) -> None:
     make_tree(tmp_path / "photos", {"a/1.png": png(24, 16), "a/2.png": png(24, 16, 1)})
-    place = make(tmp_path / "photos", tmp_path / "made", to="lmdb")
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to="lmdb")
     index = bytearray((place / "index/rows.npy").read_bytes())
     index[-2 * ROW.itemsize + 20] = 23  # the width of row 0
     index[-ROW.itemsize - 3 : -ROW.itemsize] = row_check(index[-2 * ROW.itemsize :])
@@ -466,7 +460,7 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(
 def test_raw_images_come_as_they_were_resized(tmp_path: Path, to: str, decode: str) -> None:
     make_folder(tmp_path / "photos")
     recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
-    place = make(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
     dataset = open_dataset(place, decode=decode)
     for row, path in enumerate(dataset.paths):
         source = Image.open(tmp_path / "photos" / path).convert("RGB")
@@ -479,7 +473,7 @@ def test_raw_images_come_as_they_were_resized(tmp_path: Path, to: str, decode: s
 
 
 def test_the_labels_of_a_damaged_index_are_not_handed_out(root: Path, tmp_path: Path) -> None:
-    place = make(root / "even", tmp_path / "made", to="lmdb")
+    place = make_dataset(root / "even", tmp_path / "made", to="lmdb")
     index = bytearray((place / "index/rows.npy").read_bytes())
     index[-9 * ROW.itemsize + 16] ^= 1  # the label of row 0
     (place / "index/rows.npy").write_bytes(index)
@@ -492,7 +486,7 @@ def test_the_labels_of_a_damaged_index_are_not_handed_out(root: Path, tmp_path: 
 def test_a_split_without_images_is_an_empty_dataset(tmp_path: Path, to: str) -> None:
     make_folder(tmp_path / "photos/train")
     make_tree(tmp_path / "photos/test", {"cat": None})
-    place = make(tmp_path / "photos", tmp_path / "made", to=to)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
     for decode in ("pil", "torch"):
         dataset = open_dataset(place / "test", decode=decode)
         assert len(dataset) == 0

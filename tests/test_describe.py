@@ -5,31 +5,32 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
-from helpers import FORMATS, encoded, exif, jpeg, make_folder, make_tree, opened, picture
+from helpers import (
+    FORMATS,
+    encoded,
+    exif,
+    jpeg,
+    make_dataset,
+    make_folder,
+    make_tree,
+    opened,
+    picture,
+)
 
 from shardkit import (
-    ConvertOptions,
     CorruptDataset,
     Recipe,
     UsageError,
-    convert,
     describe,
     open_dataset,
-    scan_imagefolder,
 )
-
-
-def make(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
-    convert(scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options))
-    return target
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_dataset_is_described(folder: Path, tmp_path: Path, to: str) -> None:
-    place = make(folder, tmp_path / "made", to=to)
+    place = make_dataset(folder, tmp_path / "made", to=to)
     described = describe(place)
     assert list(described) == [""]
     found = described[""]
@@ -49,7 +50,7 @@ def test_a_dataset_is_described(folder: Path, tmp_path: Path, to: str) -> None:
 
 def test_sizes_are_smallest_median_and_largest(folder: Path, tmp_path: Path) -> None:
     files = [path.read_bytes() for path in folder.rglob("*.*")]
-    images = describe(make(folder, tmp_path / "made"))[""]["images"]
+    images = describe(make_dataset(folder, tmp_path / "made"))[""]["images"]
     for name, values in {
         "width": [opened(data).width for data in files],
         "height": [opened(data).height for data in files],
@@ -59,20 +60,23 @@ def test_sizes_are_smallest_median_and_largest(folder: Path, tmp_path: Path) -> 
 
 
 def test_all_of_it_is_json(folder: Path, tmp_path: Path) -> None:
-    described = describe(make(folder, tmp_path / "made"))
+    described = describe(make_dataset(folder, tmp_path / "made"))
     assert json.loads(json.dumps(described))[""]["rows"] == 6
 
 
 def test_an_unlabelled_dataset_has_no_classes(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg()})
-    found = describe(make(tmp_path / "photos", tmp_path / "made"))[""]
+    found = describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]
     assert found["classes"] is None
     assert found["images"]["width"] == [24, 24, 24]
 
 
 def test_empty_classes_are_told(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a/1.jpg": jpeg(), "b": None})
-    assert describe(make(tmp_path / "photos", tmp_path / "made"))[""]["classes"] == {"a": 1, "b": 0}
+    assert describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]["classes"] == {
+        "a": 1,
+        "b": 0,
+    }
 
 
 def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
@@ -85,7 +89,7 @@ def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
             "a/notes.txt": b"text",
         },
     )
-    found = describe(make(tmp_path / "photos", tmp_path / "made", on_error="skip"))[""]
+    found = describe(make_dataset(tmp_path / "photos", tmp_path / "made", on_error="skip"))[""]
     assert found["notes"] == {"orientation": 1}
     assert [item["path"] for item in found["skipped"]] == ["a/bad.jpg"]
     assert found["ignored"] == {"hidden": 1, "not an image": 1}
@@ -94,7 +98,7 @@ def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
 
 def test_raw_images_have_a_shape(folder: Path, tmp_path: Path) -> None:
     recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
-    found = describe(make(folder, tmp_path / "made", recipe=recipe))[""]
+    found = describe(make_dataset(folder, tmp_path / "made", recipe=recipe))[""]
     assert list(found["raw_shape"]) == [8, 10, 3]
     assert found["images"] == {"width": [10] * 3, "height": [8] * 3, "bytes": [240] * 3}
 
@@ -102,14 +106,14 @@ def test_raw_images_have_a_shape(folder: Path, tmp_path: Path) -> None:
 def test_each_split_is_described(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train", each=2)
     make_tree(tmp_path / "photos/val", {"cat": None})
-    described = describe(make(tmp_path / "photos", tmp_path / "made"))
+    described = describe(make_dataset(tmp_path / "photos", tmp_path / "made"))
     assert {name: value["rows"] for name, value in described.items()} == {"train": 4, "val": 0}
     assert described["val"]["classes"] == {"cat": 0, "dog": 0}
     assert described["val"]["images"] == {"width": [], "height": [], "bytes": []}
 
 
 def test_a_damaged_index_is_damage(folder: Path, tmp_path: Path) -> None:
-    place = make(folder, tmp_path / "made")
+    place = make_dataset(folder, tmp_path / "made")
     (place / "index/rows.npy").write_bytes(b"")
     with pytest.raises(CorruptDataset, match="shardkit index"):
         describe(place)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers import FORMATS, make_folder, make_tree, tree
+from helpers import FORMATS, make_dataset, make_folder, make_tree, tree
 
 from shardkit import (
-    ConvertOptions,
     CorruptDataset,
     CorruptShard,
     Recipe,
     UsageError,
-    convert,
     index,
     open_dataset,
     reindex,
-    scan_imagefolder,
     verify,
 )
 from shardkit.manifest import MANIFEST_NAME
@@ -27,14 +23,9 @@ from shardkit.npy import save_npy
 from shardkit.pool import Progress
 
 
-def make(source: Path, target: Path, *, to: str, **options: Any) -> Path:
-    convert(scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options))
-    return target
-
-
 @pytest.fixture(params=FORMATS)
 def place(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
-    return make(folder, tmp_path / "made", to=str(request.param))
+    return make_dataset(folder, tmp_path / "made", to=str(request.param))
 
 
 def test_a_lost_index_comes_back_byte_for_byte(place: Path) -> None:
@@ -127,8 +118,8 @@ def test_an_unlabelled_and_a_raw_dataset_are_indexed_anew(tmp_path: Path) -> Non
     raw = Recipe(resize=(8, 8), resize_mode="stretch", encode="raw")
     for to in FORMATS:
         for place in (
-            make(tmp_path / "flat", tmp_path / f"flat-{to}", to=to),
-            make(tmp_path / "photos", tmp_path / f"raw-{to}", to=to, recipe=raw),
+            make_dataset(tmp_path / "flat", tmp_path / f"flat-{to}", to=to),
+            make_dataset(tmp_path / "photos", tmp_path / f"raw-{to}", to=to, recipe=raw),
         ):
             before = tree(place)
             shutil.rmtree(place / "index")
@@ -140,7 +131,7 @@ def test_a_dataset_without_rows_is_indexed_anew(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_tree(tmp_path / "photos/test", {"cat": None})
     for to in FORMATS:
-        place = make(tmp_path / "photos", tmp_path / to, to=to) / "test"
+        place = make_dataset(tmp_path / "photos", tmp_path / to, to=to) / "test"
         before = tree(place)
         shutil.rmtree(place / "index")
         assert reindex(place) == 0
@@ -150,7 +141,7 @@ def test_a_dataset_without_rows_is_indexed_anew(tmp_path: Path) -> None:
 def test_a_directory_of_splits_names_one(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val")
-    place = make(tmp_path / "photos", tmp_path / "made", to="lmdb")
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to="lmdb")
     with pytest.raises(UsageError, match="train"):
         reindex(place)
     assert reindex(place / "train") == 6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from shardkit.errors import BadImages, Problem
 from shardkit.manifest import Manifest
 from shardkit.sources.imagefolder import Scan
 from shardkit.verbs.convert import Converted
+from shardkit.verbs.describe import summarise
 
-LISTED = 50
+_LISTED = 50
 """Classes that are shown; --json gives all."""
 
 
@@ -30,7 +33,9 @@ def show_plan(src: Path, dst: Path, plan: Plan) -> None:
         )
         counts = plan.class_counts(split)
         if counts:
-            table([(printable(name), f"{count:,}") for name, count in counts.items()], limit=LISTED)
+            table(
+                [(printable(name), f"{count:,}") for name, count in counts.items()], limit=_LISTED
+            )
         _show_left_out(
             plan.scan.ignored.get(split.name, []), plan.scan.problems.get(split.name, [])
         )
@@ -119,18 +124,7 @@ def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
 def made_as_json(dst: Path, made: Converted, seconds: float) -> dict[str, Any]:
     """Return the summary of a conversion, by split."""
     datasets = {
-        name: {
-            "path": str(dst / name),
-            "format": manifest.format,
-            "digest": manifest.digest,
-            "rows": manifest.rows,
-            "shards": len(manifest.shards),
-            "bytes": manifest.bytes,
-            "fields": manifest.fields,
-            "notes": manifest.notes,
-            "skipped": _problems_as_json(manifest.skipped),
-            "ignored": manifest.ignored,
-        }
+        name: {"path": str(dst / name), **summarise(manifest)}
         for name, manifest in made.manifests.items()
     }
     return {
@@ -140,5 +134,5 @@ def made_as_json(dst: Path, made: Converted, seconds: float) -> dict[str, Any]:
     }
 
 
-def _problems_as_json(problems: tuple[Problem, ...] | list[Problem]) -> list[dict[str, str]]:
-    return [{"path": problem.path, "reason": problem.reason} for problem in problems]
+def _problems_as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
+    return [asdict(problem) for problem in problems]

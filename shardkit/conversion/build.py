@@ -19,7 +19,7 @@ from shardkit.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.indexing import index_shard
 from shardkit.manifest import ShardEntry
 from shardkit.pool import Meter
-from shardkit.recipe import Recipe
+from shardkit.recipe import NOTES, Recipe
 from shardkit.record import NO_LABEL, Record, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import ImageFolder
@@ -132,7 +132,7 @@ class _Tally:
         self.fields.update(record.fields.keys())
         if (label := record.label) != NO_LABEL:
             self.labels[label] += 1
-        self.notes.update({"orientation", "frames", "small"} & record.meta.keys())
+        self.notes.update(record.meta.keys() & NOTES)
 
 
 def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:

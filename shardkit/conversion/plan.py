@@ -118,14 +118,15 @@ class Plan:
 
 def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
     """Return the plan of converting what ``scan`` found."""
+    storage = get_format(options.to)
     return Plan(
-        storage=get_format(options.to),
+        storage=storage,
         options=options,
         scan=scan,
         splits=tuple(
             _plan_split(name, source, scan, options) for name, source in scan.splits.items()
         ),
-        software=_software(get_format(options.to)),
+        software=_software(storage),
     )
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.errors import CorruptShard
-from shardkit.formats.ranges import META, RAW, check_raw
+from shardkit.formats.ranges import KEY, META, RAW, check_raw
 from shardkit.record import (
     LABEL_FIELD,
     NO_LABEL,
@@ -33,9 +33,6 @@ from shardkit.record import (
     parse_label,
 )
 
-KEY = "__key__"
-"""The group that holds the records' keys."""
-
 _COPY_BYTES = 8 << 20
 
 _STRUCTURE_BYTES = 1 << 16
@@ -43,7 +40,6 @@ _STRUCTURE_BYTES = 1 << 16
 
 # Files must open with h5py of years ago: "latest" would use structures that HDF5 1.14 cannot read.
 _WRITE_VERSIONS = ("earliest", "v110")
-
 
 _H5PY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """What h5py, and a layout other than ours, raise on damage; none of it means wrong usage."""

@@ -19,11 +19,8 @@ import lmdb
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.files import free_bytes
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
-from shardkit.formats.ranges import META, RangeReader, stored_fields
+from shardkit.formats.ranges import KEY, META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
-
-KEY = "__key__"
-"""The field under which a record's key is stored."""
 
 FIRST_MAP_SIZE = 1 << 30
 """Size of the map at first; it doubles when full. It takes address space, not disk."""

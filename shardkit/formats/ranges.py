@@ -22,6 +22,9 @@ RAW = "raw"
 STORED_RAW = "raw.npy"
 """Raw pixels are stored as an .npy file, which numpy opens; a record has the pixels alone."""
 
+KEY = "__key__"
+"""Under this name a format that is no tar stores a record's key."""
+
 META = "__shardkit__"
 """Under this name every format stores the shard's description of itself, a JSON object."""
 
@@ -133,10 +136,10 @@ class RangeReader(abc.ABC):
 
     def _check_raw(self, range_: Range) -> None:
         try:
-            start, shape = npy_values(self._pread(range_))
+            start, _ = npy_values(self._pread(range_))
         except ValueError as error:
             self._fail(f"the array at {range_.offset} is not as shardkit writes it: {error}")
-        if start != len(npy_header(shape)) or start != _NPY_HEADER_BYTES:
+        if start != _NPY_HEADER_BYTES:
             self._fail(f"the header of the array at {range_.offset} has {start} bytes")
 
     @abc.abstractmethod

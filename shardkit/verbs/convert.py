@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -257,7 +257,7 @@ def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
     """Write problems as a JSON object in each line; no file where there are none."""
     if not problems:
         return []
-    lines = [dump_json({"path": problem.path, "reason": problem.reason}) for problem in problems]
+    lines = [dump_json(asdict(problem)) for problem in problems]
     (folder / name).write_bytes(b"\n".join(lines) + b"\n")
     return [name]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardkit.index import Index
-from shardkit.manifest import dataset_directories, load_manifest
+from shardkit.manifest import Manifest, dataset_directories, load_manifest
 
 
 def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
@@ -34,12 +35,7 @@ def _describe(place: Path) -> dict[str, Any]:
     if manifest.classes is not None and manifest.class_counts is not None:
         classes = dict(zip(manifest.classes, manifest.class_counts, strict=True))
     return {
-        "format": manifest.format,
-        "digest": manifest.digest,
-        "rows": manifest.rows,
-        "shards": len(manifest.shards),
-        "bytes": manifest.bytes,
-        "fields": manifest.fields,
+        **summarise(manifest),
         "images": {
             name: _spread(rows[column])
             for name, column in (("width", "width"), ("height", "height"), ("bytes", "length"))
@@ -48,10 +44,22 @@ def _describe(place: Path) -> dict[str, Any]:
         "classes": classes,
         "recipe": manifest.recipe,
         "source": manifest.source,
-        "notes": manifest.notes,
-        "skipped": [{"path": item.path, "reason": item.reason} for item in manifest.skipped],
-        "ignored": manifest.ignored,
         "software": manifest.software,
+    }
+
+
+def summarise(manifest: Manifest) -> dict[str, Any]:
+    """Return, as JSON values, what a conversion made: format, numbers, and what was left out."""
+    return {
+        "format": manifest.format,
+        "digest": manifest.digest,
+        "rows": manifest.rows,
+        "shards": len(manifest.shards),
+        "bytes": manifest.bytes,
+        "fields": manifest.fields,
+        "notes": manifest.notes,
+        "skipped": [asdict(problem) for problem in manifest.skipped],
+        "ignored": manifest.ignored,
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.examine import ExamineTask, Finding, examine_shard
 from shardkit.files import sha256_of
-from shardkit.index import ROWS_NAME, Index, require_counts
+from shardkit.index import INDEX_DIRECTORY, ROWS_NAME, Index, require_counts
 from shardkit.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -73,7 +73,7 @@ def verify(
     named = {MANIFEST_NAME}
     for prefix, manifest in _manifests(directory, result):
         tasks += _check_files(directory, prefix, manifest, result)
-        named |= {prefix + name for name in (MANIFEST_NAME, *_names(manifest))}
+        named |= {prefix + MANIFEST_NAME, *(prefix + entry.name for entry in manifest.entries)}
     if result.datasets:
         result.extras = _others(directory, named)
     if level != "quick":
@@ -157,17 +157,13 @@ def _check_files(
     return list(_tasks(directory, prefix, manifest, result.level, set(present)))
 
 
-def _names(manifest: Manifest) -> list[str]:
-    return [entry.name for entry in manifest.entries]
-
-
 def _others(directory: Path, named: set[str]) -> list[str]:
     found = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
     return sorted(name for name in found if name not in named)
 
 
 def _remedy(name: str, place: Path) -> str:
-    if name.startswith("index/"):
+    if name.startswith(f"{INDEX_DIRECTORY}/"):
         return f"`shardkit index {place}` rebuilds the index from the shards"
     return "restore it from a copy"
 
