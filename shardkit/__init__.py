@@ -17,14 +17,19 @@ if TYPE_CHECKING:
         CorruptDataset,
         CorruptRecord,
         CorruptShard,
+        LoaderFailed,
         Problem,
         ShardkitError,
+        StateMismatch,
+        TransformFailed,
         UsageError,
     )
     from shardkit.examine import Finding
     from shardkit.manifest import Manifest
+    from shardkit.order import Blocks, Order
     from shardkit.pool import Progress
     from shardkit.recipe import Recipe
+    from shardkit.share import Share
     from shardkit.sources.imagefolder import Scan, scan_imagefolder
     from shardkit.torch.collate import BatchView, collate
     from shardkit.torch.datasets import (
@@ -34,6 +39,19 @@ if TYPE_CHECKING:
         TarDataset,
         open_dataset,
     )
+    from shardkit.torch.iterable import (
+        IterableHDF5Dataset,
+        IterableLMDBDataset,
+        IterableShardDataset,
+        IterableTarDataset,
+    )
+    from shardkit.torch.lightning import ShardDataModule
+    from shardkit.torch.loader import Loader, make_loader
+    from shardkit.torch.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
+    from shardkit.torch.options import LoaderOptions
+    from shardkit.torch.prefetch import DevicePrefetcher, Normalise
+    from shardkit.torch.reading import with_rng
+    from shardkit.torch.sampler import EpochBatchSampler
     from shardkit.verbs.convert import Converted, convert, dry_run
     from shardkit.verbs.describe import describe
     from shardkit.verbs.reindex import reindex
@@ -45,58 +63,103 @@ _WHERE = {
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
     "BatchView": "shardkit.torch.collate",
+    "Blocks": "shardkit.order",
+    "CenterCrop": "shardkit.torch.ops",
     "ConversionFailed": "shardkit.errors",
     "ConvertOptions": "shardkit.conversion.plan",
     "Converted": "shardkit.verbs.convert",
     "CorruptDataset": "shardkit.errors",
     "CorruptRecord": "shardkit.errors",
     "CorruptShard": "shardkit.errors",
+    "DevicePrefetcher": "shardkit.torch.prefetch",
+    "EpochBatchSampler": "shardkit.torch.sampler",
     "Finding": "shardkit.examine",
     "HDF5Dataset": "shardkit.torch.datasets",
+    "ImageOp": "shardkit.torch.ops",
+    "IterableHDF5Dataset": "shardkit.torch.iterable",
+    "IterableLMDBDataset": "shardkit.torch.iterable",
+    "IterableShardDataset": "shardkit.torch.iterable",
+    "IterableTarDataset": "shardkit.torch.iterable",
     "LMDBDataset": "shardkit.torch.datasets",
-    "Recipe": "shardkit.recipe",
-    "Scan": "shardkit.sources.imagefolder",
-    "ShardDataset": "shardkit.torch.datasets",
-    "ShardkitError": "shardkit.errors",
-    "TarDataset": "shardkit.torch.datasets",
+    "Loader": "shardkit.torch.loader",
+    "LoaderFailed": "shardkit.errors",
+    "LoaderOptions": "shardkit.torch.options",
     "Manifest": "shardkit.manifest",
+    "Normalise": "shardkit.torch.prefetch",
+    "Order": "shardkit.order",
     "Plan": "shardkit.conversion.plan",
     "Problem": "shardkit.errors",
     "Progress": "shardkit.pool",
+    "RandomResizedCrop": "shardkit.torch.ops",
+    "Recipe": "shardkit.recipe",
+    "Resize": "shardkit.torch.ops",
+    "Scan": "shardkit.sources.imagefolder",
+    "ShardDataModule": "shardkit.torch.lightning",
+    "ShardDataset": "shardkit.torch.datasets",
+    "ShardkitError": "shardkit.errors",
+    "Share": "shardkit.share",
+    "StateMismatch": "shardkit.errors",
+    "TarDataset": "shardkit.torch.datasets",
+    "TransformFailed": "shardkit.errors",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
     "collate": "shardkit.torch.collate",
     "convert": "shardkit.verbs.convert",
     "describe": "shardkit.verbs.describe",
     "dry_run": "shardkit.verbs.convert",
+    "make_loader": "shardkit.torch.loader",
     "open_dataset": "shardkit.torch.datasets",
     "reindex": "shardkit.verbs.reindex",
     "scan_imagefolder": "shardkit.sources.imagefolder",
     "verify": "shardkit.verbs.verify",
+    "with_rng": "shardkit.torch.reading",
 }
+
+_EXTRAS = ("lightning",)
+"""Packages that are installed only if asked for, each by the extra of its name."""
 
 __all__ = [
     "BadImage",
     "BadImages",
     "BatchView",
+    "Blocks",
+    "CenterCrop",
     "ConversionFailed",
     "ConvertOptions",
     "Converted",
     "CorruptDataset",
     "CorruptRecord",
     "CorruptShard",
+    "DevicePrefetcher",
+    "EpochBatchSampler",
     "Finding",
     "HDF5Dataset",
+    "ImageOp",
+    "IterableHDF5Dataset",
+    "IterableLMDBDataset",
+    "IterableShardDataset",
+    "IterableTarDataset",
     "LMDBDataset",
+    "Loader",
+    "LoaderFailed",
+    "LoaderOptions",
     "Manifest",
+    "Normalise",
+    "Order",
     "Plan",
     "Problem",
     "Progress",
+    "RandomResizedCrop",
     "Recipe",
+    "Resize",
     "Scan",
+    "ShardDataModule",
     "ShardDataset",
     "ShardkitError",
+    "Share",
+    "StateMismatch",
     "TarDataset",
+    "TransformFailed",
     "UsageError",
     "Verification",
     "__version__",
@@ -104,17 +167,27 @@ __all__ = [
     "convert",
     "describe",
     "dry_run",
+    "make_loader",
     "open_dataset",
     "reindex",
     "scan_imagefolder",
     "verify",
+    "with_rng",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'shardkit' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    try:
+        return getattr(import_module(_WHERE[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in _EXTRAS:
+            raise
+        extra = error.name.split(".")[0]
+        raise ModuleNotFoundError(
+            f"shardkit.{name} needs {extra}: pip install 'shardkit[{extra}]'", name=extra
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -18,13 +18,18 @@ def common_size(images: Sequence[StoredImage]) -> tuple[int, int] | None:
 
 
 def decode_stored(
-    image: StoredImage, *, background: Colour = WHITE, out: Pixels | None = None
+    image: StoredImage,
+    *,
+    background: Colour = WHITE,
+    at_least: tuple[int, int] = (0, 0),
+    out: Pixels | None = None,
 ) -> Pixels:
     """Return the pixels of a stored image.
 
     Args:
         image: The image.
         background: RGB colour under transparent pixels.
+        at_least: Width and height that suffice: a JPEG of twice that size or more comes reduced.
         out: Where to put them; of exactly the image's shape.
 
     Returns:
@@ -35,8 +40,8 @@ def decode_stored(
     """
     shape = (image.height, image.width, 3)
     if image.field != "raw":
-        pixels = decode(image.data, image.field, background=background, out=out)
-        if pixels.shape != shape:
+        pixels = decode(image.data, image.field, background=background, at_least=at_least, out=out)
+        if pixels.shape != shape and not (any(at_least) and _is_reduced(pixels.shape, shape)):
             raise BadImage(f"it decodes to {pixels.shape}, the index says {shape}")
         return pixels
     if len(image.data) != image.height * image.width * 3:
@@ -46,3 +51,11 @@ def decode_stored(
         return pixels.copy()  # a user may write to it
     out[:] = pixels
     return out
+
+
+def _is_reduced(found: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Tell whether a JPEG of one shape can come out in the other: libjpeg scales by eighths."""
+    return any(
+        all(-(-side * eighths // 8) == got for side, got in zip(whole[:2], found, strict=False))
+        for eighths in range(1, 8)
+    )

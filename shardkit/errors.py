@@ -4,9 +4,12 @@
 
     ShardkitError                 anything below
     ├── UsageError                what was asked for cannot be done as asked (the CLI exits with 2)
+    │   └── StateMismatch         a loader's state is of another dataset, order or version
     ├── ConversionFailed          a conversion that committed nothing
     │   └── BadImages             because of the images that it lists
-    ├── BadImage                  one source image that cannot be stored; also a ValueError
+    ├── BadImage                  one image that cannot be stored or decoded; also a ValueError
+    ├── LoaderFailed              a loader's worker died or hangs; also a RuntimeError
+    ├── TransformFailed           a user's transform raised an exception for a sample
     └── CorruptDataset            a dataset that is not what its manifest says
         ├── CorruptShard          one shard file
         └── CorruptRecord         one record; never skipped, never replaced by another
@@ -51,6 +54,18 @@ class BadImages(ConversionFailed):
 
 class BadImage(ShardkitError, ValueError):
     """One image that cannot be decoded, or that the recipe cannot turn into what was asked for."""
+
+
+class LoaderFailed(ShardkitError, RuntimeError):
+    """A worker of a loader died, hangs, or could not begin."""
+
+
+class StateMismatch(UsageError):
+    """The state of a loader cannot go on here: it is of another dataset, order or version."""
+
+
+class TransformFailed(ShardkitError):
+    """A transform raised an exception; it is the cause, and the message names the sample."""
 
 
 class CorruptDataset(ShardkitError):

@@ -5,6 +5,7 @@ It knows no format by name and does not decode.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,6 +24,9 @@ from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
 
 _Opened = TypeVar("_Opened")
+
+_GAP = 16384
+"""Bytes between two images that are announced together."""
 
 
 class StoredImage(NamedTuple):
@@ -148,6 +152,28 @@ class ShardSet:
                 raise self._corrupt(place, "its entry in the index is damaged")
             images.append(StoredImage(data, IMAGE_FIELDS[code], label, width, height))
         return images
+
+    def announce(self, rows: npt.NDArray[np.int64]) -> None:
+        """Have the kernel read the images of ``rows`` into its cache, and do not wait for it.
+
+        Neighbouring rows are announced in one piece. What is wrong with a shard shows when it is
+        read, not here.
+
+        Args:
+            rows: From 0 on.
+        """
+        rows = np.unique(rows)
+        entries = self.rows[rows]
+        offsets = entries["offset"].astype(np.int64)
+        ends = offsets + entries["length"]
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        # A gap of a few pages between two images costs less than another call.
+        apart = (np.diff(shards) != 0) | (offsets[1:] - ends[:-1] > _GAP) | (offsets[1:] < 0)
+        firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(rows) else rows
+        for first, last in zip(firsts, [*(firsts[1:] - 1), len(rows) - 1], strict=False):
+            with contextlib.suppress(CorruptDataset):
+                file = self._open(int(shards[first]))
+                file.announce(int(offsets[first]), int(ends[last] - offsets[first]))
 
     def shard_path(self, shard: int) -> Path:
         """Return the file of the shard of the given number."""

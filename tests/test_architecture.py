@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "shardkit"
 
 FLOORS = (
-    {"", "errors", "record", "files", "manifest", "index", "npy"},
+    {"", "errors", "record", "files", "manifest", "index", "npy", "order", "share"},
     {"contracts", "registry"},
     {"formats", "codecs", "sources"},
     {"recipe", "handles", "shardset", "decode", "indexing", "examine", "pool"},
@@ -24,7 +24,7 @@ FLOORS = (
 APART = ({"verbs", "torch"}, {"formats", "codecs"}, {"cli", "testing"})
 """Rooms of one floor that must not know each other."""
 
-HEAVY = {"torch": {"torch"}, "h5py": {"formats"}, "lmdb": {"formats"}}
+HEAVY = {"torch": {"torch"}, "h5py": {"formats"}, "lmdb": {"formats"}, "lightning": {"torch"}}
 """Libraries that only these rooms may import."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))

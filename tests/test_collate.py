@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
 
-from shardkit.torch.collate import BatchView, collate, new_block
+from shardkit.torch.collate import BatchView, collate
+from shardkit.torch.reading import new_block
 
 
 def make_view(count: int = 3) -> tuple[BatchView, torch.Tensor]:

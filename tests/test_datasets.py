@@ -34,6 +34,7 @@ from shardkit import (
     Recipe,
     ShardDataset,
     TarDataset,
+    TransformFailed,
     UsageError,
     collate,
     open_dataset,
@@ -234,12 +235,15 @@ def test_a_transform_runs_once_for_each_sample_in_order(even: Path) -> None:
     assert images.dtype == torch.float32
 
 
-def test_an_error_of_a_transform_is_the_users_to_see(photos: Path) -> None:
+def test_an_error_of_a_transform_is_the_users_to_see_and_names_the_sample(photos: Path) -> None:
     def transform(image: Any) -> Any:
         raise ZeroDivisionError("mine")
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        open_dataset(photos, transform)[0]
+    dataset = open_dataset(photos, transform)
+    with pytest.raises(TransformFailed, match="ZeroDivisionError: mine") as caught:
+        dataset[1]
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert f"{dataset.keys[1]!r} (row 1, from {dataset.paths[1]!r})" in str(caught.value)
 
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
 Sample = tuple[Any, Any]
 """An image and its label, each as the dataset's options make it."""
@@ -90,16 +89,3 @@ def collate(samples: Sequence[Any]) -> Any:
         RuntimeError: If images differ in size.
     """
     return samples.batch if isinstance(samples, BatchView) else default_collate(list(samples))
-
-
-def new_block(shape: tuple[int, ...], *, shared: bool) -> torch.Tensor:
-    """Return an uninitialised uint8 tensor to fill with a batch.
-
-    In a DataLoader's worker it lies in shared memory, if asked for: then the batch travels without
-    a copy, and a full ``/dev/shm`` is an exception here, not a hang in a thread of the queue.
-    """
-    if not shared or get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    size = int(np.prod(shape))
-    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

@@ -16,10 +16,12 @@ from torch.utils.data import Dataset
 
 from shardkit.codecs.image import Colour, Pixels
 from shardkit.decode import common_size, decode_stored
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, TransformFailed, UsageError
 from shardkit.manifest import Manifest, load_manifest
 from shardkit.shardset import ShardSet, StoredImage
-from shardkit.torch.collate import BatchView, Sample, new_block
+from shardkit.torch.collate import BatchView, Sample
+from shardkit.torch.ops import ImageOp, Piece
+from shardkit.torch.reading import Context, EpochCell, new_block
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 
@@ -47,7 +49,7 @@ class ShardDataset(Dataset[Sample]):
         path: str | PathLike[str],
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
-        decode: str = "pil",
+        decode: str | ImageOp = "pil",
         *,
         verify: bool | None = None,
     ) -> None:
@@ -59,16 +61,21 @@ class ShardDataset(Dataset[Sample]):
             target_transform: Applied to each label.
             decode: What an image is: ``pil`` an RGB image, ``numpy`` uint8 of shape (height, width,
                 3), ``torch`` uint8 of shape (3, height, width) in channels-last memory, ``bytes``
-                the stored bytes.
+                the stored bytes; or an `ImageOp`, such as ``RandomResizedCrop(224)``: what it
+                makes of the image, as ``torch`` gives it.
             verify: Whether each read compares the record's checksum; None does so for encoded
                 images (it costs some 3 %) and not for raw pixels.
         """
-        if decode not in DECODES:
-            raise UsageError(f"decode={decode!r} is unknown; known are {', '.join(DECODES)}")
+        if not isinstance(decode, ImageOp) and decode not in DECODES:
+            raise UsageError(
+                f"decode={decode!r} is unknown; known are {', '.join(DECODES)}, and operations "
+                "such as shardkit.CenterCrop(224)"
+            )
         self.transform = transform
         self.target_transform = target_transform
         self.decode = decode
         self._shards = ShardSet(Path(path), verify=verify)
+        self._epoch = EpochCell()
         if self.format not in (None, self.manifest.format):
             raise UsageError(
                 f"{path} has the format {self.manifest.format!r}; {type(self).__name__} reads "
@@ -95,23 +102,54 @@ class ShardDataset(Dataset[Sample]):
             BadImage: If an image cannot be decoded (it was converted with ``--check none``).
         """
         positions = self._shards.normalise(rows)
-        stored = self._shards.read(positions)
-        labels: list[Any] = [image.label for image in stored]
+        images = _Images(self._shards.read(positions), positions, Context(self._epoch), self.decode)
+        labels: list[Any] = [image.label for image in images.stored]
         if self.target_transform is not None:
             labels = [self.target_transform(label) for label in labels]
-        size = common_size(stored)
-        if size is not None and self.transform is None and self.decode in ("numpy", "torch"):
-            return self._block(stored, positions, size, labels)
-        images = [
-            self._image(image, int(row)) for image, row in zip(stored, positions, strict=True)
-        ]
-        return BatchView(images, labels)
+        if images.size is not None and self.transform is None:
+            return self._block(images, images.size, labels)
+        with images.context.globals_kept(self.transform):
+            return BatchView([self._image(images, number) for number in range(len(labels))], labels)
+
+    def set_epoch(self, epoch: int, seed: int = 0) -> None:
+        """State the epoch, so that random operations draw from (seed, epoch, row) alone.
+
+        It reaches persistent workers too. A loader of shardkit does it by itself; with a plain
+        DataLoader call it before each epoch, as for ``DistributedSampler``. Until it is called,
+        random operations follow PyTorch's global generator.
+
+        Args:
+            epoch: From 0 on.
+            seed: Any integer of 64 bits.
+
+        Raises:
+            UsageError: If ``epoch`` is no such number.
+        """
+        self._epoch.set(epoch, seed)
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that `set_epoch` stated, or None."""
+        stated = self._epoch.get()
+        return None if stated is None else stated[0]
+
+    def announce(self, rows: npt.NDArray[np.int64]) -> None:
+        """Have the kernel read the images of ``rows`` into its cache, and do not wait for it.
+
+        Args:
+            rows: From 0 on.
+        """
+        self._shards.announce(rows)
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({str(self.path)!r}, decode={self.decode!r}): {len(self)} "
             f"images, {len(self.classes)} classes, {self.manifest.format}"
         )
+
+    def describe_row(self, row: int) -> str:
+        """Return how errors call the sample at ``row``: its key, row and source file."""
+        return f"record {self.keys[row]!r} (row {row}, from {self.paths[row]!r}) of {self.path}"
 
     @property
     def path(self) -> Path:
@@ -149,6 +187,11 @@ class ShardDataset(Dataset[Sample]):
 
     imgs = samples
 
+    def mean_pixels(self, rows: int) -> int:
+        """Return the mean number of pixels of the first ``rows`` images, as stored."""
+        sizes = self._shards.rows[:rows]
+        return int((sizes["width"].astype(np.int64) * sizes["height"]).mean()) if len(sizes) else 0
+
     @property
     def keys(self) -> Sequence[str]:
         """The key of each row."""
@@ -164,45 +207,75 @@ class ShardDataset(Dataset[Sample]):
         red, green, blue = self.manifest.recipe.get("background", (255, 255, 255))
         return red, green, blue
 
-    def _block(
-        self,
-        stored: list[StoredImage],
-        rows: npt.NDArray[np.int64],
-        size: tuple[int, int],
-        labels: list[Any],
-    ) -> BatchView:
+    def _block(self, images: _Images, size: tuple[int, int], labels: list[Any]) -> BatchView:
         """Return a batch of images of one size, decoded straight into one block."""
-        block = new_block((len(stored), *size, 3), shared=len(stored) > 1)
+        block = new_block((len(labels), *size, 3), shared=len(labels) > 1)
         slots = block.numpy()
-        for image, row, slot in zip(stored, rows, slots, strict=True):
-            self._pixels(image, int(row), slot)
+        for number, slot in enumerate(slots):
+            self._pixels(images, number, slot)
         if self.decode == "numpy":
             return BatchView(slots, labels, block)
         block = block.permute(0, 3, 1, 2)
         return BatchView(block, labels, block)
 
-    def _image(self, stored: StoredImage, row: int) -> Any:
+    def _image(self, images: _Images, number: int) -> Any:
         """Return one image as ``decode`` and ``transform`` ask for it.
 
         The transform follows at once: 64 decoded images that wait for it would leave the cache.
         """
-        image: Any = stored.data
+        image: Any = images.stored[number].data
         if self.decode != "bytes":
-            image = self._pixels(stored, row)
+            image = self._pixels(images, number)
         if self.decode == "pil":
             image = Image.fromarray(image)
-        elif self.decode == "torch":
+        elif self.decode == "torch" or isinstance(self.decode, ImageOp):
             image = torch.from_numpy(image).permute(2, 0, 1)
-        return image if self.transform is None else self.transform(image)
-
-    def _pixels(self, image: StoredImage, row: int, out: Pixels | None = None) -> Pixels:
+        if self.transform is None:
+            return image
+        row = int(images.rows[number])
         try:
-            return decode_stored(image, background=self._background, out=out)
-        except BadImage as error:
-            raise BadImage(
-                f"record {self.keys[row]!r} (row {row}, from {self.paths[row]!r}) of "
-                f"{self.path}: {error}"
+            return images.context.apply(self.transform, image, row)
+        except Exception as error:
+            raise TransformFailed(
+                f"the transform failed on {self.describe_row(row)}: {type(error).__name__}: {error}"
             ) from error
+
+    def _pixels(self, images: _Images, number: int, out: Pixels | None = None) -> Pixels:
+        stored = images.stored[number]
+        images.context.note(int(images.rows[number]))
+        try:
+            if isinstance(self.decode, ImageOp):
+                return self.decode.render(stored, images.pieces[number], self._background, out)
+            return decode_stored(stored, background=self._background, out=out)
+        except BadImage as error:
+            raise BadImage(f"{self.describe_row(int(images.rows[number]))}: {error}") from error
+
+
+class _Images:
+    """The stored images of a batch, and what is to become of each."""
+
+    def __init__(
+        self,
+        stored: list[StoredImage],
+        rows: npt.NDArray[np.int64],
+        context: Context,
+        decode: str | ImageOp,
+    ) -> None:
+        self.stored = stored
+        self.rows = rows
+        self.context = context
+        self.pieces: list[Piece] = []
+        self.size: tuple[int, int] | None = None
+        """Height and width of all samples, if they can be decoded into one block."""
+        if isinstance(decode, ImageOp):
+            self.pieces = [
+                decode.piece(image.width, image.height, context.draws(row))
+                for image, row in zip(stored, rows.tolist(), strict=True)
+            ]
+            sizes = {piece.size for piece in self.pieces}
+            self.size = sizes.pop() if len(sizes) == 1 else None
+        elif decode in ("numpy", "torch"):
+            self.size = common_size(stored)
 
 
 class LMDBDataset(ShardDataset):

@@ -1,0 +1,65 @@
+"""From a request to a batch, wherever it runs: the one way in which both engines read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkit.torch.feed import Request
+from shardkit.torch.reading import Allocate, Reading, reading
+
+
+class Fetch:
+    """Reads batches of a dataset; picklable if the dataset and the collate function are."""
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Sequence[Any]], Any], *, with_rows: bool
+    ) -> None:
+        """Make a reader of batches.
+
+        Args:
+            dataset: Anything with ``__getitem__``, best with ``__getitems__``.
+            collate: Makes a batch of samples.
+            with_rows: Whether a batch ends with its rows, -1 for padding.
+        """
+        self.dataset = dataset
+        self.collate = collate
+        self._with_rows = with_rows
+
+    def __call__(
+        self,
+        request: Request,
+        *,
+        allocate: Allocate | None = None,
+        alone: bool = True,
+        mark: npt.NDArray[np.int64] | None = None,
+    ) -> Any:
+        """Return the batch of ``request``; the other arguments are those of `Reading`."""
+        announce = getattr(self.dataset, "announce", None)
+        if announce is not None and len(request.ahead):
+            announce(request.ahead)
+        rows = request.rows.tolist()
+        with reading(Reading(request.seed, request.epoch, allocate, alone, mark)):
+            if getattr(self.dataset, "__getitems__", None):
+                samples = self.dataset.__getitems__(rows)
+            else:
+                samples = [self.dataset[row] for row in rows]
+            batch = self.collate(samples)
+        return self._add_rows(batch, request) if self._with_rows else batch
+
+    def _add_rows(self, batch: Any, request: Request) -> Any:
+        rows = torch.from_numpy(request.rows.copy())
+        if request.padding:
+            rows[-request.padding :] = -1
+        if isinstance(batch, dict):
+            return {**batch, "rows": rows}
+        return (*batch, rows) if isinstance(batch, (tuple, list)) else (batch, rows)
+
+    def name(self, row: int) -> str:
+        """Return how to call the sample at ``row`` in an error."""
+        name = getattr(self.dataset, "describe_row", None)
+        return str(name(row)) if name is not None else f"row {row}"

@@ -1,0 +1,156 @@
+"""Batches on a device: copied and normalised on a stream of their own while the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from shardkit.errors import UsageError
+from shardkit.torch.memory import map_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalise:
+    """From uint8 images to floating point: ``(image / 255 - mean) / std``, on the device.
+
+    A quarter of the bytes then go over the bus, and no processor converts them.
+
+    Raises:
+        UsageError: If there are not as many means as deviations, or the type is no float.
+    """
+
+    mean: Sequence[float] = (0.485, 0.456, 0.406)
+    std: Sequence[float] = (0.229, 0.224, 0.225)
+    """Of each channel, for values from 0 to 1; the defaults are those that models trained on
+    ImageNet expect."""
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            raise UsageError(f"mean={self.mean} and std={self.std} are not a pair for each channel")
+        if not self.dtype.is_floating_point:
+            raise UsageError(f"dtype={self.dtype} is not a floating point type")
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return uint8 images of shape (N, C, H, W) as `dtype`, in the same memory order."""
+        scale = torch.tensor([255 * value for value in self.std], device=images.device)
+        shift = torch.tensor(
+            [mean / std for mean, std in zip(self.mean, self.std, strict=True)],
+            device=images.device,
+        )
+        values = images.to(torch.float32)
+        values = values.div_(scale.view(-1, 1, 1)).sub_(shift.view(-1, 1, 1))
+        return values.to(self.dtype)
+
+
+class DevicePrefetcher:
+    """Gives the batches of a loader on a device; on CUDA the next is copied while one is used.
+
+    The copy runs on a stream of its own, from page-locked memory without waiting, and the current
+    stream waits for it only when the batch is given out. Each tensor is recorded on that stream
+    (``record_stream``), so that its memory is not given to another before the model is done with
+    it. On any other device a batch is copied when it is asked for.
+
+    ``len``, ``set_epoch``, ``epoch`` and state are those of the loader, and the state is that of
+    the batch given out last, although the loader is one batch further.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        device: torch.device | str,
+        normalise: Normalise | None = None,
+    ) -> None:
+        """Make a prefetcher.
+
+        Args:
+            loader: A loader of shardkit, or any iterable of batches.
+            device: Where batches go.
+            normalise: What is done there with uint8 tensors of four dimensions, the images.
+        """
+        self.loader = loader
+        self.device = torch.device(device)
+        self._normalise = normalise
+        self._state: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._side_stream() if self.device.type == "cuda" else self._in_turn()
+        for state, batch in batches:
+            self._state = state
+            yield batch
+        self._state = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration read ``epoch``."""
+        self.loader.set_epoch(epoch)
+        self._state = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads, or the one being read."""
+        return int(self.loader.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state after the batch that was given out last."""
+        return dict(self.loader.state_dict() if self._state is None else self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` stood, with the next iteration."""
+        self.loader.load_state_dict(state)
+        self._state = None
+
+    def _source(self) -> Iterator[tuple[dict[str, Any] | None, Any]]:
+        """Give each batch of the loader with the state that follows it."""
+        stateful = hasattr(self.loader, "state_dict") and getattr(
+            getattr(self.loader, "options", None), "in_order", True
+        )
+        for batch in self.loader:
+            yield (self.loader.state_dict() if stateful else None), batch
+
+    def _in_turn(self) -> Iterator[tuple[dict[str, Any] | None, Any]]:
+        for state, batch in self._source():
+            yield state, self._move(batch)
+
+    def _side_stream(self) -> Iterator[tuple[dict[str, Any] | None, Any]]:
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        waiting: tuple[dict[str, Any] | None, Any, torch.cuda.Event] | None = None
+        for state, batch in self._source():
+            with torch.cuda.stream(side):
+                moved = self._move(batch)
+                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                copied.record(side)
+            if waiting is not None:
+                yield self._hand_over(*waiting)
+            waiting = state, moved, copied
+        if waiting is not None:
+            yield self._hand_over(*waiting)
+
+    def _hand_over(
+        self, state: dict[str, Any] | None, batch: Any, copied: torch.cuda.Event
+    ) -> tuple[dict[str, Any] | None, Any]:
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(copied)
+        _record(current, batch)
+        return state, batch
+
+    def _move(self, part: Any) -> Any:
+        if not isinstance(part, torch.Tensor):
+            return map_tensors(self._move, part)
+        moved = part.to(self.device, non_blocking=True)
+        if self._normalise is not None and moved.dtype == torch.uint8 and moved.dim() == 4:
+            return self._normalise(moved)
+        return moved
+
+
+def _record(stream: torch.cuda.Stream, part: Any) -> Any:
+    if not isinstance(part, torch.Tensor):
+        return map_tensors(partial(_record, stream), part)
+    part.record_stream(stream)
+    return part

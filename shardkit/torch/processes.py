@@ -1,0 +1,274 @@
+"""The process engine: a DataLoader with persistent workers, for transforms that hold the GIL."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from functools import partial
+from multiprocessing import forkserver
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from shardkit.errors import LoaderFailed, UsageError
+from shardkit.torch.feed import Request
+from shardkit.torch.fetch import Fetch
+from shardkit.torch.options import Settings
+from shardkit.torch.ring import Packed, Ring, Slots
+
+SPARE_SLOTS = 3
+"""Slots of a worker beside those of batches under way: one in use, one before it, one to fill."""
+
+_PRELOAD = ("torch", "shardkit.torch.loader")
+"""What a fork server loads once: workers then begin in 0.1 s and not in 2 s."""
+
+
+class ProcessEngine:
+    """Reads requests in worker processes, or with 0 workers in this one."""
+
+    def __init__(self, fetch: Fetch, settings: Settings) -> None:
+        """Make an engine; processes begin with the first iteration.
+
+        Raises:
+            UsageError: If the dataset cannot be sent to processes that are started as asked.
+        """
+        options = settings.options
+        self._fetch = fetch
+        self._workers = settings.workers
+        self._each = max(1, -(-settings.process_prefetch // max(1, self._workers)))
+        self._timeout = options.timeout
+        self._in_order = options.in_order
+        self._pinned = settings.pinned
+        self._persistent = options.persistent_workers
+        self._sharing = options.sharing_strategy
+        self._method = _choose_start_method(options.start_method) if self._workers else None
+        if self._method in ("spawn", "forkserver"):
+            _require_picklable(fetch, self._method)
+        self._loader: DataLoader[Any] | None = None
+        self._source = _Requests()
+        self._iterator: Any = None
+
+    def run(self, requests: Iterator[Request]) -> Generator[tuple[Request, Any], None, None]:
+        """Give each request with its batch.
+
+        Raises:
+            LoaderFailed: If a worker dies, or a batch takes longer than the timeout.
+        """
+        if self._loader is None or not self._persistent:
+            self.close()
+            self._loader = self._start()
+        self._source.begin(requests)
+        try:
+            self._iterator = iterator = iter(self._loader)
+            while True:
+                try:
+                    number, batch = next(iterator)
+                except StopIteration:
+                    return
+                yield self._source.take(number), batch
+                del batch
+        except KeyboardInterrupt:
+            self._kill()
+            raise
+        except RuntimeError as error:
+            reason = self._explain(error)
+            if reason is None:
+                raise
+            self._kill()
+            raise LoaderFailed(reason) from error
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator, self._iterator, self._loader = self._iterator, None, None
+        if iterator is not None and self._workers:
+            with contextlib.suppress(Exception):  # they may be dead, which is as well
+                iterator._shutdown_workers()
+
+    def _kill(self) -> None:
+        """End the worker processes in the midst of whatever they do."""
+        for process in getattr(self._iterator, "_workers", ()):
+            process.kill()
+        self.close()
+
+    def _start(self) -> DataLoader[Any]:
+        workers = self._workers
+        self._ring = Ring(workers, self._each + SPARE_SLOTS)
+        self._marks = torch.full((max(1, workers),), -1)
+        self._marks.share_memory_()  # type: ignore[no-untyped-call]
+        if self._method == "forkserver":
+            _preload()
+        if self._sharing is not None:  # both ends must agree
+            torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
+        return DataLoader(
+            _Remote(self._fetch, self._ring.number, self._ring.flags, self._marks),
+            batch_size=None,
+            sampler=self._source,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            pin_memory=self._pinned,
+            timeout=self._timeout if workers else 0,
+            worker_init_fn=partial(_begin_worker, self._sharing) if workers else None,
+            prefetch_factor=self._each if workers else None,
+            persistent_workers=workers > 0,
+            generator=torch.Generator(),  # iterating must not draw from the global one
+            in_order=self._in_order,
+            multiprocessing_context=self._method,
+        )
+
+    def _explain(self, error: RuntimeError) -> str | None:
+        """Return what is to be said of an error that PyTorch raised for its workers, or None."""
+        text = str(error)
+        if "timed out after" in text:
+            return (
+                f"no batch came for {self._timeout:g} s: {self._whereabouts()}. A transform may "
+                "wait for something, or a disk is stuck; LoaderOptions(timeout=...) changes how "
+                "long is waited."
+            )
+        if not text.startswith("DataLoader worker (pid"):
+            return None
+        dead = [
+            (number, process.exitcode)
+            for number, process in enumerate(getattr(self._iterator, "_workers", ()))
+            if process.exitcode not in (None, 0)
+        ]
+        told = "; ".join(
+            f"worker {number} {_how_it_ended(code)} {self._where(number)}" for number, code in dead
+        )
+        return f"a worker process died: {told or text}.{_hint([code for _, code in dead])}"
+
+    def _whereabouts(self) -> str:
+        return "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
+
+    def _where(self, worker: int) -> str:
+        row = int(self._marks[worker])
+        return "before its first sample" if row < 0 else f"at {self._fetch.name(row)}"
+
+
+class _Requests:
+    """The sampler of the DataLoader: gives requests to it, and remembers them until answered."""
+
+    def __init__(self) -> None:
+        self._coming: Iterator[Request] = iter(())
+        self._open: dict[int, Request] = {}
+
+    def begin(self, requests: Iterator[Request]) -> None:
+        """Let the next iteration give ``requests``."""
+        self._coming = requests
+        self._open = {}
+
+    def __iter__(self) -> Iterator[tuple[int, Request]]:
+        for number, request in enumerate(self._coming):
+            self._open[number] = request
+            yield number, request
+
+    def take(self, number: int) -> Request:
+        """Return the request of the given number, which was answered."""
+        return self._open.pop(number)
+
+
+class _Remote(Dataset[Any]):
+    """What a worker process has: it reads a request and sends the batch through its slots."""
+
+    def __init__(self, fetch: Fetch, ring: int, flags: torch.Tensor, marks: torch.Tensor) -> None:
+        self._fetch = fetch
+        self._ring = ring
+        self._flags = flags
+        self._marks = marks
+        self._slots: Slots | None = None
+
+    def __getitem__(self, asked: tuple[int, Request]) -> tuple[int, Any]:
+        number, request = asked
+        worker = get_worker_info()
+        if worker is None:
+            return number, self._fetch(request)
+        if self._slots is None:
+            self._slots = Slots(self._ring, worker.id, self._flags)
+        mark = self._marks.numpy()[worker.id : worker.id + 1]
+        mark[0] = request.rows[0]
+        try:
+            batch = self._fetch(request, allocate=self._slots.new, mark=mark)
+        except BaseException:
+            self._slots.give_up()
+            raise
+        return number, Packed(self._slots.pack(batch))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _begin_worker(sharing: str | None, _: int) -> None:
+    """Prepare a worker process: it leaves Ctrl-C to the main process, and OpenCV to one thread."""
+    if sharing is not None:
+        torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    opencv = sys.modules.get("cv2")
+    if opencv is not None:
+        opencv.setNumThreads(0)
+
+
+def _choose_start_method(asked: str) -> str:
+    """Return how workers are started: by fork if nothing can break by it.
+
+    A fork copies locks that other threads hold, and a CUDA context that cannot be used. Without
+    either it is the fastest, and the only way that takes functions defined in a notebook.
+
+    Raises:
+        UsageError: If the system does not know the method.
+    """
+    known = multiprocessing.get_all_start_methods()
+    if asked != "auto":
+        if asked not in known:
+            raise UsageError(f"start_method={asked!r} is unknown here; known: {', '.join(known)}")
+        return asked
+    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if "fork" in known and alone and sys.platform == "linux":
+        return "fork"
+    return "forkserver" if "forkserver" in known else "spawn"
+
+
+def _preload() -> None:
+    """Have the fork server load what all workers need, unless its user chose already."""
+    server = forkserver._forkserver
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        multiprocessing.set_forkserver_preload(["__main__", *_PRELOAD])
+
+
+def _require_picklable(fetch: Fetch, method: str) -> None:
+    try:
+        pickle.dumps(fetch)
+    except Exception as error:
+        raise UsageError(
+            f"the dataset, its transform or the collate function cannot be sent to worker "
+            f"processes ({error}). Define functions at the top of a module, not as lambdas or "
+            f"inside others; or start workers by fork: LoaderOptions(start_method='fork'). "
+            f"They would be started by {method}."
+        ) from error
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _hint(codes: list[int | None]) -> str:
+    if -signal.SIGKILL in codes:
+        return " Most often that is the system's answer to a lack of memory; use fewer workers."
+    if -signal.SIGBUS in codes:
+        return f" Shared memory may be full: see `df /dev/shm` (process {os.getpid()})."
+    if 1 in codes:
+        return (
+            " Its own message stands above. (Where workers are not started by fork, a script must "
+            "do its work below `if __name__ == '__main__':`.)"
+        )
+    return ""

@@ -1,0 +1,178 @@
+"""What surrounds the reading of a batch: the epoch it belongs to, and whose memory it fills.
+
+A loader states it around each batch; so it reaches a dataset through any wrapper (``Subset``,
+``ConcatDataset``, a user's own), in threads and in processes, and two loaders of one dataset do not
+disturb each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+from shardkit.errors import UsageError
+from shardkit.order import Draws, derive_key
+from shardkit.torch.memory import new_shared
+
+Allocate = Callable[[tuple[int, ...]], torch.Tensor]
+"""Gives an uninitialised uint8 tensor of a shape, to be filled with a batch."""
+
+
+class Reading(NamedTuple):
+    """One batch being read."""
+
+    seed: int
+    epoch: int
+    allocate: Allocate | None = None
+    """Where a batch's block comes from; None takes new memory."""
+    alone: bool = True
+    """Whether no other thread draws from Python's, NumPy's and PyTorch's global generators."""
+    mark: npt.NDArray[np.int64] | None = None
+    """Where the row being read is noted, of shape (1,): it names the sample if a worker dies."""
+
+
+_READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+@contextlib.contextmanager
+def reading(current: Reading) -> Iterator[None]:
+    """State what all datasets of this thread read for, until the end of the block."""
+    token = _READING.set(current)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
+
+def new_block(shape: tuple[int, ...], *, shared: bool) -> torch.Tensor:
+    """Return an uninitialised uint8 tensor to fill with a batch.
+
+    In a DataLoader's worker it lies in shared memory, if asked for: then the batch travels without
+    a copy, and a full ``/dev/shm`` is an exception here, not a hang in a thread of the queue.
+    """
+    current = _READING.get()
+    if current is not None and current.allocate is not None and shared:
+        return current.allocate(shape)
+    if not shared or get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    return new_shared(int(np.prod(shape))).view(shape)
+
+
+class EpochCell:
+    """An epoch and seed that ``set_epoch`` reaches persistent workers with.
+
+    They copied the dataset when they began; memory shared with them is the one way to tell them.
+    """
+
+    _UNSET = -1
+
+    def __init__(self) -> None:
+        self._values = torch.tensor([self._UNSET, 0])
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no shared memory: then there are no workers either
+            self._values.share_memory_()  # type: ignore[no-untyped-call]
+
+    def set(self, epoch: int, seed: int) -> None:
+        """State the epoch that is read from now on.
+
+        Raises:
+            UsageError: If a number is no integer, or the epoch is below 0.
+        """
+        self._values[0], self._values[1] = check_epoch(epoch), int(seed)
+
+    def get(self) -> tuple[int, int] | None:
+        """Return epoch and seed, or None if nobody stated them."""
+        epoch, seed = self._values.tolist()
+        return None if epoch == self._UNSET else (epoch, seed)
+
+
+def check_epoch(epoch: int) -> int:
+    """Return ``epoch`` as an int.
+
+    Raises:
+        UsageError: If it is no integer, or below 0.
+    """
+    if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+        raise UsageError(f"epoch {epoch!r} is not an integer from 0 on")
+    return int(epoch)
+
+
+class Context:
+    """What one batch of a dataset depends on beside its rows: its random numbers above all.
+
+    With a known epoch they are a function of seed, epoch and row. Otherwise, in a plain DataLoader
+    whose user never called ``set_epoch``, they follow PyTorch's generator, as everybody's do.
+    """
+
+    def __init__(self, cell: EpochCell) -> None:
+        current = _READING.get()
+        stated = cell.get() if current is None else (current.epoch, current.seed)
+        self._alone = current is None or current.alone
+        self._mark = None if current is None else current.mark
+        self._known = stated is not None
+        if stated is not None:
+            self._key = derive_key("draws", stated[1], stated[0])
+        else:
+            self._key = int(torch.randint(2**63 - 1, ()).item())
+
+    def note(self, row: int) -> None:
+        """Note that ``row`` is being read."""
+        if self._mark is not None:
+            self._mark[0] = row
+
+    def draws(self, row: int) -> Draws:
+        """Return the random numbers of the sample at ``row``."""
+        return Draws(self._key, row)
+
+    def apply(self, transform: Callable[..., Any], image: Any, row: int) -> Any:
+        """Return ``transform(image)``, or ``transform(image, rng)`` if it has ``takes_rng``."""
+        bits = Draws(~self._key, row).bits()  # other numbers than those of an image operation
+        if getattr(transform, "takes_rng", False):
+            return transform(image, np.random.Generator(np.random.Philox(key=bits)))
+        if self._known and self._alone:
+            _seed_globals(bits)
+        return transform(image)
+
+    @contextlib.contextmanager
+    def globals_kept(self, transform: Callable[..., Any] | None) -> Iterator[None]:
+        """Leave the global generators as they were, whatever `apply` does with them."""
+        touched = self._known and self._alone and not getattr(transform, "takes_rng", False)
+        if transform is None or not touched or get_worker_info() is not None:
+            yield
+            return
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.set_rng_state(before[2])
+
+
+def _seed_globals(bits: int) -> None:
+    """Seed the generators that transforms draw from: Python's, NumPy's and PyTorch's."""
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)
+    # Not torch.manual_seed, which also queues a call for each GPU, in every worker, for ever.
+    torch.default_generator.manual_seed(bits >> 1)
+
+
+def with_rng(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a transform as one that takes a generator: ``transform(image, rng)``.
+
+    ``rng`` is a ``numpy.random.Generator`` that depends on seed, epoch and row alone, so that the
+    transform draws the same for a sample in any worker, thread and resumed run. A function can be
+    decorated with it; a class may have the attribute ``takes_rng = True`` instead. Such a transform
+    states that it may run in several threads at once.
+    """
+    transform.takes_rng = True  # type: ignore[attr-defined]
+    return transform
