@@ -300,7 +300,7 @@ def open_dataset(
     path: str | PathLike[str],
     transform: Callable[[Any], Any] | None = None,
     target_transform: Callable[[Any], Any] | None = None,
-    decode: str = "pil",
+    decode: str | ImageOp = "pil",
     *,
     verify: bool | None = None,
 ) -> ShardDataset:

@@ -10,6 +10,7 @@ import atexit
 import itertools
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +29,9 @@ from shardkit.torch.options import Settings
 
 _EXIT_SECONDS = 2.0
 """How long the interpreter's end waits for threads in the midst of a batch."""
+
+_STOP_SECONDS = 0.2
+"""How long the end of an iteration does: most often they are done, and then nothing is left."""
 
 
 Batches = Generator[tuple[Request, Any], None, None]
@@ -81,6 +85,7 @@ class ThreadEngine:
             for job in jobs:
                 job.future.cancel()
             crew.stop()
+            crew.join(_STOP_SECONDS)
 
     def close(self) -> None:
         """Do nothing: an engine holds no thread between iterations."""
@@ -160,10 +165,11 @@ class _Crew:
         for _ in self._threads:
             self.tasks.put(None)
 
-    def join(self) -> None:
-        """Wait a little for the threads to end."""
+    def join(self, seconds: float) -> None:
+        """Wait for the threads to end, no longer than ``seconds`` for all of them."""
+        end = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(_EXIT_SECONDS)
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -182,4 +188,4 @@ def _end_crews() -> None:
     for crew in crews:
         crew.stop()
     for crew in crews:
-        crew.join()
+        crew.join(_EXIT_SECONDS)
