@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -73,8 +74,7 @@ class Order:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UsageError(f"seed={self.seed!r} is not an integer")
+        object.__setattr__(self, "seed", check_integer("seed", self.seed, -(2**63)))
         if not isinstance(self.shuffle, (bool, Blocks)):
             raise UsageError(f"shuffle={self.shuffle!r} is neither True, False nor Blocks(...)")
 
@@ -144,6 +144,22 @@ def derive_key(purpose: str, seed: int, epoch: int) -> int:
     """Return the 64 bits that a purpose has in an epoch: the start of a BLAKE2b digest."""
     text = f"shardkit {purpose} {seed} {epoch}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def check_integer(name: str, value: object, least: int) -> int:
+    """Return ``value`` as an int of 64 bits, whatever kind of integer it is.
+
+    Raises:
+        UsageError: If it is no integer, below ``least``, or needs more bits.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 2**63:
+        start = "of 64 bits" if least < 0 else f"from {least} on"
+        raise UsageError(f"{name}={value!r} is not an integer {start}")
+    return number
 
 
 class Draws:

@@ -235,7 +235,7 @@ class ShardDataset(Dataset[Sample]):
         row = int(images.rows[number])
         try:
             return images.context.apply(self.transform, image, row)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a worker that exits leaves nobody to say so
             raise TransformFailed(
                 f"the transform failed on {self.describe_row(row)}: {type(error).__name__}: {error}"
             ) from error

@@ -11,11 +11,10 @@ import numpy as np
 import torch.distributed
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit.errors import StateMismatch, UsageError
-from shardkit.order import Blocks, Order, Positions
+from shardkit.errors import StateMismatch
+from shardkit.order import Blocks, Order, Positions, check_integer
 from shardkit.share import Placed, Share, Step, count_samples, count_steps, steps
 from shardkit.torch.datasets import ShardDataset
-from shardkit.torch.reading import check_epoch
 
 _VERSION = 1
 
@@ -50,10 +49,8 @@ class Feed:
     """
 
     def __init__(self, order: Order, batch_size: int, share: Share) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size={batch_size!r} is not a number of samples, from 1 on")
         self.order = order
-        self.batch_size = batch_size
+        self.batch_size = check_integer("batch_size", batch_size, 1)
         self.share: Placed = share.placed(_process_group())
 
     def __len__(self) -> int:
@@ -119,7 +116,7 @@ class Progress:
     @property
     def epoch(self) -> int:
         """The epoch being read, or between two iterations the one that comes next."""
-        return self._epoch + self._is_over
+        return self._epoch + (self._ready and self._is_over and not self._named)
 
     def set(self, epoch: int) -> None:
         """Let the next iteration read ``epoch``: from where a loaded state left it, if it did.
@@ -127,8 +124,9 @@ class Progress:
         Raises:
             UsageError: If it is not an integer from 0 on.
         """
-        if not (self._ready and check_epoch(epoch) == self._epoch):
-            self._epoch, self._consumed = check_epoch(epoch), 0
+        epoch = check_integer("epoch", epoch, 0)
+        if not (self._ready and epoch == self._epoch):
+            self._epoch, self._consumed = epoch, 0
         self._ready, self._named = True, True
 
     def restart(self, epoch: int) -> None:

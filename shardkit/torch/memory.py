@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import copy
 import weakref
 from collections import defaultdict
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -26,30 +28,34 @@ class BlockPool:
         """Make an empty pool.
 
         Args:
-            keep: Free blocks of each size that are kept.
+            keep: Free blocks that are kept.
         """
+        # No lock: a forked child could inherit it locked. Lists and dicts need none for what is
+        # done here, and at worst a block too many is kept.
         self._keep = keep
         self._free: defaultdict[int, list[_Buffer]] = defaultdict(list)
-        self._lock = threading.RLock()  # the garbage collector may give back while we take
         self._lent: dict[int, tuple[weakref.ref[_Buffer], _Buffer]] = {}
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialised uint8 tensor of ``shape``."""
         size = int(np.prod(shape))
-        with self._lock:
-            free = self._free[size]
-            buffer = free.pop() if free else np.empty(size, np.uint8)
-            lent = buffer[:]
-            number = id(buffer)
-            self._lent[number] = weakref.ref(lent, lambda _: self._take_back(number)), buffer
+        try:
+            buffer = self._free[size].pop()
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
+        lent, number = buffer[:], id(buffer)
+        self._lent[number] = weakref.ref(lent, lambda _: self._take_back(number)), buffer
         return torch.from_numpy(lent).view(shape)
 
     def _take_back(self, number: int) -> None:
-        with self._lock:
-            _, buffer = self._lent.pop(number)
-            free = self._free[buffer.size]
-            if len(free) < self._keep:
-                free.append(buffer)
+        _, buffer = self._lent.pop(number)
+        self._free[buffer.size].append(buffer)
+        if sum(map(len, self._free.values())) <= self._keep:
+            return
+        for size in sorted(self._free, key=buffer.size.__eq__):  # others' sizes first
+            with contextlib.suppress(IndexError):
+                self._free[size].pop()
+                return
 
 
 class OwnedBlocks:
@@ -63,8 +69,10 @@ class OwnedBlocks:
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialised uint8 tensor of ``shape``."""
         size = int(np.prod(shape))
-        free = self._free.setdefault(size, [])
-        block = free.pop() if free else torch.empty(size, dtype=torch.uint8)
+        try:
+            block = self._free.setdefault(size, []).pop()
+        except IndexError:
+            block = torch.empty(size, dtype=torch.uint8)
         self._held.append(block)
         return block.view(shape)
 
@@ -100,12 +108,20 @@ def pin(batch: Any) -> Any:
     return map_tensors(pin, batch)
 
 
-def map_tensors(function: Any, batch: Any) -> Any:
-    """Apply ``function`` to the items of a batch that is a tuple, list or dict; keep all else."""
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Apply ``function`` to the items of a container and keep its type; all else stays as it is."""
+    if is_namedtuple(batch):
         return type(batch)(*map(function, batch))
-    if isinstance(batch, (tuple, list)):
+    if type(batch) in (tuple, list):
         return type(batch)(map(function, batch))
-    if isinstance(batch, dict):
-        return {name: function(value) for name, value in batch.items()}
+    if isinstance(batch, (MutableMapping, list)):
+        changed: Any = copy.copy(batch)  # a subclass keeps its attributes
+        for place in batch if isinstance(batch, MutableMapping) else range(len(batch)):
+            changed[place] = function(batch[place])
+        return changed
     return batch
+
+
+def is_namedtuple(batch: Any) -> bool:
+    """Tell whether this is a tuple with named fields, which are its constructor's arguments."""
+    return isinstance(batch, tuple) and hasattr(batch, "_fields")

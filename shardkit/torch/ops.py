@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.nn import functional
 
 from shardkit.codecs.image import Colour, Pixels
@@ -23,6 +24,7 @@ from shardkit.order import Draws
 from shardkit.shardset import StoredImage
 
 FILTERS = ("bilinear", "bicubic")
+_PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 _ATTEMPTS = 10
 """As many crops as torchvision tries before it takes the central one."""
@@ -40,6 +42,8 @@ class Piece(NamedTuple):
     """Height and width that the piece is scaled to."""
     flip: bool = False
     """Whether it is mirrored, left to right."""
+    whole: tuple[int, int] | None = None
+    """Height and width that the image is scaled to first; the piece is then one of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class ImageOp(ABC):
     def __post_init__(self) -> None:
         if self.filter not in FILTERS:
             raise UsageError(f"filter={self.filter!r} is unknown; known are {', '.join(FILTERS)}")
-        if not self.oversample >= 1:
+        if not _is_number(self.oversample) or not self.oversample >= 1:
             raise UsageError(f"oversample={self.oversample!r} is not a number from 1 on")
 
     @property
@@ -91,25 +95,30 @@ class ImageOp(ABC):
         if out is None:
             out = np.empty((*piece.size, 3), np.uint8)
         pixels = decode_stored(image, background=background, at_least=self._enough(image, piece))
-        height, width = pixels.shape[:2]
-        if (height, width) != (image.height, image.width):
-            piece = _scaled(piece, width / image.width, height / image.height)
-        pixels = _cut(pixels, piece)
-        if pixels.shape[:2] == piece.size:
-            out[:] = pixels[:, ::-1] if piece.flip else pixels
-            return out
-        source = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
-        scaled = functional.interpolate(source, piece.size, mode=self.filter, antialias=True)[0]
-        torch.from_numpy(out).permute(2, 0, 1).copy_(scaled.flip(2) if piece.flip else scaled)
+        scale = _scale(pixels, image)
+        if piece.whole is not None:
+            box = (0.0, 0.0, image.width * scale, image.height * scale)
+            pixels, scale = _scaled(pixels, box, piece.whole, self.filter), 1.0
+        if scale == 1:
+            pixels = _cut(pixels, piece)
+            box = (0.0, 0.0, float(piece.width), float(piece.height))
+        else:
+            right, bottom = piece.left + piece.width, piece.top + piece.height
+            box = (piece.left * scale, piece.top * scale, right * scale, bottom * scale)
+        pixels = _scaled(pixels, box, piece.size, self.filter)
+        out[:] = pixels[:, ::-1] if piece.flip else pixels
         return out
 
     def _enough(self, image: StoredImage, piece: Piece) -> tuple[int, int]:
         """Return the width and height at which the image may be decoded; (0, 0) for all pixels."""
-        height, width = piece.size
-        if math.isinf(self.oversample):
+        if math.isinf(self.oversample) or 0 in (image.width, image.height):
             return 0, 0
-        scale = self.oversample * max(width / piece.width, height / piece.height)
-        return math.ceil(image.width * scale), math.ceil(image.height * scale)
+        if piece.whole is not None:
+            needed = max(piece.whole[1] / image.width, piece.whole[0] / image.height)
+        else:
+            needed = max(piece.size[1] / piece.width, piece.size[0] / piece.height)
+        needed *= self.oversample
+        return math.ceil(image.width * needed), math.ceil(image.height * needed)
 
 
 @dataclass(frozen=True)
@@ -141,8 +150,8 @@ class Resize(ImageOp):
 class CenterCrop(ImageOp):
     """Cut out the centre, as ``torchvision.transforms.CenterCrop`` does; with ``resize`` after it.
 
-    ``CenterCrop(224, resize=256)`` is ``Resize(256)`` and ``CenterCrop(224)`` in one step that
-    scales no pixel twice and none outside the crop. What a smaller image lacks is black.
+    ``CenterCrop(224, resize=256)`` is ``Resize(256)`` and ``CenterCrop(224)`` after it. What a
+    smaller image lacks is black.
 
     Raises:
         UsageError: If a size is no size.
@@ -157,7 +166,7 @@ class CenterCrop(ImageOp):
         super().__post_init__()
         _check_size(self.size, "CenterCrop")
         if self.resize is not None:
-            _check_size(self.resize, "CenterCrop(resize)")
+            _check_size(self.resize, "CenterCrop(resize)", pair=False)
 
     @property
     def fixed_size(self) -> tuple[int, int]:
@@ -170,17 +179,10 @@ class CenterCrop(ImageOp):
         whole_height, whole_width = height, width
         if self.resize is not None:
             whole_height, whole_width = _resized(self.resize, width, height)
-        left = _centre(whole_width, crop_width)
-        top = _centre(whole_height, crop_height)
-        # From pixels of the scaled image back to those of the stored one.
-        across, down = width / whole_width, height / whole_height
-        return Piece(
-            round(left * across),
-            round(top * down),
-            max(1, round(crop_width * across)),
-            max(1, round(crop_height * down)),
-            (crop_height, crop_width),
-        )
+        left, top = _centre(whole_width, crop_width), _centre(whole_height, crop_height)
+        size = crop_height, crop_width
+        whole = None if self.resize is None else (whole_height, whole_width)
+        return Piece(left, top, crop_width, crop_height, size, whole=whole)
 
 
 @dataclass(frozen=True)
@@ -207,9 +209,9 @@ class RandomResizedCrop(ImageOp):
         _check_size(self.size, "RandomResizedCrop")
         for name in ("scale", "ratio"):
             value = getattr(self, name)
-            if len(value) != 2 or not 0 < value[0] <= value[1]:
+            if not _is_range(value):
                 raise UsageError(f"{name}={value!r} is not a range of numbers above 0")
-        if not 0 <= self.flip <= 1:
+        if not _is_number(self.flip) or not 0 <= self.flip <= 1:
             raise UsageError(f"flip={self.flip!r} is not a probability, from 0 to 1")
 
     @property
@@ -230,9 +232,9 @@ class RandomResizedCrop(ImageOp):
                 return Piece(left, top, across, down, size, flip)
         across, down = width, height
         if width < self.ratio[0] * height:
-            down = round(width / self.ratio[0])
+            down = max(1, round(width / self.ratio[0]))
         elif width > self.ratio[1] * height:
-            across = round(height * self.ratio[1])
+            across = max(1, round(height * self.ratio[1]))
         return Piece((width - across) // 2, (height - down) // 2, across, down, size, flip)
 
 
@@ -240,11 +242,12 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _check_size(size: object, where: str) -> None:
-    sides = size if isinstance(size, tuple) else (size, size)
+def _check_size(size: object, where: str, *, pair: bool = True) -> None:
+    sides = size if isinstance(size, tuple) and pair else (size, size)
     if len(sides) != 2 or not all(type(side) is int and 0 < side <= 65535 for side in sides):
         raise UsageError(
-            f"{where}: {size!r} is neither a number of pixels nor a pair of height and width"
+            f"{where}: {size!r} is not a number of pixels"
+            + (" and not a pair of height and width" if pair else "")
         )
 
 
@@ -262,14 +265,44 @@ def _centre(whole: int, crop: int) -> int:
     return -((crop - whole) // 2) if crop > whole else round((whole - crop) / 2)
 
 
-def _scaled(piece: Piece, across: float, down: float) -> Piece:
-    """Return the piece in the pixels of an image that was decoded smaller."""
-    left, top = round(piece.left * across), round(piece.top * down)
-    right = round((piece.left + piece.width) * across)
-    bottom = round((piece.top + piece.height) * down)
-    return piece._replace(
-        left=left, top=top, width=max(1, right - left), height=max(1, bottom - top)
-    )
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_range(value: Any) -> bool:
+    """Tell whether this is a pair of finite numbers above 0, the lower one first."""
+    if not isinstance(value, (tuple, list)) or not all(map(_is_number, value)):
+        return False
+    return len(value) == 2 and bool(0 < value[0] <= value[1] < math.inf)
+
+
+def _scale(pixels: Pixels, image: StoredImage) -> float:
+    """Return how many pixels stand for one of the stored image: 1, or some eighths."""
+    shape = pixels.shape[:2]
+    for eighths in range(8, 0, -1):
+        if shape == (-(-image.height * eighths // 8), -(-image.width * eighths // 8)):
+            return eighths / 8
+    return 1.0
+
+
+def _scaled(
+    pixels: Pixels, box: tuple[float, float, float, float], size: tuple[int, int], name: str
+) -> Pixels:
+    """Return a box of an image, scaled to ``size``.
+
+    A JPEG that was decoded at some eighths of its size has its box at fractions of pixels, which
+    Pillow can take; for whole pixels PyTorch takes a third of the time.
+    """
+    height, width = pixels.shape[:2]
+    if box != (0, 0, width, height):
+        fitting = (*box[:2], min(box[2], width), min(box[3], height))
+        image = Image.fromarray(pixels).resize(size[::-1], _PILLOW_FILTERS[name], fitting)
+        return np.asarray(image)
+    if (height, width) == size:
+        return pixels
+    source = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
+    scaled = functional.interpolate(source, size, mode=name, antialias=True)
+    return scaled[0].permute(1, 2, 0).numpy()
 
 
 def _cut(pixels: Pixels, piece: Piece) -> Pixels:

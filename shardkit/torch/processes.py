@@ -137,7 +137,7 @@ class ProcessEngine:
         dead = [
             (number, process.exitcode)
             for number, process in enumerate(getattr(self._iterator, "_workers", ()))
-            if process.exitcode not in (None, 0)
+            if process.exitcode is not None
         ]
         told = "; ".join(
             f"worker {number} {_how_it_ended(code)} {self._where(number)}" for number, code in dead
@@ -193,11 +193,7 @@ class _Remote(Dataset[Any]):
             self._slots = Slots(self._ring, worker.id, self._flags)
         mark = self._marks.numpy()[worker.id : worker.id + 1]
         mark[0] = request.rows[0]
-        try:
-            batch = self._fetch(request, allocate=self._slots.new, mark=mark)
-        except BaseException:
-            self._slots.give_up()
-            raise
+        batch = self._fetch(request, allocate=self._slots.new, mark=mark)
         return number, Packed(self._slots.pack(batch))
 
 

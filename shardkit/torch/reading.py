@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from shardkit.errors import UsageError
-from shardkit.order import Draws, derive_key
+from shardkit.order import Draws, check_integer, derive_key
 from shardkit.torch.memory import new_shared
 
 Allocate = Callable[[tuple[int, ...]], torch.Tensor]
@@ -75,11 +75,11 @@ class EpochCell:
     _UNSET = -1
 
     def __init__(self) -> None:
-        self._values = torch.tensor([self._UNSET, 0])
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no shared memory: then there are no workers either
-            self._values.share_memory_()  # type: ignore[no-untyped-call]
+        self._values = _shared_if_possible(torch.tensor([self._UNSET, 0]))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Share the memory of a copy too: it has workers of its own."""
+        self._values = _shared_if_possible(state["_values"])
 
     def set(self, epoch: int, seed: int) -> None:
         """State the epoch that is read from now on.
@@ -87,7 +87,8 @@ class EpochCell:
         Raises:
             UsageError: If a number is no integer, or the epoch is below 0.
         """
-        self._values[0], self._values[1] = check_epoch(epoch), int(seed)
+        stated = check_integer("epoch", epoch, 0), check_integer("seed", seed, -(2**63))
+        self._values.copy_(torch.tensor(stated))
 
     def get(self) -> tuple[int, int] | None:
         """Return epoch and seed, or None if nobody stated them."""
@@ -95,15 +96,11 @@ class EpochCell:
         return None if epoch == self._UNSET else (epoch, seed)
 
 
-def check_epoch(epoch: int) -> int:
-    """Return ``epoch`` as an int.
-
-    Raises:
-        UsageError: If it is no integer, or below 0.
-    """
-    if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
-        raise UsageError(f"epoch {epoch!r} is not an integer from 0 on")
-    return int(epoch)
+def _shared_if_possible(values: torch.Tensor) -> torch.Tensor:
+    with contextlib.suppress(RuntimeError):  # no shared memory: then there are no workers either
+        if not values.is_shared():  # type: ignore[no-untyped-call]
+            values.share_memory_()  # type: ignore[no-untyped-call]
+    return values
 
 
 class Context:
@@ -118,16 +115,19 @@ class Context:
         stated = cell.get() if current is None else (current.epoch, current.seed)
         self._alone = current is None or current.alone
         self._mark = None if current is None else current.mark
-        self._known = stated is not None
-        if stated is not None:
-            self._key = derive_key("draws", stated[1], stated[0])
-        else:
-            self._key = int(torch.randint(2**63 - 1, ()).item())
+        self._stated = stated
 
     def note(self, row: int) -> None:
         """Note that ``row`` is being read."""
         if self._mark is not None:
             self._mark[0] = row
+
+    @cached_property
+    def _key(self) -> int:
+        if self._stated is None:
+            return int(torch.randint(2**63 - 1, ()).item())
+        epoch, seed = self._stated
+        return derive_key("draws", seed, epoch)
 
     def draws(self, row: int) -> Draws:
         """Return the random numbers of the sample at ``row``."""
@@ -135,17 +135,21 @@ class Context:
 
     def apply(self, transform: Callable[..., Any], image: Any, row: int) -> Any:
         """Return ``transform(image)``, or ``transform(image, rng)`` if it has ``takes_rng``."""
-        bits = Draws(~self._key, row).bits()  # other numbers than those of an image operation
         if getattr(transform, "takes_rng", False):
-            return transform(image, np.random.Generator(np.random.Philox(key=bits)))
-        if self._known and self._alone:
-            _seed_globals(bits)
+            bits = np.random.Philox(key=self._bits(row))
+            return transform(image, np.random.Generator(bits))
+        if self._stated is not None and self._alone:
+            _seed_globals(self._bits(row))
         return transform(image)
+
+    def _bits(self, row: int) -> int:
+        """Return a seed for a transform: other numbers than those of an image operation."""
+        return Draws(~self._key, row).bits()
 
     @contextlib.contextmanager
     def globals_kept(self, transform: Callable[..., Any] | None) -> Iterator[None]:
         """Leave the global generators as they were, whatever `apply` does with them."""
-        touched = self._known and self._alone and not getattr(transform, "takes_rng", False)
+        touched = self._stated and self._alone and not getattr(transform, "takes_rng", False)
         if transform is None or not touched or get_worker_info() is not None:
             yield
             return

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from shardkit.torch.memory import map_tensors, new_shared
+from shardkit.torch.memory import is_namedtuple, map_tensors, new_shared
 
 INLINE_BYTES = 256 * 1024
 """A smaller tensor goes through the pipe as plain bytes: a descriptor for each costs 0.5 ms, the
@@ -57,7 +58,12 @@ class Ring:
 
 
 class Slots:
-    """A worker's own slots."""
+    """A worker's own slots.
+
+    A slot is written again only when two things hold: the main process has let go of what it was
+    sent (the shared flag), and nobody in this process holds a tensor over it (a weak reference, as
+    in `shardkit.torch.memory.BlockPool`).
+    """
 
     def __init__(self, ring: int, worker: int, flags: torch.Tensor) -> None:
         """Begin without any; each is made when it is needed first.
@@ -70,11 +76,7 @@ class Slots:
         self._ring = ring
         self._worker = worker
         self._flags = flags.numpy()[worker]
-        self._memory: list[torch.Tensor] = []
-        self._known: set[int] = set()
-        """Slots that the main process was sent."""
-        self._current: dict[int, int] = {}
-        """Slots taken for the batch being made, by their address."""
+        self._slots: list[_Slot] = []
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialised uint8 tensor of ``shape``, in shared memory.
@@ -83,57 +85,61 @@ class Slots:
             RuntimeError: If there is no room for it in shared memory.
         """
         size = int(np.prod(shape))
-        for slot, memory in enumerate(self._memory):
-            if memory.numel() == size and self._flags[slot] == _FREE:
-                return self._take(slot).view(shape)
-        memory = new_shared(size)
-        if len(self._memory) < len(self._flags):
-            self._memory.append(memory)
-            return self._take(len(self._memory) - 1).view(shape)
-        return memory.view(shape)
+        free = [
+            (slot.memory.numel() != size, number)
+            for number, slot in enumerate(self._slots)
+            if self._flags[number] == _FREE and slot.lent() is None
+        ]
+        if not free and len(self._slots) == len(self._flags):
+            return new_shared(size).view(shape)
+        if not free or (free[0][0] and len(self._slots) < len(self._flags)):
+            self._slots.append(_Slot(new_shared(size)))
+            return self._slots[-1].lend().view(shape)
+        other_size, number = min(free)
+        if other_size:
+            self._slots[number] = _Slot(new_shared(size))
+        return self._slots[number].lend().view(shape)
 
-    def pack(self, batch: Any) -> Any:
-        """Return ``batch`` as it is to be sent; `unpack` makes it the batch again.
+    def pack(self, part: Any) -> Any:
+        """Return a batch, or a part of one, as it is to be sent; `unpack` makes it a batch again.
 
-        What is in a slot is sent by number only if every part of the batch can be seen: a slot that
-        some object holds unseen must never be written again.
+        What this does not know is left to be pickled as it is: it keeps its slot from being used.
         """
-        packed = self._pack(batch) if _is_plain(batch) else batch
-        for slot in self._current.values():  # not sent, or unseen: left to whoever has it
-            self._memory[slot] = new_shared(self._memory[slot].numel())
-            self._known.discard(slot)
-            self._flags[slot] = _FREE
-        self._current.clear()
-        return packed
+        if type(part) in (tuple, list, dict) or is_namedtuple(part):
+            return map_tensors(self.pack, part)
+        if type(part) is not torch.Tensor or not _is_plain(part):
+            return part
+        for number, slot in enumerate(self._slots):
+            if slot.memory.data_ptr() == part.untyped_storage().data_ptr():
+                return self._send(number, slot, part)
+        if part.numel() * part.element_size() <= INLINE_BYTES and _is_dense(part):
+            flat = part.as_strided((part.numel(),), (1,))
+            return _Inline(flat.numpy(), tuple(part.shape), part.stride())
+        return _shared(part)
 
-    def give_up(self) -> None:
-        """Take back what was taken for a batch that failed."""
-        for slot in self._current.values():
-            self._flags[slot] = _FREE
-        self._current.clear()
+    def _send(self, number: int, slot: _Slot, part: torch.Tensor) -> Any:
+        """Return what sends a tensor over a slot: by its number, but each slot only once."""
+        if part.dtype != torch.uint8 or self._flags[number] != _FREE:
+            return _shared(part.clone())
+        self._flags[number] = _TAKEN
+        memory, slot.is_known = (None if slot.is_known else slot.memory), True
+        layout = tuple(part.shape), part.stride(), int(part.storage_offset())
+        return _Sent(self._ring, self._worker, number, memory, *layout)
 
-    def _take(self, slot: int) -> torch.Tensor:
-        self._flags[slot] = _TAKEN
-        self._current[self._memory[slot].data_ptr()] = slot
-        return self._memory[slot]
 
-    def _pack(self, part: Any) -> Any:
-        if not isinstance(part, torch.Tensor):
-            return map_tensors(self._pack, part)
-        address = part.untyped_storage().data_ptr()
-        slot = self._current.pop(address, None)
-        if slot is not None:
-            memory = None if slot in self._known else self._memory[slot]
-            self._known.add(slot)
-            offset = int(part.storage_offset())
-            return _Sent(
-                self._ring, self._worker, slot, memory, tuple(part.shape), part.stride(), offset
-            )
-        if any(memory.data_ptr() == address for memory in self._memory):
-            part = part.clone()  # another view of a slot that is sent already
-        if part.numel() * part.element_size() <= INLINE_BYTES:
-            return _Inline(part.detach().numpy())
-        return part if part.is_shared() else part.share_memory_()
+class _Slot:
+    """A piece of shared memory, and who holds a tensor over it in this process."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.is_known = False
+        """Whether the main process was sent it."""
+        self.lent: Callable[[], Any] = lambda: None
+
+    def lend(self) -> torch.Tensor:
+        lent = self.memory.numpy()[:]
+        self.lent = weakref.ref(lent)
+        return torch.from_numpy(lent)
 
 
 class Packed(NamedTuple):
@@ -150,7 +156,7 @@ def unpack(batch: Any) -> Any:
     if isinstance(batch, _Sent):
         return _RINGS[batch.ring].receive(batch)
     if isinstance(batch, _Inline):
-        return torch.from_numpy(batch.values)
+        return torch.from_numpy(batch.values).as_strided(batch.size, batch.stride)
     return map_tensors(unpack, batch)
 
 
@@ -168,20 +174,27 @@ class _Sent(NamedTuple):
 
 
 class _Inline(NamedTuple):
-    """A small tensor."""
+    """A small tensor: its values in the order of memory."""
 
     values: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
 
 
-def _is_plain(batch: Any) -> bool:
-    """Tell whether a batch is made of nothing but containers, plain values and plain tensors."""
-    if type(batch) is torch.Tensor:
-        return batch.device.type == "cpu" and batch.dtype in _PLAIN and not batch.requires_grad
-    if isinstance(batch, (tuple, list)):
-        return all(map(_is_plain, batch))
-    if isinstance(batch, dict):
-        return all(map(_is_plain, batch.values()))
-    return batch is None or isinstance(batch, (bool, int, float, str, bytes))
+def _is_plain(part: torch.Tensor) -> bool:
+    """Tell whether a tensor is of a kind that NumPy has too."""
+    on_cpu = part.device.type == "cpu" and part.layout == torch.strided
+    return on_cpu and part.dtype in _PLAIN and not part.requires_grad
+
+
+def _is_dense(part: torch.Tensor) -> bool:
+    """Tell whether a tensor fills one piece of memory without gaps or overlaps, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(part.stride(), part.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 _PLAIN = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool} | {
@@ -190,6 +203,14 @@ _PLAIN = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.
     torch.float64,
 }
 """Types that NumPy has too."""
+
+
+def _shared(part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in shared memory: a failure is then an error here, and not a hang."""
+    if not part.is_shared():  # type: ignore[no-untyped-call]
+        part.share_memory_()  # type: ignore[no-untyped-call]
+    return part
+
 
 _NUMBERS = itertools.count()
 _RINGS: weakref.WeakValueDictionary[int, Ring] = weakref.WeakValueDictionary()

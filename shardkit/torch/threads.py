@@ -27,7 +27,7 @@ from shardkit.torch.fetch import Fetch
 from shardkit.torch.memory import BlockPool, OwnedBlocks, new_pinned, pin
 from shardkit.torch.options import Settings
 
-_EXIT_SECONDS = 2.0
+_EXIT_SECONDS = 1.0
 """How long the interpreter's end waits for threads in the midst of a batch."""
 
 _STOP_SECONDS = 0.2
