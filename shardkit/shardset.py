@@ -162,18 +162,18 @@ class ShardSet:
         Args:
             rows: From 0 on.
         """
-        rows = np.unique(rows)
-        entries = self.rows[rows]
-        offsets = entries["offset"].astype(np.int64)
-        ends = offsets + entries["length"]
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        entries = self.rows[np.unique(rows)]
+        shards = np.searchsorted(self._starts, np.unique(rows), side="right") - 1
+        order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
+        shards, starts = shards[order], entries["offset"][order].astype(np.int64)
+        ends = starts + entries["length"][order]
         # A gap of a few pages between two images costs less than another call.
-        apart = (np.diff(shards) != 0) | (offsets[1:] - ends[:-1] > _GAP) | (offsets[1:] < 0)
-        firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(rows) else rows
-        for first, last in zip(firsts, [*(firsts[1:] - 1), len(rows) - 1], strict=False):
-            with contextlib.suppress(CorruptDataset):
-                file = self._open(int(shards[first]))
-                file.announce(int(offsets[first]), int(ends[last] - offsets[first]))
+        apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
+        firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(shards) else shards
+        for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
+            with contextlib.suppress(CorruptDataset, OSError):
+                length = max(0, int(ends[last] - starts[first]))
+                self._open(int(shards[first])).announce(int(starts[first]), length)
 
     def shard_path(self, shard: int) -> Path:
         """Return the file of the shard of the given number."""

@@ -103,12 +103,10 @@ class ShardDataset(Dataset[Sample]):
         """
         positions = self._shards.normalise(rows)
         images = _Images(self._shards.read(positions), positions, Context(self._epoch), self.decode)
-        labels: list[Any] = [image.label for image in images.stored]
-        if self.target_transform is not None:
-            labels = [self.target_transform(label) for label in labels]
-        if images.size is not None and self.transform is None:
-            return self._block(images, images.size, labels)
-        with images.context.globals_kept(self.transform):
+        with images.context.globals_kept(self.transform, self.target_transform):
+            labels = self._labels(images)
+            if images.size is not None and self.transform is None:
+                return self._block(images, images.size, labels)
             return BatchView([self._image(images, number) for number in range(len(labels))], labels)
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
@@ -239,6 +237,22 @@ class ShardDataset(Dataset[Sample]):
             raise TransformFailed(
                 f"the transform failed on {self.describe_row(row)}: {type(error).__name__}: {error}"
             ) from error
+
+    def _labels(self, images: _Images) -> list[Any]:
+        labels: list[Any] = [image.label for image in images.stored]
+        if self.target_transform is None:
+            return labels
+        made = []
+        for label, row in zip(labels, images.rows.tolist(), strict=True):
+            images.context.note(row)
+            try:
+                made.append(images.context.apply(self.target_transform, label, row, label=True))
+            except (Exception, SystemExit) as error:
+                raise TransformFailed(
+                    f"the target_transform failed on label {label!r} of {self.describe_row(row)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return made
 
     def _pixels(self, images: _Images, number: int, out: Pixels | None = None) -> Pixels:
         stored = images.stored[number]

@@ -55,11 +55,15 @@ class Feed:
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
-        return self.count()
+        return count_steps(self.order.size, self.batch_size, self.share)
 
-    def count(self, consumed: int = 0) -> int:
-        """Return the number of batches in an epoch of which ``consumed`` samples are read."""
-        return count_steps(self.order.size, self.batch_size, self.share, consumed)
+    def is_over(self, consumed: int) -> bool:
+        """Tell whether no rank has a batch left in an epoch of which ``consumed`` samples are read.
+
+        All ranks must agree on it, also where some have one batch less: rank 0 never has.
+        """
+        share = self.share._replace(rank=0)
+        return count_steps(self.order.size, self.batch_size, share, consumed) == 0
 
     @property
     def samples(self) -> int:
@@ -90,6 +94,15 @@ class Feed:
             )
 
 
+class Run(NamedTuple):
+    """An iteration that began."""
+
+    number: int
+    epoch: int
+    consumed: int
+    """Samples of the epoch that were read before."""
+
+
 class Progress:
     """Which epoch a run is in and how much of it was read: what ``state_dict`` tells.
 
@@ -112,10 +125,12 @@ class Progress:
         """Whether the next iteration begins where this stands, and not with the next epoch."""
         self._named = False
         """Whether `set` named the epoch: then it is read even if nothing is left of it."""
+        self._run = 0
+        """Counts whatever begins anew: an iteration that was overtaken changes nothing more."""
 
     @property
     def epoch(self) -> int:
-        """The epoch being read, or between two iterations the one that comes next."""
+        """The epoch that was begun last, or once it is read to its end, the one that comes next."""
         return self._epoch + (self._ready and self._is_over and not self._named)
 
     def set(self, epoch: int) -> None:
@@ -128,43 +143,58 @@ class Progress:
         if not (self._ready and epoch == self._epoch):
             self._epoch, self._consumed = epoch, 0
         self._ready, self._named = True, True
+        self._run += 1
 
     def restart(self, epoch: int) -> None:
         """Let the next iteration read all of ``epoch``."""
         self._epoch, self._consumed, self._ready, self._named = epoch, 0, True, True
+        self._run += 1
 
-    def begin(self) -> tuple[int, int]:
-        """Begin an iteration; return its epoch, and the samples of it that are read already."""
+    def begin(self) -> Run:
+        """Begin an iteration."""
         if not self._ready or (self._is_over and not self._named):
             self._epoch, self._consumed = self._epoch + 1, 0
         self._ready, self._named = False, False
-        return self._epoch, self._consumed
+        self._run += 1
+        return Run(self._run, self._epoch, self._consumed)
 
-    def advance(self, consumed: int) -> None:
-        """Note that a batch was given out."""
-        self._consumed = consumed
+    def advance(self, run: Run, consumed: int) -> None:
+        """Note that a batch of an iteration was given out, if it is still the latest."""
+        if run.number == self._run:
+            self._consumed = consumed
 
-    def finish(self) -> None:
-        """Note that the epoch ended."""
-        self._epoch, self._consumed, self._ready = self._epoch + 1, 0, True
+    def finish(self, run: Run) -> None:
+        """Note that an iteration came to the end of its epoch, if it is still the latest."""
+        if run.number == self._run:
+            self._epoch, self._consumed, self._ready = self._epoch + 1, 0, True
 
     def state(self) -> dict[str, Any]:
         """Return where the run stands, as JSON values."""
         return {**self._identity, "epoch": self._epoch, "consumed": self._consumed}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:
         """Go on where ``state`` stood.
+
+        Args:
+            state: What `state` returned.
+            of_worker: Whether it may be that of one of several workers of an iterable dataset.
 
         Raises:
             StateMismatch: If it is of another dataset, order or version, or is no state.
         """
         _require_state(state, self._identity)
+        if "workers" in state and not of_worker:
+            raise StateMismatch(
+                "this is the state of one worker's part of an iterable dataset; only that part, "
+                "in a DataLoader with as many workers, can go on from it"
+            )
         self._epoch, self._consumed = state["epoch"], state["consumed"]
         self._ready, self._named = True, False
+        self._run += 1
 
     @property
     def _is_over(self) -> bool:
-        return self._consumed > 0 and self._feed.count(self._consumed) == 0
+        return self._consumed > 0 and self._feed.is_over(self._consumed)
 
 
 def fingerprint(dataset: Any) -> str:
@@ -196,7 +226,15 @@ def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
     if not isinstance(state, Mapping) or not all(
         type(state.get(name)) is int and state[name] >= 0 for name in numbers
     ):
-        raise StateMismatch(f"this is no state of a shardkit loader: {str(state)[:200]}")
+        raise StateMismatch(
+            f"this is no state of a shardkit loader: {str(state)[:200]}. Give what its "
+            "state_dict() returned."
+        )
+    if state.get("version") != identity["version"]:
+        raise StateMismatch(
+            f"the state has version {state.get('version')!r}, and this shardkit reads version "
+            f"{identity['version']}: go on with the shardkit that saved it"
+        )
     for name, ours in identity.items():
         if state.get(name) != ours:
             raise StateMismatch(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shardkit.order import Draws, derive_key
 from shardkit.torch.feed import Request
-from shardkit.torch.reading import Allocate, Reading, reading
+from shardkit.torch.reading import Allocate, Reading, globals_kept, reading, seed_globals
 
 
 class Fetch:
@@ -42,14 +44,31 @@ class Fetch:
         announce = getattr(self.dataset, "announce", None)
         if announce is not None and len(request.ahead):
             announce(request.ahead)
-        rows = request.rows.tolist()
-        with reading(Reading(request.seed, request.epoch, allocate, alone, mark)):
-            if getattr(self.dataset, "__getitems__", None):
-                samples = self.dataset.__getitems__(rows)
-            else:
-                samples = [self.dataset[row] for row in rows]
-            batch = self.collate(samples)
+        stated = Reading(request.seed, request.epoch, allocate, alone, mark)
+        with reading(stated), globals_kept() if alone else nullcontext():
+            batch = self._read(request, alone=alone)
         return self._add_rows(batch, request) if self._with_rows else batch
+
+    def _read(self, request: Request, *, alone: bool) -> Any:
+        """Return the collated batch; whatever draws from global generators repeats exactly.
+
+        A dataset of shardkit seeds them for each sample. Here it is done for other datasets, and
+        for the collate function, such as one that mixes images.
+        """
+        rows, key = request.rows.tolist(), derive_key("fetch", request.seed, request.epoch)
+        if getattr(self.dataset, "__getitems__", None):
+            if alone:
+                seed_globals(Draws(key, rows[0]).bits())
+            samples = self.dataset.__getitems__(rows)
+        else:
+            samples = []
+            for row in rows:
+                if alone:
+                    seed_globals(Draws(key, row).bits())
+                samples.append(self.dataset[row])
+        if alone:
+            seed_globals(Draws(~key, rows[0]).bits())
+        return self.collate(samples)
 
     def _add_rows(self, batch: Any, request: Request) -> Any:
         rows = torch.from_numpy(request.rows.copy())

@@ -93,16 +93,16 @@ class IterableShardDataset(IterableDataset[Any]):
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         skip = self._place(workers)
-        epoch, consumed = self._progress.begin()
+        run = self._progress.begin()
         requests = itertools.islice(
-            self._feed.requests(epoch, consumed), number + skip * workers, None, workers
+            self._feed.requests(run.epoch, run.consumed), number + skip * workers, None, workers
         )
         self._given = skip
         give = self._batches if self._batched else self._samples
         for request, item in give(requests):
             self._given += 1
             if workers == 1:
-                self._progress.advance(request.consumed)
+                self._progress.advance(run, request.consumed)
             yield item
 
     def set_epoch(self, epoch: int) -> None:
@@ -131,7 +131,10 @@ class IterableShardDataset(IterableDataset[Any]):
         Raises:
             StateMismatch: If it is of another dataset, order or version, or is no state.
         """
-        self._progress.load(state)
+        self._progress.load(state, of_worker=True)
+        given, workers = state.get("given", 0), state.get("workers", 1)
+        if type(given) is not int or type(workers) is not int or given < 0 or workers < 1:
+            raise StateMismatch(f"the state is damaged: given {given!r}, workers {workers!r}")
         self._loaded = dict(state)
 
     def _place(self, workers: int) -> int:
@@ -141,7 +144,7 @@ class IterableShardDataset(IterableDataset[Any]):
             if loaded.get("workers", workers) != workers:
                 raise StateMismatch(
                     f"the state is that of one of {loaded['workers']} workers, and there are "
-                    f"{workers}; shardkit.make_loader can go on with another number"
+                    f"{workers}. The state of a loader of make_loader goes with any number."
                 )
             self._progress.set(loaded["epoch"])
             return int(loaded.get("given", 0))

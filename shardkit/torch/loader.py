@@ -113,7 +113,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch being read, or between two iterations the one that comes next."""
+        """The epoch that was begun last, or once it is read to its end, the one that comes next."""
         return self._progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -154,11 +154,11 @@ class Loader:
         self._engine.close()
 
     def _iterate(self, iteration: int) -> Iterator[Any]:
-        epoch, consumed = self._progress.begin()
-        batches = self._engine.run(self._feed.requests(epoch, consumed))
+        run = self._progress.begin()
+        batches = self._engine.run(self._feed.requests(run.epoch, run.consumed))
         try:
             for request, batch in batches:
-                self._progress.advance(request.consumed)
+                self._progress.advance(run, request.consumed)
                 yield batch
                 del batch
                 if self._iteration != iteration:
@@ -168,7 +168,7 @@ class Loader:
                     )
         finally:
             batches.close()
-        self._progress.finish()
+        self._progress.finish(run)
 
 
 def _choose_engine(dataset: Any, asked: str, problem: str | None) -> tuple[str, str]:

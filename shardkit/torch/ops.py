@@ -54,8 +54,8 @@ class ImageOp(ABC):
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0
     """How much larger than its target a piece must stay when a JPEG is decoded at a half, 3/8, a
-    quarter or an eighth of its size. 1.0 is fastest; 2.0 stays within 51 dB of decoding all pixels;
-    ``inf`` always decodes all."""
+    quarter or an eighth of its size. 1.0 is fastest; 2.0 stays within 46 dB of decoding all pixels
+    (1.0: 38 dB); ``inf`` always decodes all."""
 
     def __post_init__(self) -> None:
         if self.filter not in FILTERS:
@@ -294,7 +294,7 @@ def _scaled(
     Pillow can take; for whole pixels PyTorch takes a third of the time.
     """
     height, width = pixels.shape[:2]
-    if box != (0, 0, width, height):
+    if box != (0.0, 0.0, float(width), float(height)):
         fitting = (*box[:2], min(box[2], width), min(box[3], height))
         image = Image.fromarray(pixels).resize(size[::-1], _PILLOW_FILTERS[name], fitting)
         return np.asarray(image)

@@ -133,36 +133,55 @@ class Context:
         """Return the random numbers of the sample at ``row``."""
         return Draws(self._key, row)
 
-    def apply(self, transform: Callable[..., Any], image: Any, row: int) -> Any:
-        """Return ``transform(image)``, or ``transform(image, rng)`` if it has ``takes_rng``."""
-        if getattr(transform, "takes_rng", False):
-            bits = np.random.Philox(key=self._bits(row))
-            return transform(image, np.random.Generator(bits))
+    def apply(
+        self, function: Callable[..., Any], value: Any, row: int, *, label: bool = False
+    ) -> Any:
+        """Return ``function(value)``, or ``function(value, rng)`` if it has ``takes_rng``.
+
+        Args:
+            function: A transform.
+            value: Its image or label.
+            row: Of the sample.
+            label: Whether it is the label, which has random numbers of its own.
+        """
+        if getattr(function, "takes_rng", False):
+            bits = np.random.Philox(key=self._bits(row, label))
+            return function(value, np.random.Generator(bits))
         if self._stated is not None and self._alone:
-            _seed_globals(self._bits(row))
-        return transform(image)
+            seed_globals(self._bits(row, label))
+        return function(value)
 
-    def _bits(self, row: int) -> int:
+    def _bits(self, row: int, label: bool) -> int:
         """Return a seed for a transform: other numbers than those of an image operation."""
-        return Draws(~self._key, row).bits()
+        draws = Draws(~self._key, row)
+        return (draws.bits(), draws.bits())[label]
 
-    @contextlib.contextmanager
-    def globals_kept(self, transform: Callable[..., Any] | None) -> Iterator[None]:
-        """Leave the global generators as they were, whatever `apply` does with them."""
-        touched = self._stated and self._alone and not getattr(transform, "takes_rng", False)
-        if transform is None or not touched or get_worker_info() is not None:
-            yield
-            return
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.set_rng_state(before[2])
+    def globals_kept(
+        self, *functions: Callable[..., Any] | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Leave the global generators as they were, whatever `apply` does for ``functions``."""
+        ordinary = any(f is not None and not getattr(f, "takes_rng", False) for f in functions)
+        if ordinary and self._stated is not None and self._alone:
+            return globals_kept()
+        return contextlib.nullcontext()
 
 
-def _seed_globals(bits: int) -> None:
+@contextlib.contextmanager
+def globals_kept() -> Iterator[None]:
+    """Leave the global generators as they were; in a worker process nobody else draws from them."""
+    if get_worker_info() is not None:
+        yield
+        return
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def seed_globals(bits: int) -> None:
     """Seed the generators that transforms draw from: Python's, NumPy's and PyTorch's."""
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)

@@ -47,18 +47,18 @@ class EpochBatchSampler(Sampler[list[int]]):
         return len(self._feed)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, consumed = self._progress.begin()
+        run = self._progress.begin()
         for part in preflight.parts(self._dataset):
             if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch, self._feed.order.seed)
-        for request in self._feed.requests(epoch, consumed):
-            self._progress.advance(request.consumed)
+                part.set_epoch(run.epoch, self._feed.order.seed)
+        for request in self._feed.requests(run.epoch, run.consumed):
+            self._progress.advance(run, request.consumed)
             yield request.rows.tolist()
-        self._progress.finish()
+        self._progress.finish(run)
 
     @property
     def epoch(self) -> int:
-        """The epoch being read, or between two iterations the one that comes next."""
+        """The epoch that was begun last, or once it is read to its end, the one that comes next."""
         return self._progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
