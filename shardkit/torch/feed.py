@@ -172,6 +172,10 @@ class Progress:
         """Return where the run stands, as JSON values."""
         return {**self._identity, "epoch": self._epoch, "consumed": self._consumed}
 
+    def stay(self) -> None:
+        """Let the next iteration read what is left of the loaded epoch, even if that is nothing."""
+        self._named = True
+
     def load(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:
         """Go on where ``state`` stood.
 

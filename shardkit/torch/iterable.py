@@ -135,7 +135,7 @@ class IterableShardDataset(IterableDataset[Any]):
         given, workers = state.get("given", 0), state.get("workers", 1)
         if type(given) is not int or type(workers) is not int or given < 0 or workers < 1:
             raise StateMismatch(f"the state is damaged: given {given!r}, workers {workers!r}")
-        self._loaded = dict(state)
+        self._loaded, self._given = dict(state), given  # asked for again before the first item
 
     def _place(self, workers: int) -> int:
         """Let the progress stand where the iteration begins; return this worker's items to skip."""

@@ -53,16 +53,34 @@ class ShardDataModule(pl.LightningDataModule):
         self._shuffle = shuffle
         self._seed = seed
         self._options = options or LoaderOptions()
+        self._training: Loader | None = None
+        self._loaded: dict[str, Any] | None = None
 
     def train_dataloader(self) -> Loader:
-        """Return a new loader of the training dataset."""
-        return make_loader(
+        """Return a new loader of the training dataset, which goes on where a checkpoint stood."""
+        self._training = make_loader(
             self.train_dataset,
             self._batch_size,
             shuffle=self._shuffle,
             seed=self._seed,
             options=self._options,
         )
+        if self._loaded:
+            self._training.load_state_dict(self._loaded)
+            self._loaded = None
+        return self._training
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the training loader's state, which Lightning puts into its checkpoints.
+
+        Lightning keeps the states of loaders by itself too, but does not give them back after a
+        checkpoint that was saved at the end of an epoch.
+        """
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next training loader go on where the checkpoint stood."""
+        self._loaded = state_dict
 
     def val_dataloader(self) -> Any:
         """Return a new loader of the validation dataset, or no loader if there is none."""

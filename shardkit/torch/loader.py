@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from shardkit.errors import LoaderFailed, UsageError
 from shardkit.order import Blocks, Order
@@ -47,22 +48,35 @@ def make_loader(
     Raises:
         UsageError: If options contradict each other or the dataset.
     """
-    options = options or LoaderOptions()
+    options = LoaderOptions() if options is None else options
+    if not isinstance(options, LoaderOptions):
+        raise UsageError(f"options={options!r} is not a shardkit.LoaderOptions(...)")
     share = options.share
     if isinstance(dataset, IterableShardDataset):
         shuffle = dataset.order.shuffle if shuffle is None else shuffle
         seed = dataset.order.seed if seed is None else seed
         share = dataset.share if share is None else share
         dataset = dataset.source
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not _has_rows(dataset):
         raise UsageError(
             f"make_loader needs a dataset with a length and rows, not {type(dataset).__name__}; "
-            "a foreign IterableDataset needs torch.utils.data.DataLoader"
+            "open a path with shardkit.open_dataset; a foreign IterableDataset needs "
+            "torch.utils.data.DataLoader"
         )
-    order = Order(size=len(dataset), shuffle=shuffle or False, seed=seed or 0)
+    order = Order(
+        size=len(dataset),
+        shuffle=False if shuffle is None else shuffle,
+        seed=0 if seed is None else seed,
+    )
     feed = Feed(order, batch_size, share or Share())
     fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows)
     return Loader(fetch, feed, options)
+
+
+def _has_rows(dataset: Any) -> bool:
+    if isinstance(dataset, (str, bytes, IterableDataset)):
+        return False
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 class Loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,8 +76,12 @@ class LoaderOptions:
         strategies = torch.multiprocessing.get_all_sharing_strategies()  # type: ignore[no-untyped-call]
         if self.sharing_strategy is not None:
             _require_known("sharing_strategy", self.sharing_strategy, tuple(strategies))
-        if not self.timeout >= 0:
+        if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
             raise UsageError(f"timeout={self.timeout!r} is not a number of seconds, from 0 on")
+        if not callable(self.collate_fn):
+            raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
+        if self.share is not None and not isinstance(self.share, Share):
+            raise UsageError(f"share={self.share!r} is not a shardkit.Share(...)")
 
     def resolved(self, workers: int, *, pinned: bool) -> Settings:
         """Return these options with numbers for what was left open.

@@ -74,9 +74,11 @@ class EpochBatchSampler(Sampler[list[int]]):
         return self._progress.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` stood, with the next iteration.
+        """Go on where ``state`` stood, with the next iteration: with nothing, if the epoch is over.
 
         Raises:
             StateMismatch: If it is of another dataset, order or version, or is no state.
         """
         self._progress.load(state)
+        # torchdata begins a finished epoch, reads ahead, and begins again: that must skip nothing.
+        self._progress.stay()
