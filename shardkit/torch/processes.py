@@ -9,9 +9,10 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from typing import Any
 
 import torch
@@ -26,6 +27,15 @@ from shardkit.torch.ring import Packed, Ring, Slots
 
 SPARE_SLOTS = 3
 """Slots of a worker beside those of batches under way: one in use, one before it, one to fill."""
+
+_POLL_SECONDS = 2.0
+"""How often it is looked whether workers live while no batch comes."""
+
+_STOP_SECONDS = 1.0
+"""How long a worker may take to end before it is killed."""
+
+_WATCH_SECONDS = 1.0
+"""How often a worker looks whether the main process lives."""
 
 _PRELOAD = ("torch", "shardkit.torch.loader")
 """What a fork server loads once: workers then begin in 0.1 s and not in 2 s."""
@@ -67,23 +77,48 @@ class ProcessEngine:
             self._loader = self._start()
         self._source.begin(requests)
         try:
-            self._iterator = iterator = iter(self._loader)
-            while True:
-                try:
-                    number, batch = next(iterator)
-                except StopIteration:
-                    return
+            self._iterator = iter(self._loader)
+            while (answer := self._next()) is not None:
+                number, batch = answer
+                del answer
                 yield self._source.take(number), batch
                 del batch
-        except KeyboardInterrupt:
-            self._kill()
+        except GeneratorExit:
             raise
-        except RuntimeError as error:
+        except BaseException as error:
             reason = self._explain(error)
+            self._kill()  # nobody waits for what they do, and the next iteration has fresh ones
             if reason is None:
                 raise
-            self._kill()
             raise LoaderFailed(reason) from error
+
+    def _next(self) -> tuple[int, Any] | None:
+        """Return the next batch with its number, or None at the end.
+
+        PyTorch is asked to give up soon and asked again: only then does it look whether workers
+        live, which it otherwise learns from signals, and those of a fork server send none.
+
+        Raises:
+            RuntimeError: If a worker died.
+            LoaderFailed: If no batch comes within the timeout.
+        """
+        begun = time.monotonic()
+        while True:
+            try:
+                number, batch = next(self._iterator)
+            except StopIteration:
+                return None
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader timed out after"):
+                    raise
+                if self._timeout and time.monotonic() - begun >= self._timeout:
+                    raise LoaderFailed(
+                        f"no batch came for {self._timeout:g} s: {self._whereabouts()}. A "
+                        "transform may wait for something, or a disk is stuck; "
+                        "LoaderOptions(timeout=...) changes how long is waited."
+                    ) from None
+            else:
+                return number, batch
 
     def close(self) -> None:
         """End the worker processes."""
@@ -93,9 +128,19 @@ class ProcessEngine:
                 iterator._shutdown_workers()
 
     def _kill(self) -> None:
-        """End the worker processes in the midst of whatever they do."""
-        for process in getattr(self._iterator, "_workers", ()):
-            process.kill()
+        """End the worker processes in the midst of whatever they do.
+
+        By SIGTERM first: of a worker that dies by another signal PyTorch makes an exception, which
+        could take the place of the one that is on its way.
+        """
+        processes = list(getattr(self._iterator, "_workers", ()))
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(_STOP_SECONDS)
+            if process.is_alive():
+                with contextlib.suppress(RuntimeError):
+                    process.kill()
         self.close()
 
     def _start(self) -> DataLoader[Any]:
@@ -114,7 +159,7 @@ class ProcessEngine:
             num_workers=workers,
             collate_fn=_as_it_is,
             pin_memory=self._pinned,
-            timeout=self._timeout if workers else 0,
+            timeout=min(_POLL_SECONDS, self._timeout or _POLL_SECONDS) if workers else 0,
             worker_init_fn=partial(_begin_worker, self._sharing) if workers else None,
             prefetch_factor=self._each if workers else None,
             persistent_workers=workers > 0,
@@ -123,16 +168,10 @@ class ProcessEngine:
             multiprocessing_context=self._method,
         )
 
-    def _explain(self, error: RuntimeError) -> str | None:
+    def _explain(self, error: BaseException) -> str | None:
         """Return what is to be said of an error that PyTorch raised for its workers, or None."""
         text = str(error)
-        if "timed out after" in text:
-            return (
-                f"no batch came for {self._timeout:g} s: {self._whereabouts()}. A transform may "
-                "wait for something, or a disk is stuck; LoaderOptions(timeout=...) changes how "
-                "long is waited."
-            )
-        if not text.startswith("DataLoader worker (pid"):
+        if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker (pid"):
             return None
         dead = [
             (number, process.exitcode)
@@ -193,7 +232,13 @@ class _Remote(Dataset[Any]):
             self._slots = Slots(self._ring, worker.id, self._flags)
         mark = self._marks.numpy()[worker.id : worker.id + 1]
         mark[0] = request.rows[0]
-        batch = self._fetch(request, allocate=self._slots.new, mark=mark)
+        try:
+            batch = self._fetch(request, allocate=self._slots.new, mark=mark)
+        except (StopIteration, SystemExit) as error:  # in a worker these would end it quietly
+            raise LoaderFailed(
+                f"{type(error).__name__} was raised ({error}) in the batch that begins with "
+                f"{self._fetch.name(int(request.rows[0]))}"
+            ) from error
         return number, Packed(self._slots.pack(batch))
 
 
@@ -206,9 +251,26 @@ def _begin_worker(sharing: str | None, _: int) -> None:
     if sharing is not None:
         torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     opencv = sys.modules.get("cv2")
     if opencv is not None:
         opencv.setNumThreads(0)
+
+
+def _end_with_parent() -> None:
+    """End this process when the main one is gone.
+
+    PyTorch's workers look themselves, but not while they wait to write into a pipe that is full;
+    and as each of them could read from it too, it never breaks.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if os.getppid() == parent.pid:  # forked by it: the pipe below is also open in later workers
+        while os.getppid() == parent.pid:
+            time.sleep(_WATCH_SECONDS)
+    else:
+        connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _choose_start_method(asked: str) -> str:
