@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         IterableShardDataset,
         IterableTarDataset,
     )
-    from shardkit.torch.lightning import ShardDataModule
+    from shardkit.torch.lightning import ShardDataModule as ShardDataModule
     from shardkit.torch.loader import Loader, make_loader
     from shardkit.torch.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
     from shardkit.torch.options import LoaderOptions
@@ -153,7 +153,6 @@ __all__ = [
     "Recipe",
     "Resize",
     "Scan",
-    "ShardDataModule",
     "ShardDataset",
     "ShardkitError",
     "Share",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +16,14 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from helpers import make_dataset, make_tree, png
+from helpers import DEADLINE, make_dataset, make_tree, png
 from lightning.pytorch.callbacks import ModelCheckpoint
 from loading import Print, Prints, prints
 
 import shardkit
 from shardkit import (
     LoaderOptions,
+    Order,
     RandomResizedCrop,
     ShardDataModule,
     StateMismatch,
@@ -83,7 +88,7 @@ class Stopped(Exception):
 
 
 class StopAt(pl.Callback):
-    """Saves a checkpoint in one of Lightning's hooks, after a number of steps, and stops the run."""
+    """Saves a checkpoint in one of Lightning's hooks, after some steps, and stops the run."""
 
     def __init__(self, hook: str, step: int, path: Path | None) -> None:
         self._hook, self._step, self._path = hook, step, path
@@ -158,42 +163,44 @@ def fit(
     **choices: Any,
 ) -> Recorder:
     """Run to the end, or until a callback stops it."""
-    model = Recorder()
+    model, runs = Recorder(), trainer(root, *callbacks, **choices)
     try:
-        trainer(root, *callbacks, **choices).fit(
-            model, data, ckpt_path=checkpoint, weights_only=True
-        )
+        runs.fit(model, data, ckpt_path=checkpoint, weights_only=True)
     except Stopped:
         assert callbacks
     else:
         assert not any(isinstance(callback, StopAt) for callback in callbacks), "never stopped"
+    finally:
+        for loader in (runs.train_dataloader, runs.val_dataloaders):
+            if loader:  # Lightning keeps what was stopped in a circle; workers would live on in it
+                loader.close()
     return model
 
 
+Case = tuple[str, int, dict[str, Any]]
+"""A hook, the steps after which the run is stopped there, and options of the trainer."""
+
 STOPS = [
-    pytest.param("batch", 1, {}, id="first batch"),
-    pytest.param("batch", STEPS - 1, {}, id="last batch but one"),
-    pytest.param("batch", STEPS, {}, id="last batch"),
-    pytest.param("batch", STEPS + 1, {}, id="second epoch"),
-    pytest.param("epoch", STEPS, {}, id="end of an epoch"),
-    pytest.param("epoch", 2 * STEPS, {}, id="end of the second epoch"),
-    pytest.param("validation", STEPS, {}, id="validation"),
-    pytest.param("validation", STEPS + 2, {"val_check_interval": 2}, id="validation in mid-epoch"),
-    pytest.param("batch", STEPS + 3, {"num_sanity_val_steps": 0}, id="without sanity check"),
+    pytest.param(("batch", 1, {}), id="first batch"),
+    pytest.param(("batch", STEPS - 1, {}), id="last batch but one"),
+    pytest.param(("batch", STEPS, {}), id="last batch"),
+    pytest.param(("batch", STEPS + 1, {}), id="second epoch"),
+    pytest.param(("epoch", STEPS, {}), id="end of an epoch"),
+    pytest.param(("epoch", 2 * STEPS, {}), id="end of the second epoch"),
+    pytest.param(("validation", STEPS, {}), id="validation"),
+    pytest.param(
+        ("validation", STEPS + 2, {"val_check_interval": 2}), id="validation in mid-epoch"
+    ),
+    pytest.param(("batch", STEPS + 3, {"num_sanity_val_steps": 0}), id="without sanity check"),
 ]
 
 
 @pytest.mark.parametrize("engine", sorted(OPTIONS))
-@pytest.mark.parametrize(("hook", "step", "choices"), STOPS)
+@pytest.mark.parametrize("case", STOPS)
 def test_a_run_goes_on_with_the_very_next_batch(
-    root: Path,
-    undisturbed: list[Seen],
-    tmp_path: Path,
-    hook: str,
-    step: int,
-    choices: dict[str, Any],
-    engine: str,
+    root: Path, undisturbed: list[Seen], tmp_path: Path, case: Case, engine: str
 ) -> None:
+    hook, step, choices = case
     saved = tmp_path / "saved.ckpt"
     stop = StopAt(hook, step, saved)
     data = module(root, OPTIONS[engine])
@@ -205,6 +212,7 @@ def test_a_run_goes_on_with_the_very_next_batch(
     assert after.seen == undisturbed[step:]
 
 
+@pytest.mark.filterwarnings("ignore:Total length of .list. across ranks is zero:UserWarning")
 def test_a_run_without_validation_goes_on_too(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
@@ -241,15 +249,17 @@ def test_a_run_that_is_stopped_twice_goes_on_twice(
     assert seen == undisturbed
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_lightnings_own_checkpoints_are_enough(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
-    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1)
+    first, second = (
+        ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_last=True) for _ in range(2)
+    )
 
-    fit(root, module(root, THREADS), saving, StopAt("batch", 11, None))
-    after = fit(root, module(root, THREADS), checkpoint=tmp_path / "step=8.ckpt")
+    fit(root, module(root, THREADS), first, StopAt("batch", 11, None))
+    after = fit(root, module(root, THREADS), second, checkpoint=tmp_path / "last.ckpt")
 
-    assert {path.name for path in tmp_path.iterdir()} == {"step=4.ckpt", "step=8.ckpt"}
     assert after.seen == undisturbed[8:]
 
 
@@ -274,13 +284,96 @@ def test_after_max_steps_a_checkpoint_holds_the_place_in_the_data(
 def test_reloading_the_loaders_does_not_begin_the_order_anew(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
-    saved, choices = tmp_path / "saved.ckpt", {"reload_dataloaders_every_n_epochs": 1}
+    saved = tmp_path / "saved.ckpt"
+    choices: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 1}
 
     before = fit(root, module(root, THREADS), StopAt("batch", STEPS + 2, saved), **choices)
     after = fit(root, module(root, THREADS), checkpoint=saved, **choices)
 
     assert before.seen == undisturbed[: STEPS + 2]
     assert after.seen == undisturbed[STEPS + 2 :]
+
+
+def test_worker_processes_end_with_the_run(root: Path) -> None:
+    before = set(multiprocessing.active_children())
+
+    trainer(root).fit(Recorder(), module(root, PROCESSES))
+
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_worker_processes_of_a_run_that_failed_end_at_once_when_it_is_forgotten(root: Path) -> None:
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    with pytest.raises(Stopped):
+        trainer(root, StopAt("batch", 2, None)).fit(Recorder(), module(root, PROCESSES))
+
+    start = time.monotonic()
+    gc.collect()
+
+    assert set(multiprocessing.active_children()) <= before
+    assert time.monotonic() - start < 4, "PyTorch waits 5 s for each worker that nobody told"
+
+
+_TWO_RANKS = """
+import json, sys
+from pathlib import Path
+import lightning.pytorch as pl
+import torch
+from shardkit import LoaderOptions, ShardDataModule
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen = {"train": [[], []], "validation": [[], []]}
+    def training_step(self, batch, number):
+        self.seen["train"][self.current_epoch].append(batch[2].tolist())
+        return self.weight.sum()
+    def validation_step(self, batch, number):
+        self.seen["validation"][self.current_epoch].append(batch[2].tolist())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+root = Path(sys.argv[1])
+options = LoaderOptions(with_rows=True, workers=1)
+data = ShardDataModule(root / "train", root / "validation", batch_size=2, options=options)
+trainer = pl.Trainer(
+    accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, num_sanity_val_steps=0,
+    logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)
+model = Model()
+trainer.fit(model, data)
+(Path(sys.argv[2]) / f"{trainer.global_rank}.json").write_text(json.dumps(model.seen))
+"""
+
+
+def test_the_ranks_of_a_trainer_divide_each_step(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(_TWO_RANKS)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(script), str(root), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    order = Order(size=ROWS, shuffle=True)
+    for epoch in range(2):
+        rows = order.rows(epoch, np.arange(ROWS)).tolist()
+        steps = list(zip(zero["train"][epoch], one["train"][epoch], strict=True))
+        assert [mine + theirs for mine, theirs in steps[:-1]] == [
+            rows[start : start + 4] for start in range(0, 20, 4)
+        ]
+        assert steps[-1] == ([rows[20]], [rows[21]])
+        assert zero["validation"][epoch] == [[0, 1], [4]]
+        assert one["validation"][epoch] == [[2, 3]]
 
 
 def test_each_validation_reads_every_sample_once_in_stored_order(root: Path) -> None:

@@ -558,10 +558,11 @@ def test_where_processes_may_fail_it_takes_threads_or_warns(
 ) -> None:
     monkeypatch.setattr(preflight, problem, lambda needed: "there is no room")
     dataset = open_dataset(root, plain, decode="numpy")
-    loader = load(dataset, "auto")
+    with pytest.warns(RuntimeWarning, match="with_rng do not repeat"):
+        loader = load(dataset, "auto")
     reason = "the transform plain may hold the GIL, but there is no room"
     assert (loader.engine, loader.reason) == ("thread", reason)
-    with pytest.warns(ResourceWarning, match="loading may fail: there is no room") as caught:
+    with pytest.warns(RuntimeWarning, match="loading may fail: there is no room") as caught:
         loader = load(dataset, "process")
     assert (loader.engine, loader.reason) == ("process", "asked for")
     assert len(caught) == 1
@@ -571,6 +572,6 @@ def test_where_processes_may_fail_it_takes_threads_or_warns(
 def test_a_warning_points_at_the_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "descriptor_problem", lambda needed: "there is no room")
     options = LoaderOptions(engine="process", workers=1, start_method="fork")
-    with pytest.warns(ResourceWarning) as caught, closing(make_loader([1], 1, options=options)):
+    with pytest.warns(RuntimeWarning) as caught, closing(make_loader([1], 1, options=options)):
         pass
     assert caught[0].filename == __file__

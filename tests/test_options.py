@@ -143,7 +143,7 @@ def test_the_default_is_the_processors_of_this_process_divided_among_its_ranks(
 def method_of(loader: Loader) -> str | None:
     engine = loader._engine
     assert isinstance(engine, processes.ProcessEngine)
-    return engine._method
+    return engine.start_method()
 
 
 def chosen(**options: Any) -> str | None:

@@ -316,12 +316,14 @@ def test_auto_takes_threads_where_shared_memory_is_too_small(machine: Machine, p
     machine.set(free=needed(bytes_each) // 4096 * 4096 + 4096)
     assert choice(bad)[0] == "process"
     machine.set(free=needed(bytes_each) // 4096 * 4096 - 4096)
-    engine, reason = choice(bad)
+    with pytest.warns(RuntimeWarning, match="threads are taken, since"):
+        engine, reason = choice(bad)
     assert engine == "thread"
     for part in ("slow may hold the GIL, but", SHARED_MEMORY, "--shm-size"):
         assert part in reason
     assert choice(bad, prefetch=2)[0] == "process"  # fewer batches fit
-    assert choice(bad, workers=4)[0] == "thread"
+    with pytest.warns(RuntimeWarning, match="threads are taken, since"):
+        assert choice(bad, workers=4)[0] == "thread"
 
 
 def test_auto_takes_threads_where_descriptors_are_too_few(machine: Machine) -> None:
@@ -329,7 +331,8 @@ def test_auto_takes_threads_where_descriptors_are_too_few(machine: Machine) -> N
     machine.set(files=64 + 2 * 10)
     assert choice(foreign)[0] == "process"
     machine.set(files=64 + 2 * 10 - 1)
-    engine, reason = choice(foreign)
+    with pytest.warns(RuntimeWarning, match="threads are taken, since"):
+        engine, reason = choice(foreign)
     assert engine == "thread"
     for part in ("TensorDataset", "may hold the GIL, but", "ulimit -n"):
         assert part in reason
@@ -345,6 +348,6 @@ def test_an_engine_that_is_asked_for_is_taken_with_a_warning(machine: Machine, p
     assert choice(bad, engine="thread") == ("thread", "asked for")
     assert choice(bad, engine="process") == ("process", "asked for")
     machine.set(free=0)
-    with pytest.warns(ResourceWarning, match="loading may fail: .*--shm-size"):
+    with pytest.warns(RuntimeWarning, match="loading may fail: .*--shm-size"):
         assert choice(bad, engine="process") == ("process", "asked for")
     assert choice(bad, engine="thread") == ("thread", "asked for")

@@ -67,8 +67,9 @@ class BatchView(Sequence[Sample]):
             ) from error
         except RuntimeError as error:
             raise RuntimeError(
-                "the images of this batch differ in size; give a transform that crops or resizes, "
-                f"or convert with --resize HxW --enlarge ({error})"
+                "the images of this batch differ in size; crop them, with decode=CenterCrop(224), "
+                "RandomResizedCrop(224) or a transform of your own; or convert with --resize HxW "
+                f"--enlarge ({error})"
             ) from error
 
     def __repr__(self) -> str:

@@ -71,6 +71,11 @@ class ShardDataset(Dataset[Sample]):
                 f"decode={decode!r} is unknown; known are {', '.join(DECODES)}, and operations "
                 "such as shardkit.CenterCrop(224)"
             )
+        functions: dict[str, Any] = {"transform": transform, "target_transform": target_transform}
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                hint = "; pass it as decode=" if isinstance(function, ImageOp) else ""
+                raise UsageError(f"{name}={function!r} is not a function{hint}")
         self.transform = transform
         self.target_transform = target_transform
         self.decode = decode

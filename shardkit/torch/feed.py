@@ -11,7 +11,7 @@ import numpy as np
 import torch.distributed
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit.errors import StateMismatch
+from shardkit.errors import StateMismatch, UsageError
 from shardkit.order import Blocks, Order, Positions, check_integer
 from shardkit.share import Placed, Share, Step, count_samples, count_steps, steps
 from shardkit.torch.datasets import ShardDataset
@@ -52,10 +52,24 @@ class Feed:
         self.order = order
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.share: Placed = share.placed(_process_group())
+        self._is_found = share.rank is None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return count_steps(self.order.size, self.batch_size, self.share)
+
+    def require_same_group(self) -> None:
+        """See that the process group is still what the rank was taken from.
+
+        Raises:
+            UsageError: If it began since: all ranks would read the same samples.
+        """
+        group = _process_group()
+        if self._is_found and group not in (None, (self.share.rank, self.share.world)):
+            raise UsageError(
+                f"this was made as rank {self.share.rank} of {self.share.world}, before "
+                "torch.distributed began; make it afterwards, or give Share(rank=, world=)"
+            )
 
     def is_over(self, consumed: int) -> bool:
         """Tell whether no rank has a batch left in an epoch of which ``consumed`` samples are read.
@@ -231,8 +245,8 @@ def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
         type(state.get(name)) is int and state[name] >= 0 for name in numbers
     ):
         raise StateMismatch(
-            f"this is no state of a shardkit loader: {str(state)[:200]}. Give what its "
-            "state_dict() returned."
+            f"this is no state of a shardkit loader: {_show(state)}. Give what its state_dict() "
+            "returned: not a whole checkpoint, and not its JSON text."
         )
     if state.get("version") != identity["version"]:
         raise StateMismatch(
@@ -251,6 +265,13 @@ def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
             f"the state has read {state['consumed']} of {identity['samples']} samples: "
             "it is damaged"
         )
+
+
+def _show(state: object) -> str:
+    """Return what something is in a few words; it may be a checkpoint with all of a model in it."""
+    if isinstance(state, Mapping):
+        return f"a mapping with {', '.join(map(repr, list(state)[:6])) or 'nothing'}"
+    return repr(state)[:80]
 
 
 def _process_group() -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ import torch
 
 from shardkit.order import Draws, derive_key
 from shardkit.torch.feed import Request
+from shardkit.torch.preflight import parts
 from shardkit.torch.reading import Allocate, Reading, globals_kept, reading, seed_globals
 
 
@@ -31,6 +32,10 @@ class Fetch:
         self.dataset = dataset
         self.collate = collate
         self._with_rows = with_rows
+        # A Subset has __getitems__ in any case; what it is a part of may read one by one.
+        self._reads_batches = all(
+            getattr(each, "__getitems__", None) for each in (dataset, *parts(dataset))
+        )
 
     def __call__(
         self,
@@ -56,7 +61,7 @@ class Fetch:
         for the collate function, such as one that mixes images.
         """
         rows, key = request.rows.tolist(), derive_key("fetch", request.seed, request.epoch)
-        if getattr(self.dataset, "__getitems__", None):
+        if self._reads_batches:
             if alone:
                 seed_globals(Draws(key, rows[0]).bits())
             samples = self.dataset.__getitems__(rows)

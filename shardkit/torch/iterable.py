@@ -92,6 +92,7 @@ class IterableShardDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        self._feed.require_same_group()
         skip = self._place(workers)
         run = self._progress.begin()
         requests = itertools.islice(
@@ -126,7 +127,7 @@ class IterableShardDataset(IterableDataset[Any]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` stood, with the next iteration.
+        """Go on where ``state`` stood, with the next iteration, unless it is to read another epoch.
 
         Raises:
             StateMismatch: If it is of another dataset, order or version, or is no state.
@@ -140,6 +141,7 @@ class IterableShardDataset(IterableDataset[Any]):
     def _place(self, workers: int) -> int:
         """Let the progress stand where the iteration begins; return this worker's items to skip."""
         stated, loaded, self._loaded = self.source.epoch, self._loaded, None
+        # torchdata loads a state after its user named the epoch, which is the one to read.
         if loaded is not None and stated in (None, loaded["epoch"]):
             if loaded.get("workers", workers) != workers:
                 raise StateMismatch(

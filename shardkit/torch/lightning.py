@@ -54,10 +54,16 @@ class ShardDataModule(pl.LightningDataModule):
         self._seed = seed
         self._options = options or LoaderOptions()
         self._training: Loader | None = None
+        self._validation: Loader | None = None
         self._loaded: dict[str, Any] | None = None
 
     def train_dataloader(self) -> Loader:
-        """Return a new loader of the training dataset, which goes on where a checkpoint stood."""
+        """Return a new loader of the training dataset.
+
+        It goes on where a checkpoint stood, or the loader before it, if the trainer reloads them.
+        """
+        if self._training is not None and self._loaded is None:
+            self._loaded = self.state_dict()
         self._training = make_loader(
             self.train_dataset,
             self._batch_size,
@@ -76,7 +82,9 @@ class ShardDataModule(pl.LightningDataModule):
         Lightning keeps the states of loaders by itself too, but does not give them back after a
         checkpoint that was saved at the end of an epoch.
         """
-        return {} if self._training is None else self._training.state_dict()
+        if self._training is None or not self._options.in_order:
+            return {}
+        return self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next training loader go on where the checkpoint stood."""
@@ -87,9 +95,16 @@ class ShardDataModule(pl.LightningDataModule):
         if self.validation_dataset is None:
             return []
         options = replace(self._options, share=Share(uneven="exact"))
-        return make_loader(
+        self._validation = make_loader(
             self.validation_dataset, self._batch_size, seed=self._seed, options=options
         )
+        return self._validation
+
+    def teardown(self, stage: str) -> None:
+        """End worker processes with the run; the loaders' state stays."""
+        for loader in (self._training, self._validation):
+            if loader is not None:
+                loader.close()
 
 
 def _opened(dataset: str | PathLike[str] | ShardDataset) -> ShardDataset:

@@ -105,8 +105,15 @@ class Loader:
         self.pin_memory = settings.pinned
         problem = _process_problem(fetch.dataset, feed.batch_size, settings)
         self.engine, self.reason = _choose_engine(fetch.dataset, options.engine, problem)
-        if self.engine == "process" and problem:
-            warnings.warn(f"loading may fail: {problem}", ResourceWarning, stacklevel=3)
+        if problem and self.engine == "process":
+            warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=3)
+        elif problem and options.engine == "auto" and preflight.why_processes(fetch.dataset):
+            warnings.warn(
+                f"threads are taken, since {problem}; random numbers of a transform that is not "
+                "marked with shardkit.with_rng do not repeat in them",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         engine = ThreadEngine if self.engine == "thread" else ProcessEngine
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
         _LOG.info("%r", self)
@@ -168,6 +175,7 @@ class Loader:
         self._engine.close()
 
     def _iterate(self, iteration: int) -> Iterator[Any]:
+        self._feed.require_same_group()
         run = self._progress.begin()
         batches = self._engine.run(self._feed.requests(run.epoch, run.consumed))
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from shardkit.errors import UsageError
 from shardkit.torch.memory import map_tensors
@@ -37,14 +38,20 @@ class Normalise:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return uint8 images of shape (N, C, H, W) as `dtype`, in the same memory order."""
-        scale = torch.tensor([255 * value for value in self.std], device=images.device)
-        shift = torch.tensor(
-            [mean / std for mean, std in zip(self.mean, self.std, strict=True)],
-            device=images.device,
-        )
+        scale, shift = _constants(tuple(self.mean), tuple(self.std), images.device)
         values = images.to(torch.float32)
         values = values.div_(scale.view(-1, 1, 1)).sub_(shift.view(-1, 1, 1))
         return values.to(self.dtype)
+
+
+@lru_cache(maxsize=16)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return divisor and shift on ``device``; sent once, since each time would make it wait."""
+    scale = torch.tensor([255 * value for value in std], device=device)
+    shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=device)
+    return scale, shift
 
 
 class DevicePrefetcher:
@@ -71,7 +78,14 @@ class DevicePrefetcher:
             loader: A loader of shardkit, or any iterable of batches.
             device: Where batches go.
             normalise: What is done there with uint8 tensors of four dimensions, the images.
+
+        Raises:
+            UsageError: If ``loader`` does not give batches.
         """
+        if isinstance(loader, (str, Dataset)) or not hasattr(loader, "__iter__"):
+            raise UsageError(
+                f"DevicePrefetcher needs a loader, such as make_loader(...) returns, not {loader!r}"
+            )
         self.loader = loader
         self.device = torch.device(device)
         self._normalise = normalise
@@ -98,7 +112,13 @@ class DevicePrefetcher:
         return int(self.loader.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the batch that was given out last."""
+        """Return the loader's state after the batch that was given out last.
+
+        Raises:
+            UsageError: If the loader has no state.
+        """
+        if not hasattr(self.loader, "state_dict"):
+            raise UsageError(f"a {type(self.loader).__name__} has no state; make_loader's has")
         return dict(self.loader.state_dict() if self._state is None else self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

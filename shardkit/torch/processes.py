@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Generator, Iterator
 from functools import partial
 from multiprocessing import connection, forkserver
@@ -55,16 +56,18 @@ class ProcessEngine:
         self._workers = settings.workers
         self._each = max(1, -(-settings.process_prefetch // max(1, self._workers)))
         self._timeout = options.timeout
+        self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
         self._in_order = options.in_order
         self._pinned = settings.pinned
         self._persistent = options.persistent_workers
         self._sharing = options.sharing_strategy
-        self._method = _choose_start_method(options.start_method) if self._workers else None
-        if self._method in ("spawn", "forkserver"):
-            _require_picklable(fetch, self._method)
+        self._asked_method = options.start_method
+        if self._workers and self._asked_method != "auto":
+            _require_start(self._asked_method, fetch)
         self._loader: DataLoader[Any] | None = None
         self._source = _Requests()
         self._iterator: Any = None
+        self._end: weakref.finalize[..., ProcessEngine] | None = None
 
     def run(self, requests: Iterator[Request]) -> Generator[tuple[Request, Any], None, None]:
         """Give each request with its batch.
@@ -77,20 +80,40 @@ class ProcessEngine:
             self._loader = self._start()
         self._source.begin(requests)
         try:
-            self._iterator = iter(self._loader)
+            self._iterator = self._begin()
+            self._watch()
             while (answer := self._next()) is not None:
                 number, batch = answer
                 del answer
                 yield self._source.take(number), batch
                 del batch
         except GeneratorExit:
+            if not self._persistent:
+                self.close()
             raise
         except BaseException as error:
             reason = self._explain(error)
-            self._kill()  # nobody waits for what they do, and the next iteration has fresh ones
+            self.close()  # nobody waits for what they do, and the next iteration has fresh ones
             if reason is None:
                 raise
             raise LoaderFailed(reason) from error
+        if not self._persistent:
+            self.close()
+
+    def _begin(self) -> Any:
+        """Return PyTorch's iterator; persistent workers first end what was left by a break."""
+        if self._iterator is not None:
+            self._iterator._timeout = self._timeout or threading.TIMEOUT_MAX
+        try:
+            assert self._loader is not None
+            iterator = iter(self._loader)
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader timed out after"):
+                raise LoaderFailed(self._late()) from None
+            raise
+        if self._workers:
+            iterator._timeout = self._poll
+        return iterator
 
     def _next(self) -> tuple[int, Any] | None:
         """Return the next batch with its number, or None at the end.
@@ -112,43 +135,43 @@ class ProcessEngine:
                 if not str(error).startswith("DataLoader timed out after"):
                     raise
                 if self._timeout and time.monotonic() - begun >= self._timeout:
-                    raise LoaderFailed(
-                        f"no batch came for {self._timeout:g} s: {self._whereabouts()}. A "
-                        "transform may wait for something, or a disk is stuck; "
-                        "LoaderOptions(timeout=...) changes how long is waited."
-                    ) from None
+                    raise LoaderFailed(self._late()) from None
             else:
                 return number, batch
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes in the midst of whatever they do."""
         iterator, self._iterator, self._loader = self._iterator, None, None
+        if self._end is not None:
+            self._end()
+            self._end = None
         if iterator is not None and self._workers:
             with contextlib.suppress(Exception):  # they may be dead, which is as well
                 iterator._shutdown_workers()
 
-    def _kill(self) -> None:
-        """End the worker processes in the midst of whatever they do.
+    def start_method(self) -> str | None:
+        """Return how workers would be started now; threads may begin after a loader is made."""
+        if not self._workers:
+            return None
+        return _choose_start_method() if self._asked_method == "auto" else self._asked_method
 
-        By SIGTERM first: of a worker that dies by another signal PyTorch makes an exception, which
-        could take the place of the one that is on its way.
+    def _watch(self) -> None:
+        """Have the workers ended when this engine is gone, or the interpreter ends.
+
+        PyTorch would wait for them: 5 s for each that is busy, and for each idle one too, if the
+        garbage collector took their queues first.
         """
-        processes = list(getattr(self._iterator, "_workers", ()))
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(_STOP_SECONDS)
-            if process.is_alive():
-                with contextlib.suppress(RuntimeError):
-                    process.kill()
-        self.close()
+        if self._workers and self._end is None:
+            self._end = weakref.finalize(self, _terminate, self._iterator._workers, os.getpid())
 
     def _start(self) -> DataLoader[Any]:
-        workers = self._workers
+        workers, method = self._workers, self.start_method()
+        if method is not None:
+            _require_start(method, self._fetch)
         self._ring = Ring(workers, self._each + SPARE_SLOTS)
         self._marks = torch.full((max(1, workers),), -1)
         self._marks.share_memory_()  # type: ignore[no-untyped-call]
-        if self._method == "forkserver":
+        if method == "forkserver":
             _preload()
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
@@ -159,13 +182,13 @@ class ProcessEngine:
             num_workers=workers,
             collate_fn=_as_it_is,
             pin_memory=self._pinned,
-            timeout=min(_POLL_SECONDS, self._timeout or _POLL_SECONDS) if workers else 0,
+            timeout=self._poll if workers else 0,
             worker_init_fn=partial(_begin_worker, self._sharing) if workers else None,
             prefetch_factor=self._each if workers else None,
             persistent_workers=workers > 0,
             generator=torch.Generator(),  # iterating must not draw from the global one
             in_order=self._in_order,
-            multiprocessing_context=self._method,
+            multiprocessing_context=method,
         )
 
     def _explain(self, error: BaseException) -> str | None:
@@ -183,8 +206,12 @@ class ProcessEngine:
         )
         return f"a worker process died: {told or text}.{_hint([code for _, code in dead])}"
 
-    def _whereabouts(self) -> str:
-        return "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
+    def _late(self) -> str:
+        places = "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
+        return (
+            f"no batch came for {self._timeout:g} s: {places}. A transform may wait for something, "
+            "or a disk is stuck; LoaderOptions(timeout=...) changes how long is waited."
+        )
 
     def _where(self, worker: int) -> str:
         row = int(self._marks[worker])
@@ -242,6 +269,23 @@ class _Remote(Dataset[Any]):
         return number, Packed(self._slots.pack(batch))
 
 
+def _terminate(processes: list[Any], owner: int) -> None:
+    """End worker processes, if this is the process that has them and not a fork of it.
+
+    By SIGTERM first: of a worker that dies by another signal PyTorch makes an exception, which
+    could take the place of one that is on its way.
+    """
+    if os.getpid() != owner:
+        return
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(_STOP_SECONDS)
+        if process.is_alive():
+            with contextlib.suppress(RuntimeError):
+                process.kill()
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -273,24 +317,30 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _choose_start_method(asked: str) -> str:
+def _choose_start_method() -> str:
     """Return how workers are started: by fork if nothing can break by it.
 
     A fork copies locks that other threads hold, and a CUDA context that cannot be used. Without
     either it is the fastest, and the only way that takes functions defined in a notebook.
-
-    Raises:
-        UsageError: If the system does not know the method.
     """
     known = multiprocessing.get_all_start_methods()
-    if asked != "auto":
-        if asked not in known:
-            raise UsageError(f"start_method={asked!r} is unknown here; known: {', '.join(known)}")
-        return asked
     alone = threading.active_count() == 1 and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if "fork" in known and alone and sys.platform == "linux":
         return "fork"
     return "forkserver" if "forkserver" in known else "spawn"
+
+
+def _require_start(method: str, fetch: Fetch) -> None:
+    """See that workers can be started by ``method``.
+
+    Raises:
+        UsageError: If the system does not know it, or what they need cannot be sent to them.
+    """
+    known = multiprocessing.get_all_start_methods()
+    if method not in known:
+        raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(known)}")
+    if method != "fork":
+        _require_picklable(fetch, method)
 
 
 def _preload() -> None:

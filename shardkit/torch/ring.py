@@ -8,6 +8,7 @@ and later only its number; when the last tensor over it is gone there, a shared 
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ class Ring:
             slots: Slots that each may have.
         """
         self.number = next(_NUMBERS)
+        self._owner = os.getpid()
         self.flags = torch.zeros((workers, slots), dtype=torch.uint8)
         self.flags.share_memory_()  # type: ignore[no-untyped-call]
         self._slots: dict[tuple[int, int], torch.Tensor] = {}
@@ -50,8 +52,9 @@ class Ring:
         number = id(lent)
 
         def free(_: object) -> None:
-            flags[sent.slot] = _FREE
             self._lent.pop(number, None)
+            if os.getpid() == self._owner:  # a fork's copy may go while the batch is still seen
+                flags[sent.slot] = _FREE
 
         self._lent[number] = weakref.ref(lent, free)
         return torch.from_numpy(lent).as_strided(sent.size, sent.stride, sent.offset)

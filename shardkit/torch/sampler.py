@@ -47,6 +47,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         return len(self._feed)
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._feed.require_same_group()
         run = self._progress.begin()
         for part in preflight.parts(self._dataset):
             if hasattr(part, "set_epoch"):
