@@ -199,7 +199,7 @@ def expected_lines(directory: Path) -> list[str]:
 
 def test_every_format_has_an_example() -> None:
     assert set(format_names()) >= set(EXAMPLES)
-    assert {path.name for path in (DOCS / "examples").glob("*.py")} == set(EXAMPLES.values())
+    assert {path.name for path in (DOCS / "examples").glob("read_*.py")} == set(EXAMPLES.values())
 
 
 def test_the_examples_on_the_pages_are_the_files() -> None:

@@ -272,18 +272,21 @@ class _Remote(Dataset[Any]):
 def _terminate(processes: list[Any], owner: int) -> None:
     """End worker processes, if this is the process that has them and not a fork of it.
 
-    By SIGTERM first: of a worker that dies by another signal PyTorch makes an exception, which
-    could take the place of one that is on its way.
+    By SIGTERM first: PyTorch's workers end by it without a word. Of one that has only begun, or
+    has to be killed, PyTorch makes an exception here, wherever the main thread is.
     """
     if os.getpid() != owner:
         return
     for process in processes:
-        process.terminate()
+        with contextlib.suppress(RuntimeError):
+            process.terminate()
     for process in processes:
-        process.join(_STOP_SECONDS)
-        if process.is_alive():
-            with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):
+            process.join(_STOP_SECONDS)
+        with contextlib.suppress(RuntimeError):
+            if process.is_alive():
                 process.kill()
+                process.join(_STOP_SECONDS)
 
 
 def _as_it_is(batch: Any) -> Any:
