@@ -193,7 +193,7 @@ def test_only_a_pipeline_that_is_left_alone_draws_alike_in_two_workers(
     if kind == "left alone":
         assert len(distinct) <= ROWS / 2
     else:
-        assert len(distinct) > ROWS * 0.9
+        assert len(distinct) > ROWS * 0.75  # some coincide by chance
 
 
 def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, recipe: Recipe) -> None:
