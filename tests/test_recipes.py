@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -193,7 +194,36 @@ def test_only_a_pipeline_that_is_left_alone_draws_alike_in_two_workers(
     if kind == "left alone":
         assert len(distinct) <= ROWS / 2
     else:
-        assert len(distinct) > ROWS * 0.75  # some coincide by chance
+        assert len(distinct) > ROWS * 0.85, "few coincide by chance"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_steps_of_albumentations_draw_independently_of_each_other(
+    recipe: Recipe, number: int
+) -> None:
+    import albumentations
+
+    module = recipe("Albumentations", number)
+    pipeline = albumentations.Compose(
+        [albumentations.RandomCrop(48, 48), albumentations.HorizontalFlip()]
+    )
+    module.pipeline = pipeline  # type: ignore[attr-defined]
+    image = np.zeros((60, 60, 3), np.uint8)
+    image[..., 0], image[..., 1] = np.mgrid[0:60, 0:60]
+
+    drawn = []
+    for seed in range(500):
+        random.seed(seed)
+        if number == 0:
+            module.own.pipeline = pipeline
+            made = module.augment(image, np.random.default_rng(seed))
+        else:
+            made = module.augment(image)
+        left, right = int(made[1, 0, 0]), int(made[1, 0, -1])
+        drawn.append((int(made[0, 0, 0]), min(left, right), left > right))
+
+    # Of as many independent draws, one in a million correlates as much.
+    assert np.abs(np.corrcoef(np.array(drawn, float).T) - np.eye(3)).max() < 0.22
 
 
 def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, recipe: Recipe) -> None:

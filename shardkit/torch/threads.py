@@ -116,8 +116,10 @@ class ThreadEngine:
     def _next(self, jobs: deque[_Job]) -> _Job:
         if self._in_order:
             return jobs.popleft()
-        wait([job.future for job in jobs], self._timeout, return_when=FIRST_COMPLETED)
-        done = next((job for job in jobs if job.future.done()), jobs[0])
+        futures = [job.future for job in jobs]
+        if not wait(futures, self._timeout, return_when=FIRST_COMPLETED).done:
+            raise LoaderFailed(self._late(jobs[0].request))
+        done = next(job for job in jobs if job.future.done())
         jobs.remove(done)
         return done
 
