@@ -263,6 +263,23 @@ def test_lightnings_own_checkpoints_are_enough(
     assert after.seen == undisturbed[8:]
 
 
+def test_a_new_run_with_the_same_data_begins_anew(root: Path, undisturbed: list[Seen]) -> None:
+    data = module(root, THREADS)
+    fit(root, data, StopAt("batch", STEPS + 2, None))
+
+    assert fit(root, data).seen == undisturbed
+
+
+def test_the_same_data_can_be_resumed(root: Path, undisturbed: list[Seen], tmp_path: Path) -> None:
+    data = module(root, THREADS)
+    fit(root, data, StopAt("batch", STEPS + 2, tmp_path / "saved.ckpt"))
+    fit(root, data, max_epochs=1)
+
+    after = fit(root, data, checkpoint=tmp_path / "saved.ckpt")
+
+    assert after.seen == undisturbed[STEPS + 2 :]
+
+
 @pytest.mark.parametrize("steps", [1, STEPS - 1, STEPS, STEPS + 3])
 def test_after_max_steps_a_checkpoint_holds_the_place_in_the_data(
     root: Path, undisturbed: list[Seen], tmp_path: Path, steps: int

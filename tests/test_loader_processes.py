@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +30,7 @@ from shardkit import (
     open_dataset,
     with_rng,
 )
+from shardkit.torch import processes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -396,3 +398,25 @@ def test_a_run_goes_on_in_a_process_that_never_saw_its_beginning(root: Path, eng
     assert done.returncode == 0, done.stderr
     found = [[[tuple(one) for one in batch] for batch in part] for part in json.loads(done.stdout)]
     assert found == [by_hand(root / "lmdb", 0)[7:], by_hand(root / "lmdb", 1)]
+
+
+class Slow:
+    """A dataset whose rows take longer than the loader waits before it looks after its workers."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> int:
+        time.sleep(0.2)
+        return row
+
+
+def test_what_a_break_left_behind_is_waited_for_by_the_next_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_POLL_SECONDS", 0.05)
+    options = LoaderOptions(engine="process", workers=1, start_method="fork")
+    loader = make_loader(Slow(), 1, options=options)
+    assert next(iter(loader)).tolist() == [0]
+    assert [batch.item() for batch in loader] == list(range(8))
+    loader.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Sequence
@@ -493,3 +494,15 @@ def test_after_a_batch_that_failed_a_loader_goes_on() -> None:
             next(batches)
         assert seen == 8
     loader.close()
+
+
+def test_a_fork_that_lets_its_copy_go_frees_nothing(link: Link) -> None:
+    """The child has our callbacks and shares the flags; only we know what is still seen here."""
+    received = link.send(link.block(1))
+    child = os.fork()
+    if child == 0:
+        del received
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert link.taken() == [1, 0, 0]
+    assert_all(received, 1)
