@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import settings
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shardkit"))
+
+# A shell that starts this in the background has it ignore Ctrl-C, which children would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -169,7 +169,8 @@ def test_loaders_that_are_dropped_leave_nothing_behind(root: Path, engine: str) 
         del loader, batches
         uses.append(in_use())
         assert uses[-1].processes == uses[0].processes == 0
-    assert uses[-1][:4] == uses[2][:4]
+    # No more than before; fewer if something of an earlier test went meanwhile.
+    assert all(now <= then for now, then in zip(uses[-1][:4], uses[2][:4], strict=True))
     assert uses[-1].memory - uses[2].memory < GROWTH
 
 
@@ -178,11 +179,11 @@ def test_workers_that_do_not_persist_leave_nothing_behind(root: Path) -> None:
     loader = new_loader(root, "process", persistent_workers=False)
     for epoch in range(12):
         whole(loader, epoch)
-        assert in_use().processes == 2
+        assert in_use().processes == 0
     loader.close()
     del loader
     after = in_use()
-    assert after[:4] == before[:4]
+    assert all(now <= then for now, then in zip(after[:4], before[:4], strict=True))
     assert after.memory - before.memory < GROWTH
 
 

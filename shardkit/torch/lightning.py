@@ -57,6 +57,11 @@ class ShardDataModule(pl.LightningDataModule):
         self._validation: Loader | None = None
         self._loaded: dict[str, Any] | None = None
 
+    def setup(self, stage: str) -> None:
+        """Begin a new fit at the beginning; a checkpoint is loaded after this."""
+        if stage == "fit":
+            self._training = self._loaded = None
+
     def train_dataloader(self) -> Loader:
         """Return a new loader of the training dataset.
 
