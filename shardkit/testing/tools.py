@@ -98,14 +98,13 @@ def flipped(data: bytes, position: int) -> bytes:
 
 
 def open_files() -> int:
-    """Return how many files this process has open, beside those of garbage."""
-    gc.collect()  # else what others left behind may go just now, and hide a leak
+    """Return how many files this process has open."""
     return len(os.listdir("/dev/fd"))
 
 
 def leaves_open(before: int) -> bool:
-    """Return whether more files are open than ``before``."""
-    return open_files() > before
+    """Return whether more files are open than ``before``, once all garbage is collected."""
+    return open_files() > before and gc.collect() >= 0 and open_files() > before
 
 
 def call_in(method: str, function: Callable[..., _Result], *arguments: Any) -> _Result:
