@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import make_folder
 from hypothesis import settings
+from tqdm import tqdm
 
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
@@ -16,6 +17,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shardkit"))
 
 # A shell that starts this in the background has it ignore Ctrl-C, which children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Its thread would live on in this process, from which tests fork workers.
+tqdm.monitor_interval = 0
 
 
 @pytest.fixture
