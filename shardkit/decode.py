@@ -41,7 +41,7 @@ def decode_stored(
     shape = (image.height, image.width, 3)
     if image.field != "raw":
         pixels = decode(image.data, image.field, background=background, at_least=at_least, out=out)
-        if pixels.shape != shape and not (any(at_least) and _is_reduced(pixels.shape, shape)):
+        if pixels.shape != shape and not (any(at_least) and reduction(pixels.shape, shape)):
             raise BadImage(f"it decodes to {pixels.shape}, the index says {shape}")
         return pixels
     if len(image.data) != image.height * image.width * 3:
@@ -53,9 +53,16 @@ def decode_stored(
     return out
 
 
-def _is_reduced(found: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Tell whether a JPEG of one shape can come out in the other: libjpeg scales by eighths."""
-    return any(
-        all(-(-side * eighths // 8) == got for side, got in zip(whole[:2], found, strict=False))
-        for eighths in range(1, 8)
-    )
+def reduction(found: tuple[int, ...], whole: tuple[int, ...]) -> float | None:
+    """Return by how much a JPEG of one shape came out smaller, or None if it is another image.
+
+    libjpeg scales by eighths, and rounds a side up: 0.375 of 900 pixels is 338 of them, not 337.5.
+
+    Args:
+        found: Height and width that were decoded.
+        whole: Height and width of all of it.
+    """
+    for eighths in range(8, 0, -1):
+        if found[:2] == tuple(-(-side * eighths // 8) for side in whole[:2]):
+            return eighths / 8
+    return None

@@ -25,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 _FILES_PER_BATCH = 2
 
+_USER = 4
+"""Calls from `_choose_engine` up to whoever called `make_loader`: a warning points there."""
+
 
 def make_loader(
     dataset: Any,
@@ -103,17 +106,7 @@ class Loader:
         settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
         self.num_workers = settings.workers
         self.pin_memory = settings.pinned
-        problem = _process_problem(fetch.dataset, feed.batch_size, settings)
-        self.engine, self.reason = _choose_engine(fetch.dataset, options.engine, problem)
-        if problem and self.engine == "process":
-            warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=3)
-        elif problem and options.engine == "auto" and preflight.why_processes(fetch.dataset):
-            warnings.warn(
-                f"threads are taken, since {problem}; random numbers of a transform that is not "
-                "marked with shardkit.with_rng do not repeat in them",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        self.engine, self.reason = _choose_engine(fetch.dataset, feed.batch_size, settings)
         engine = ThreadEngine if self.engine == "thread" else ProcessEngine
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
         _LOG.info("%r", self)
@@ -193,14 +186,27 @@ class Loader:
         self._progress.finish(run)
 
 
-def _choose_engine(dataset: Any, asked: str, problem: str | None) -> tuple[str, str]:
-    """Return an engine, and why it is the one."""
-    if asked != "auto":
-        return asked, "asked for"
-    reason = preflight.why_processes(dataset)
+def _choose_engine(dataset: Any, batch_size: int, settings: Settings) -> tuple[str, str]:
+    """Return an engine, and why it is the one; warn where it may disappoint."""
+    asked = settings.options.engine
+    reason = "asked for" if asked != "auto" else preflight.why_processes(dataset)
+    if asked == "thread":
+        return "thread", "asked for"
     if reason is None:
         return "thread", "nothing in this dataset holds the GIL for long"
-    return ("thread", f"{reason}, but {problem}") if problem else ("process", reason)
+    problem = _process_problem(dataset, batch_size, settings)
+    if problem is None:
+        return "process", reason
+    if asked == "process":
+        warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=_USER)
+        return "process", reason
+    warnings.warn(
+        f"threads are taken, since {problem}; random numbers of a transform that is not marked "
+        "with shardkit.with_rng do not repeat in them",
+        RuntimeWarning,
+        stacklevel=_USER,
+    )
+    return "thread", f"{reason}, but {problem}"
 
 
 def _process_problem(dataset: Any, batch_size: int, settings: Settings) -> str | None:

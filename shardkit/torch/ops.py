@@ -18,7 +18,7 @@ from PIL import Image
 from torch.nn import functional
 
 from shardkit.codecs.image import Colour, Pixels
-from shardkit.decode import decode_stored
+from shardkit.decode import decode_stored, reduction
 from shardkit.errors import UsageError
 from shardkit.order import Draws
 from shardkit.shardset import StoredImage
@@ -95,7 +95,7 @@ class ImageOp(ABC):
         if out is None:
             out = np.empty((*piece.size, 3), np.uint8)
         pixels = decode_stored(image, background=background, at_least=self._enough(image, piece))
-        scale = _scale(pixels, image)
+        scale = reduction(pixels.shape, (image.height, image.width)) or 1.0
         if piece.whole is not None:
             box = (0.0, 0.0, image.width * scale, image.height * scale)
             pixels, scale = _scaled(pixels, box, piece.whole, self.filter), 1.0
@@ -274,15 +274,6 @@ def _is_range(value: Any) -> bool:
     if not isinstance(value, (tuple, list)) or not all(map(_is_number, value)):
         return False
     return len(value) == 2 and bool(0 < value[0] <= value[1] < math.inf)
-
-
-def _scale(pixels: Pixels, image: StoredImage) -> float:
-    """Return how many pixels stand for one of the stored image: 1, or some eighths."""
-    shape = pixels.shape[:2]
-    for eighths in range(8, 0, -1):
-        if shape == (-(-image.height * eighths // 8), -(-image.width * eighths // 8)):
-            return eighths / 8
-    return 1.0
 
 
 def _scaled(

@@ -14,6 +14,12 @@ from shardkit.share import Share
 from shardkit.torch.collate import collate
 
 ENGINES = ("auto", "thread", "process")
+LATE_REMEDY = (
+    "A transform may wait for something, or a disk is stuck; LoaderOptions(timeout=...) changes "
+    "how long is waited."
+)
+"""What to do if a batch does not come within the timeout."""
+
 START_METHODS = ("auto", "fork", "forkserver", "spawn")
 
 

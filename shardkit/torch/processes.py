@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from shardkit.errors import LoaderFailed, UsageError
 from shardkit.torch.feed import Request
 from shardkit.torch.fetch import Fetch
-from shardkit.torch.options import Settings
+from shardkit.torch.options import LATE_REMEDY, Settings
 from shardkit.torch.ring import Packed, Ring, Slots
 
 SPARE_SLOTS = 3
@@ -208,10 +208,7 @@ class ProcessEngine:
 
     def _late(self) -> str:
         places = "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
-        return (
-            f"no batch came for {self._timeout:g} s: {places}. A transform may wait for something, "
-            "or a disk is stuck; LoaderOptions(timeout=...) changes how long is waited."
-        )
+        return f"no batch came for {self._timeout:g} s: {places}. {LATE_REMEDY}"
 
     def _where(self, worker: int) -> str:
         row = int(self._marks[worker])

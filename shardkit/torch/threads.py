@@ -25,7 +25,7 @@ from shardkit.errors import LoaderFailed
 from shardkit.torch.feed import Request
 from shardkit.torch.fetch import Fetch
 from shardkit.torch.memory import BlockPool, OwnedBlocks, new_pinned, pin
-from shardkit.torch.options import Settings
+from shardkit.torch.options import LATE_REMEDY, Settings
 
 _EXIT_SECONDS = 1.0
 """How long the interpreter's end waits for threads in the midst of a batch."""
@@ -127,8 +127,7 @@ class ThreadEngine:
         first = self._fetch.name(int(request.rows[0]))
         return (
             f"no batch came for {self._timeout or 0:g} s: a thread hangs in the batch of "
-            f"{len(request.rows)} samples that begins with {first}. A transform may wait for "
-            "something, or a disk is stuck; LoaderOptions(timeout=...) changes how long is waited."
+            f"{len(request.rows)} samples that begins with {first}. {LATE_REMEDY}"
         )
 
 
