@@ -420,3 +420,24 @@ def test_what_a_break_left_behind_is_waited_for_by_the_next_epoch(
     assert next(iter(loader)).tolist() == [0]
     assert [batch.item() for batch in loader] == list(range(8))
     loader.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_worker_that_ends_with_a_lock_in_its_hand_holds_nobody_up(
+    root: Path, dropped: bool
+) -> None:
+    """SIGTERM may come while a worker looks whether it is to end; the lock of that stays locked."""
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    loader = make_loader(dataset, BATCH, options=LoaderOptions(engine="process", workers=1))
+    batches = iter(loader)
+    next(batches)
+    iterator = loader._engine._iterator  # type: ignore[union-attr]
+    iterator._workers[0].kill()
+    iterator._workers[0].join()
+    iterator._workers_done_event._cond._lock.acquire(block=False)  # as the dead worker might
+    if dropped:
+        del loader, batches
+    else:
+        loader.close()
+    iterator._shutdown_workers()

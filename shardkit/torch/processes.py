@@ -162,7 +162,10 @@ class ProcessEngine:
         garbage collector took their queues first.
         """
         if self._workers and self._end is None:
-            self._end = weakref.finalize(self, _terminate, self._iterator._workers, os.getpid())
+            iterator = self._iterator
+            self._end = weakref.finalize(
+                self, _terminate, iterator._workers, iterator._workers_done_event, os.getpid()
+            )
 
     def _start(self) -> DataLoader[Any]:
         workers, method = self._workers, self.start_method()
@@ -266,11 +269,16 @@ class _Remote(Dataset[Any]):
         return number, Packed(self._slots.pack(batch))
 
 
-def _terminate(processes: list[Any], owner: int) -> None:
+def _terminate(processes: list[Any], done: Any, owner: int) -> None:
     """End worker processes, if this is the process that has them and not a fork of it.
 
     By SIGTERM first: PyTorch's workers end by it without a word. Of one that has only begun, or
     has to be killed, PyTorch makes an exception here, wherever the main thread is.
+
+    Args:
+        processes: The workers.
+        done: The event by which PyTorch tells them to end.
+        owner: The process that has them.
     """
     if os.getpid() != owner:
         return
@@ -284,6 +292,11 @@ def _terminate(processes: list[Any], owner: int) -> None:
             if process.is_alive():
                 process.kill()
                 process.join(_STOP_SECONDS)
+    # A worker that ended while it looked at the event took the event's lock along, and PyTorch,
+    # setting it, would wait for ever. All who could hold the lock are gone: so it is free.
+    lock = done._cond._lock
+    lock.acquire(block=False)
+    lock.release()
 
 
 def _as_it_is(batch: Any) -> Any:
