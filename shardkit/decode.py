@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from shardkit.codecs.image import WHITE, Colour, Pixels, decode
+from shardkit.codecs.turbo import Region, decode_region
 from shardkit.errors import BadImage
 from shardkit.shardset import StoredImage
+
+
+class Decoding(NamedTuple):
+    """How the images of a dataset are decoded."""
+
+    background: Colour = WHITE
+    """RGB colour under transparent pixels."""
+    fast: bool = False
+    """Whether JPEGs take libjpeg's fast inverse DCT and upsampling, which are less exact."""
+
+
+class Part(NamedTuple):
+    """A piece of a decoded image."""
+
+    pixels: Pixels
+    """uint8 of shape (height, width, 3)."""
+    left: int
+    top: int
+    """Where it begins in the image as decoded, in pixels."""
+    scale: float
+    """How large that is, as a part of the image as stored."""
+
+
+EXACT = Decoding()
 
 
 def common_size(images: Sequence[StoredImage]) -> tuple[int, int] | None:
@@ -19,8 +46,8 @@ def common_size(images: Sequence[StoredImage]) -> tuple[int, int] | None:
 
 def decode_stored(
     image: StoredImage,
+    how: Decoding = EXACT,
     *,
-    background: Colour = WHITE,
     at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
 ) -> Pixels:
@@ -28,7 +55,7 @@ def decode_stored(
 
     Args:
         image: The image.
-        background: RGB colour under transparent pixels.
+        how: How it is decoded.
         at_least: Width and height that suffice: a JPEG of twice that size or more comes reduced.
         out: Where to put them; of exactly the image's shape.
 
@@ -40,7 +67,14 @@ def decode_stored(
     """
     shape = (image.height, image.width, 3)
     if image.field != "raw":
-        pixels = decode(image.data, image.field, background=background, at_least=at_least, out=out)
+        pixels = decode(
+            image.data,
+            image.field,
+            background=how.background,
+            at_least=at_least,
+            out=out,
+            fast=how.fast,
+        )
         if pixels.shape != shape and not (any(at_least) and reduction(pixels.shape, shape)):
             raise BadImage(f"it decodes to {pixels.shape}, the index says {shape}")
         return pixels
@@ -53,16 +87,83 @@ def decode_stored(
     return out
 
 
+def decode_part(
+    image: StoredImage, region: Region, how: Decoding, at_least: tuple[int, int] = (0, 0)
+) -> Part:
+    """Return at least a piece of a stored image: all of it where a piece costs as much.
+
+    Args:
+        image: The image.
+        region: The piece, in pixels of the whole image; inside of it.
+        how: How the image is decoded.
+        at_least: Width and height of the whole image that suffice.
+
+    Raises:
+        BadImage: If it cannot be decoded, or has not the size that the index gives.
+    """
+    size = image.width, image.height
+    if image.field == "jpg" and (region.width, region.height) != size:
+        eighths = sufficient_eighths(size, at_least)
+        inside = _scaled(region, size, eighths)
+        pixels = decode_region(image.data, size, eighths, inside, fast=how.fast)
+        if pixels is not None:
+            return Part(pixels, inside.left, inside.top, eighths / 8)
+    pixels = decode_stored(image, how, at_least=at_least)
+    return Part(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
+
+
+def sufficient_eighths(size: tuple[int, int], at_least: tuple[int, int]) -> int:
+    """Return in how many eighths of its size a JPEG is decoded: 1 to 4, or all 8.
+
+    It is simplejpeg's rule, so that a piece is the same whether or not it is decoded alone. Above
+    four eighths nothing is gained.
+
+    Args:
+        size: Width and height of the image.
+        at_least: Width and height that suffice; (0, 0) asks for all pixels.
+    """
+    if not any(at_least):
+        return 8
+    for eighths in range(1, 5):
+        if all(
+            _eighths(side, eighths) >= least for side, least in zip(size, at_least, strict=True)
+        ):
+            return eighths
+    return 8
+
+
 def reduction(found: tuple[int, ...], whole: tuple[int, ...]) -> float | None:
     """Return by how much a JPEG of one shape came out smaller, or None if it is another image.
-
-    libjpeg scales by eighths, and rounds a side up: 0.375 of 900 pixels is 338 of them, not 337.5.
 
     Args:
         found: Height and width that were decoded.
         whole: Height and width of all of it.
     """
     for eighths in range(8, 0, -1):
-        if found[:2] == tuple(-(-side * eighths // 8) for side in whole[:2]):
+        if found[:2] == tuple(_eighths(side, eighths) for side in whole[:2]):
             return eighths / 8
     return None
+
+
+def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
+    """Return the whole pixels of a reduced image that show a region of the image.
+
+    Args:
+        region: In pixels of the image.
+        size: Width and height of the reduced image.
+        scale: Its size as a part of the image's.
+    """
+    left, top = int(region.left * scale), int(region.top * scale)
+    right = min(size[0], math.ceil((region.left + region.width) * scale))
+    bottom = min(size[1], math.ceil((region.top + region.height) * scale))
+    return Region(left, top, right - left, bottom - top)
+
+
+def _scaled(region: Region, size: tuple[int, int], eighths: int) -> Region:
+    reduced = _eighths(size[0], eighths), _eighths(size[1], eighths)
+    return enclosing(region, reduced, eighths / 8)
+
+
+def _eighths(side: int, eighths: int) -> int:
+    """Return a side as libjpeg reduces it: 3/8 of 900 pixels are 338 of them, not 337.5."""
+    return -(-side * eighths // 8)

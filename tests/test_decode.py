@@ -7,7 +7,7 @@ import pytest
 from helpers import encoded, jpeg, opened, picture, pixels, png
 
 from shardkit.codecs.image import Pixels
-from shardkit.decode import common_size, decode_stored
+from shardkit.decode import Decoding, common_size, decode_stored
 from shardkit.errors import BadImage
 from shardkit.shardset import StoredImage
 
@@ -107,5 +107,5 @@ def test_what_cannot_be_decoded_is_a_bad_image(field: str, block: bool) -> None:
 
 def test_transparent_pixels_show_the_background() -> None:
     clear = encoded(picture(mode="RGBA").point(lambda value: 0), "PNG")
-    found = decode_stored(stored(clear, "png"), background=(1, 2, 3))
+    found = decode_stored(stored(clear, "png"), Decoding(background=(1, 2, 3)))
     assert np.unique(found.reshape(-1, 3), axis=0).tolist() == [[1, 2, 3]]

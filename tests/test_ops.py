@@ -33,12 +33,13 @@ from shardkit import (
     collate,
     open_dataset,
 )
+from shardkit import decode as decoding
+from shardkit.decode import Decoding
 from shardkit.order import Draws
 from shardkit.shardset import StoredImage
 from shardkit.torch import ops
 from shardkit.torch.ops import ImageOp, Piece
 
-WHITE = (255, 255, 255)
 KINDS = ("jpg", "png", "webp", "raw")
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 EXACT = math.inf
@@ -68,7 +69,7 @@ def decoded(image: StoredImage) -> Pixels:
 def sample(op: ImageOp, image: StoredImage, row: int = 0) -> Pixels:
     """Return what an operation makes of an image."""
     piece = op.piece(image.width, image.height, Draws(7, row))
-    return op.render(image, piece, WHITE)
+    return op.render(image, piece, Decoding())
 
 
 def interpolate(values: Pixels, size: tuple[int, int], mode: str = "bilinear") -> Pixels:
@@ -133,14 +134,15 @@ def ramp(width: int, height: int) -> Pixels:
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes to which images are decoded."""
     found: list[tuple[int, ...]] = []
-    decode: Callable[..., Pixels] = vars(ops)["decode_stored"]
+    decode: Callable[..., Pixels] = vars(decoding)["decode_stored"]
 
     def spy(*arguments: Any, **options: Any) -> Pixels:
         values = decode(*arguments, **options)
         found.append(values.shape)
         return values
 
-    monkeypatch.setattr(ops, "decode_stored", spy)
+    monkeypatch.setattr(decoding, "decode_stored", spy)
+    monkeypatch.setattr(decoding, "decode_region", lambda *_, **__: None)  # whole images, please
     return found
 
 
@@ -296,7 +298,7 @@ def test_the_smallest_and_narrowest_images_have_a_crop(
             piece = op.piece(*size, Draws(1, row))
             assert piece.width >= 1
             assert piece.height >= 1
-            assert op.render(image, piece, WHITE).shape[:2] == piece.size
+            assert op.render(image, piece, Decoding()).shape[:2] == piece.size
     assert sample(Resize((8, 8)), image).shape == (8, 8, 3)
 
 
@@ -338,7 +340,7 @@ def test_a_random_crop_is_its_piece_scaled_and_mirrored(kind: str, mode: str) ->
 def test_a_piece_of_the_right_size_is_not_scaled() -> None:
     image = stored(pixels(20, 16))
     for flip in (False, True):
-        found = Resize(1).render(image, Piece(3, 2, 9, 8, (8, 9), flip), WHITE)
+        found = Resize(1).render(image, Piece(3, 2, 9, 8, (8, 9), flip), Decoding())
         cut = decoded(image)[2:10, 3:12]
         np.testing.assert_array_equal(found, cut[:, ::-1] if flip else cut)
 
@@ -375,7 +377,7 @@ def test_a_large_jpeg_is_decoded_reduced_and_never_below_what_is_needed(
     needed = round(32 * oversample)
     for side, reduced in ((2 * needed - 1, False), (2 * needed, True), (480, True)):
         piece = Piece(3, 0, side, side, (32, 32))
-        Resize(1, oversample=oversample).render(image, piece, WHITE)
+        Resize(1, oversample=oversample).render(image, piece, Decoding())
         height, width, _ = shapes.pop()
         assert ((width, height) != (640, 480)) == reduced
         assert width / 640 * side >= needed
@@ -411,7 +413,7 @@ def test_a_reduced_jpeg_gives_nearly_the_pixels_of_the_whole(
     for piece in crops(72):
         cut = whole[piece.top :, piece.left :][: piece.height, : piece.width]
         expected = interpolate(cut, piece.size, mode)
-        found = op.render(image, piece, WHITE)
+        found = op.render(image, piece, Decoding())
         assert psnr(found, expected[:, ::-1] if piece.flip else expected) > lowest
     assert (len(set(shapes)) > 1) == (oversample != EXACT)
 
@@ -427,7 +429,7 @@ def test_a_reduced_jpeg_shifts_nothing_by_more_than_a_tenth_of_a_pixel(oversampl
     op = Resize(1, oversample=oversample)
     for piece in crops(72):
         cut = whole[piece.top :, piece.left :][: piece.height, : piece.width].astype(float)
-        found = op.render(image, piece, WHITE).astype(float)
+        found = op.render(image, piece, Decoding()).astype(float)
         for channel, per_level, pixel in (
             (0, 900 / 215, piece.width / 72),
             (1, 800 / 215, piece.height / 72),

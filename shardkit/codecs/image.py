@@ -118,13 +118,14 @@ def inspect(data: bytes, field: str) -> ImageInfo:
         return ImageInfo(image.width, image.height, int(orientation), frames)
 
 
-def decode(
+def decode(  # noqa: PLR0913 - each says one thing of one image
     data: bytes | memoryview,
     field: str,
     *,
     background: Colour = WHITE,
     at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
+    fast: bool = False,
 ) -> Pixels:
     """Decode an encoded image to RGB; the orientation in its EXIF data is not applied.
 
@@ -138,6 +139,8 @@ def decode(
         at_least: Width and height that suffice. A JPEG of at least twice that size may come
             reduced, but not below; (0, 0) gives all pixels.
         out: Where to put the pixels: C-contiguous, of exactly the image's shape.
+        fast: Whether a JPEG takes libjpeg's fast inverse DCT and upsampling, where simplejpeg is
+            there: sooner, and off by a few levels, at edges of colour by many.
 
     Returns:
         uint8 of shape (height, width, 3); ``out`` if it was given.
@@ -146,7 +149,7 @@ def decode(
         BadImage: If the image cannot be decoded whole.
     """
     if field == "jpg" and simplejpeg is not None:
-        pixels = _decode_jpeg(data, at_least, out)
+        pixels = _decode_jpeg(data, at_least, out, fast)
         if pixels is not None:
             return pixels
     if field == "png":
@@ -222,7 +225,7 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
 
 
 def _decode_jpeg(
-    data: bytes | memoryview, at_least: tuple[int, int], out: Pixels | None
+    data: bytes | memoryview, at_least: tuple[int, int], out: Pixels | None, fast: bool
 ) -> Pixels | None:
     """Decode with simplejpeg; None leaves the image to Pillow."""
     width, height = at_least
@@ -232,7 +235,13 @@ def _decode_jpeg(
         if space in ("CMYK", "YCCK"):
             return None  # differs from Pillow by one
         pixels: Pixels = simplejpeg.decode_jpeg(
-            data, min_height=height, min_width=width, min_factor=2 if height else 1, buffer=out
+            data,
+            fastdct=fast,
+            fastupsample=fast,
+            min_height=height,
+            min_width=width,
+            min_factor=2 if height else 1,
+            buffer=out,
         )
     except BadImage:
         raise

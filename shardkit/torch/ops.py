@@ -17,8 +17,9 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from shardkit.codecs.image import Colour, Pixels
-from shardkit.decode import decode_stored, reduction
+from shardkit.codecs.image import Pixels
+from shardkit.codecs.turbo import Region
+from shardkit.decode import Decoding, Part, decode_part, enclosing
 from shardkit.errors import UsageError
 from shardkit.order import Draws
 from shardkit.shardset import StoredImage
@@ -79,14 +80,14 @@ class ImageOp(ABC):
         """
 
     def render(
-        self, image: StoredImage, piece: Piece, background: Colour, out: Pixels | None = None
+        self, image: StoredImage, piece: Piece, how: Decoding, out: Pixels | None = None
     ) -> Pixels:
         """Return ``piece`` of ``image``: uint8 of shape (height, width, 3).
 
         Args:
             image: The image.
             piece: As `piece` chose it.
-            background: RGB colour under transparent pixels.
+            how: How the image is decoded.
             out: Where to put the pixels; of the piece's size.
 
         Raises:
@@ -94,17 +95,13 @@ class ImageOp(ABC):
         """
         if out is None:
             out = np.empty((*piece.size, 3), np.uint8)
-        pixels = decode_stored(image, background=background, at_least=self._enough(image, piece))
-        scale = reduction(pixels.shape, (image.height, image.width)) or 1.0
+        whole = Region(0, 0, image.width, image.height)
+        inside = whole if piece.whole is not None else _inside(piece, whole)
+        part = decode_part(image, inside, how, self._enough(image, piece))
         if piece.whole is not None:
-            box = (0.0, 0.0, image.width * scale, image.height * scale)
-            pixels, scale = _scaled(pixels, box, piece.whole, self.filter), 1.0
-        if scale == 1:
-            pixels = _cut(pixels, piece)
-            box = (0.0, 0.0, float(piece.width), float(piece.height))
-        else:
-            right, bottom = piece.left + piece.width, piece.top + piece.height
-            box = (piece.left * scale, piece.top * scale, right * scale, bottom * scale)
+            box = (0.0, 0.0, image.width * part.scale, image.height * part.scale)
+            part = Part(_scaled(part.pixels, box, piece.whole, self.filter), 0, 0, 1.0)
+        pixels, box = _cut(part, piece) if part.scale == 1 else _reduced(part, inside)
         pixels = _scaled(pixels, box, piece.size, self.filter)
         out[:] = pixels[:, ::-1] if piece.flip else pixels
         return out
@@ -276,9 +273,11 @@ def _is_range(value: Any) -> bool:
     return len(value) == 2 and bool(0 < value[0] <= value[1] < math.inf)
 
 
-def _scaled(
-    pixels: Pixels, box: tuple[float, float, float, float], size: tuple[int, int], name: str
-) -> Pixels:
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, maybe at fractions of pixels."""
+
+
+def _scaled(pixels: Pixels, box: Box, size: tuple[int, int], name: str) -> Pixels:
     """Return a box of an image, scaled to ``size``.
 
     A JPEG that was decoded at some eighths of its size has its box at fractions of pixels, which
@@ -296,13 +295,33 @@ def _scaled(
     return scaled[0].permute(1, 2, 0).numpy()
 
 
-def _cut(pixels: Pixels, piece: Piece) -> Pixels:
+def _inside(piece: Piece, whole: Region) -> Region:
+    """Return what of a piece lies inside the image: all of it, or else the whole image."""
+    inside = 0 <= piece.left <= whole.width - piece.width
+    inside = inside and 0 <= piece.top <= whole.height - piece.height
+    return Region(*piece[:4]) if inside else whole
+
+
+def _cut(part: Part, piece: Piece) -> tuple[Pixels, Box]:
     """Return the pixels of ``piece``, black where it lies outside: a view where it does not."""
-    right, bottom = piece.left + piece.width, piece.top + piece.height
-    inside = pixels[max(0, piece.top) : bottom, max(0, piece.left) : right]
+    left, top = piece.left - part.left, piece.top - part.top
+    box = (0.0, 0.0, float(piece.width), float(piece.height))
+    inside = part.pixels[max(0, top) : top + piece.height, max(0, left) : left + piece.width]
     if inside.shape[:2] == (piece.height, piece.width):
-        return inside
+        return inside, box
     whole = np.zeros((piece.height, piece.width, 3), np.uint8)
-    top, left = max(0, -piece.top), max(0, -piece.left)
+    top, left = max(0, -top), max(0, -left)
     whole[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
-    return whole
+    return whole, box
+
+
+def _reduced(part: Part, region: Region) -> tuple[Pixels, Box]:
+    """Return the pixels of a reduced image that show ``region``, and its box among them."""
+    height, width = part.pixels.shape[:2]
+    reduced = part.left + width, part.top + height
+    shown = enclosing(region, reduced, part.scale)
+    left, top = shown.left - part.left, shown.top - part.top
+    pixels = part.pixels[top : top + shown.height, left : left + shown.width]
+    x, y = region.left * part.scale - shown.left, region.top * part.scale - shown.top
+    right, bottom = x + region.width * part.scale, y + region.height * part.scale
+    return pixels, (x, y, right, bottom)

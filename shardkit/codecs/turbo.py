@@ -1,0 +1,184 @@
+"""Pieces of JPEG images, decoded without the rest: by TurboJPEG 3, where a machine has it.
+
+No Python package offers that call, but the library comes with many systems (Homebrew, conda-forge,
+Fedora, newer Debians), and its interface is plain C that is promised to stay. It is optional: what
+it gives is, to the bit, what decoding the whole image and cutting gives, only sooner.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import UsageError
+
+VARIABLE = "SHARDKIT_TURBOJPEG"
+"""The environment variable that names the library's file, or is ``off`` to use none."""
+
+_NAMES = {"darwin": "libturbojpeg.0.dylib", "win32": "turbojpeg.dll"}
+_FILE = _NAMES.get(sys.platform, "libturbojpeg.so.0")
+
+# Names and values of turbojpeg.h, version 3.0.
+_DECOMPRESS = 1  # TJINIT_DECOMPRESS
+_STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOUR = 0, 4, 5, 6, 8  # TJPARAM_...
+_FAST_UPSAMPLE, _FAST_DCT = 9, 10
+_RGB = 0  # TJPF_RGB
+_BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
+"""Pixels in the width of a block of each kind of subsampling, TJSAMP_444 to TJSAMP_441."""
+_CMYK = (3, 4)
+"""TJCS_CMYK and TJCS_YCCK."""
+
+_CONTEXT = 2
+"""Columns beside a piece that are decoded with it: smooth upsampling looks at its neighbours."""
+
+
+class Region(NamedTuple):
+    """A rectangle of an image, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+class _Scale(ctypes.Structure):
+    _fields_ = (("numerator", ctypes.c_int), ("denominator", ctypes.c_int))
+
+
+class _Region(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int) for name in Region._fields)
+
+
+def decode_region(
+    data: bytes, size: tuple[int, int], eighths: int, region: Region, *, fast: bool = False
+) -> npt.NDArray[np.uint8] | None:
+    """Decode a piece of a JPEG image.
+
+    Args:
+        data: The encoded image.
+        size: Width and height that it should have.
+        eighths: In how many eighths of its size it is decoded, 1 to 8.
+        region: The piece, in pixels of the scaled image; inside of it.
+        fast: Whether the fast, less exact inverse DCT and upsampling are used.
+
+    Returns:
+        uint8 of shape (height, width, 3), maybe not contiguous. None leaves the image to others:
+        there is no library, or the image is damaged, CMYK, or of another size.
+
+    Raises:
+        UsageError: If the environment names a library that is none.
+    """
+    library = _library()
+    if library is None:
+        return None
+    decoder = getattr(_OF_THREAD, "decoder", None)
+    if decoder is None:
+        decoder = _OF_THREAD.decoder = _Decoder(library)
+    decoded: npt.NDArray[np.uint8] | None = decoder.decode(data, size, eighths, region, fast)
+    return decoded
+
+
+class _Decoder:
+    """What TurboJPEG keeps from image to image; for one thread."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._handle = library.tj3Init(_DECOMPRESS)
+        library.tj3Set(self._handle, _STOP_ON_WARNING, 1)
+
+    def __del__(self) -> None:
+        self._library.tj3Destroy(self._handle)
+
+    def decode(
+        self, data: bytes, size: tuple[int, int], eighths: int, region: Region, fast: bool
+    ) -> npt.NDArray[np.uint8] | None:
+        """Do what `decode_region` says."""
+        library, handle = self._library, self._handle
+        library.tj3Set(handle, _FAST_DCT, fast)
+        library.tj3Set(handle, _FAST_UPSAMPLE, fast)
+        if library.tj3DecompressHeader(handle, data, len(data)):
+            return None
+        known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
+        subsampling = library.tj3Get(handle, _SUBSAMPLING)
+        if not known or library.tj3Get(handle, _COLOUR) in _CMYK:
+            return None
+        if not 0 <= subsampling < len(_BLOCK_WIDTHS):
+            return None
+        block = -(-_BLOCK_WIDTHS[subsampling] * eighths // 8)
+        begin = max(0, region.left - _CONTEXT) // block * block  # it must begin with a block
+        end = min(-(-size[0] * eighths // 8), region.left + region.width + _CONTEXT)
+        pixels = np.empty((region.height, end - begin, 3), np.uint8)
+        wanted = _Region(begin, region.top, end - begin, region.height)
+        failed = (
+            library.tj3SetScalingFactor(handle, _Scale(eighths, 8))
+            or library.tj3SetCroppingRegion(handle, wanted)
+            or library.tj3Decompress8(
+                handle, data, len(data), pixels.ctypes.data, pixels.strides[0], _RGB
+            )
+        )
+        left = region.left - begin
+        return None if failed else pixels[:, left : left + region.width]
+
+
+_OF_THREAD = threading.local()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """Return the first TurboJPEG 3 library that this machine has."""
+    named = os.environ.get(VARIABLE, "")
+    if named == "off":
+        return None
+    for path in [named] if named else _candidates():
+        try:
+            return _declared(ctypes.CDLL(path))
+        except (OSError, AttributeError) as error:  # not there, or an older one
+            if named:
+                raise UsageError(
+                    f"{VARIABLE}={named} is not a TurboJPEG library of version 3 ({error}); "
+                    f"correct it, or set it to 'off'"
+                ) from error
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    """Give where the library may be: beside this Python, on the system, or in a wheel."""
+    yield str(Path(sys.prefix, "lib", _FILE))
+    yield _FILE
+    bundled = find_spec("turbojpeg")
+    if bundled is not None and bundled.origin is not None:
+        found = Path(bundled.origin).parent.glob("turbojpeg.libs/libturbojpeg*")
+        yield from map(str, found)
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """State what the functions used here take.
+
+    Raises:
+        AttributeError: If one is missing.
+    """
+    number, pointer, size, data = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    arguments: dict[str, tuple[type, ...]] = {
+        "tj3Init": (number,),
+        "tj3Destroy": (pointer,),
+        "tj3Set": (pointer, number, number),
+        "tj3Get": (pointer, number),
+        "tj3DecompressHeader": (pointer, data, size),
+        "tj3SetScalingFactor": (pointer, _Scale),
+        "tj3SetCroppingRegion": (pointer, _Region),
+        "tj3Decompress8": (pointer, data, size, pointer, number, number),
+    }
+    for name, types in arguments.items():
+        getattr(library, name).argtypes = types
+    library.tj3Init.restype = pointer
+    return library
