@@ -1,9 +1,8 @@
-"""From stored images to pixels: which are alike enough for one block, and how each is decoded."""
+"""From a stored image to pixels: all of them, or a piece."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,12 +35,6 @@ class Part(NamedTuple):
 
 
 EXACT = Decoding()
-
-
-def common_size(images: Sequence[StoredImage]) -> tuple[int, int] | None:
-    """Return height and width if all images share them, so that one block can hold them."""
-    sizes = {(image.height, image.width) for image in images}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def decode_stored(
@@ -78,9 +71,7 @@ def decode_stored(
         if pixels.shape != shape and not (any(at_least) and reduction(pixels.shape, shape)):
             raise BadImage(f"it decodes to {pixels.shape}, the index says {shape}")
         return pixels
-    if len(image.data) != image.height * image.width * 3:
-        raise BadImage(f"it has {len(image.data)} raw bytes, not those of {shape}")
-    pixels = np.frombuffer(image.data, np.uint8).reshape(shape)
+    pixels = _raw(image)
     if out is None:
         return pixels.copy()  # a user may write to it
     out[:] = pixels
@@ -102,12 +93,15 @@ def decode_part(
         BadImage: If it cannot be decoded, or has not the size that the index gives.
     """
     size = image.width, image.height
+    if image.field == "raw":
+        raw = _raw(image)  # PyTorch warns of what it could not write to, also if it will not
+        return Part(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
     if image.field == "jpg" and (region.width, region.height) != size:
         eighths = sufficient_eighths(size, at_least)
         inside = _scaled(region, size, eighths)
-        pixels = decode_region(image.data, size, eighths, inside, fast=how.fast)
-        if pixels is not None:
-            return Part(pixels, inside.left, inside.top, eighths / 8)
+        piece = decode_region(image.data, size, eighths, inside, fast=how.fast)
+        if piece is not None:
+            return Part(piece, inside.left, inside.top, eighths / 8)
     pixels = decode_stored(image, how, at_least=at_least)
     return Part(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
 
@@ -122,8 +116,8 @@ def sufficient_eighths(size: tuple[int, int], at_least: tuple[int, int]) -> int:
         size: Width and height of the image.
         at_least: Width and height that suffice; (0, 0) asks for all pixels.
     """
-    if not any(at_least):
-        return 8
+    if not any(at_least) or 2 * at_least[0] > size[0] + 1:
+        return 8  # the most common answer, found at once
     for eighths in range(1, 5):
         if all(
             _eighths(side, eighths) >= least for side, least in zip(size, at_least, strict=True)
@@ -139,7 +133,9 @@ def reduction(found: tuple[int, ...], whole: tuple[int, ...]) -> float | None:
         found: Height and width that were decoded.
         whole: Height and width of all of it.
     """
-    for eighths in range(8, 0, -1):
+    if found[:2] == whole[:2]:
+        return 1.0
+    for eighths in range(7, 0, -1):
         if found[:2] == tuple(_eighths(side, eighths) for side in whole[:2]):
             return eighths / 8
     return None
@@ -157,6 +153,14 @@ def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
     right = min(size[0], math.ceil((region.left + region.width) * scale))
     bottom = min(size[1], math.ceil((region.top + region.height) * scale))
     return Region(left, top, right - left, bottom - top)
+
+
+def _raw(image: StoredImage) -> Pixels:
+    """Return a view of pixels that are stored as they are."""
+    shape = (image.height, image.width, 3)
+    if len(image.data) != math.prod(shape):
+        raise BadImage(f"it has {len(image.data)} raw bytes, not those of {shape}")
+    return np.frombuffer(image.data, np.uint8).reshape(shape)
 
 
 def _scaled(region: Region, size: tuple[int, int], eighths: int) -> Region:

@@ -70,20 +70,36 @@ class ShardFile:
         Raises:
             CorruptShard: If the file has fewer, or the device cannot read them.
         """
-        if offset + length > self._size:  # before memory is taken for what cannot be there
-            raise CorruptShard(f"the shard {self._path} ends before byte {offset + length}")
+        self._require_within(offset, length)  # before memory is taken for what cannot be there
+        data = bytearray(length)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset`` on.
+
+        Raises:
+            CorruptShard: If the file has fewer, or the device cannot read them.
+        """
+        self._require_within(offset, len(buffer))
         try:
-            data = os.pread(self._descriptor, length, offset)
+            found = os.preadv(self._descriptor, [buffer], offset)
         except OSError as error:
             raise CorruptShard(
                 f"the shard {self._path} cannot be read at byte {offset}: {error.strerror}"
             ) from error
-        if len(data) != length:
+        if found != len(buffer):
             raise CorruptShard(
-                f"the shard {self._path} ends at byte {offset + len(data)}, "
-                f"in a record of {length} bytes at {offset}"
+                f"the shard {self._path} ends at byte {offset + found}, "
+                f"in a record of {len(buffer)} bytes at {offset}"
             )
-        return data
+
+    def _require_within(self, offset: int, length: int) -> None:
+        if not 0 <= offset <= self._size - length:  # to the kernel, -1 is where others read
+            raise CorruptShard(
+                f"the shard {self._path} has no {length} bytes at {offset}: it ends at byte "
+                f"{self._size}"
+            )
 
 
 class LockedReader:

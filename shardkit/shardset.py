@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from shardkit.contracts import Format
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
 from shardkit.handles import ShardFile, forget, shard_file, shard_reader
-from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts, row_check
+from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts
 from shardkit.manifest import MANIFEST_NAME, Manifest, load_manifest
 from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
@@ -32,7 +33,7 @@ _GAP = 16384
 class StoredImage(NamedTuple):
     """One image as it is stored."""
 
-    data: bytes
+    data: bytes | memoryview
     field: str
     """Its kind, a name of `IMAGE_FIELDS`."""
     label: int
@@ -115,43 +116,21 @@ class ShardSet:
         labels.setflags(write=False)
         return labels
 
-    def read(self, rows: npt.NDArray[np.int64]) -> list[StoredImage]:
-        """Return the stored images of ``rows``: same order, duplicates and all.
+    def find(self, rows: npt.NDArray[np.int64]) -> Found:
+        """Return the images of ``rows``, found in the index and ready to be read.
 
         Args:
             rows: As `normalise` gives them.
 
         Raises:
-            CorruptRecord: If an image is not what was written.
+            CorruptRecord: If a row of the index is damaged.
             CorruptShard: If a shard is missing or cut.
             CorruptDataset: If another dataset took the place of this one.
         """
-        entries = np.ascontiguousarray(self.rows[rows])
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        unpacked = entries.tolist()
-        places = [
-            _Place(row, shard, entry[0], entry[1])
-            for row, shard, entry in zip(rows.tolist(), shards.tolist(), unpacked, strict=True)
-        ]
+        index = self.rows[rows]
         files = self._unchanged({shard: self._open(shard) for shard in set(shards.tolist())})
-        if len(places) > 1:
-            for place in places:
-                files[place.shard].announce(place.offset, place.length)
-        packed = memoryview(entries.tobytes())
-        images = []
-        for number, (place, entry) in enumerate(zip(places, unpacked, strict=True)):
-            _, _, expected, label, width, height, code, _ = entry
-            data = self._bytes(place, files[place.shard])
-            row = packed[number * ROW.itemsize : (number + 1) * ROW.itemsize]
-            if self._verify:
-                if checksum(row[HEAD], data) != expected:
-                    raise self._corrupt(place, "its checksum does not match")
-            elif row_check(row) != row[HEAD.stop :]:
-                raise self._corrupt(place, "its entry in the index is damaged")
-            if code >= len(IMAGE_FIELDS):
-                raise self._corrupt(place, "its entry in the index is damaged")
-            images.append(StoredImage(data, IMAGE_FIELDS[code], label, width, height))
-        return images
+        return Found(self, rows, index, [files[shard] for shard in shards.tolist()])
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the kernel read the images of ``rows`` into its cache, and do not wait for it.
@@ -208,42 +187,151 @@ class ShardSet:
             self._stamp = stamp
         return opened
 
-    def _bytes(self, place: _Place, file: ShardFile) -> bytes:
-        try:
-            if place.offset >= 0:
-                return file.read(place.offset, place.length)
-            return self._through_library(place)
-        except (CorruptShard, OSError, OverflowError, KeyError) as error:
-            raise self._corrupt(place, str(error)) from error
+    @property
+    def verifies(self) -> bool:
+        """Whether each read compares the record's checksum."""
+        return self._verify
 
-    def _through_library(self, place: _Place) -> bytes:
-        """Return an image that does not lie in the shard's file as plain bytes."""
-        entry = self.manifest.shards[place.shard]
-        reader = shard_reader(self.shard_path(place.shard), entry.sha256, self._format.read)
-        (record,) = reader.read([place.row - int(self._starts[place.shard])])
+    def through_library(self, row: int) -> bytes:
+        """Return an image that does not lie in its shard's file as plain bytes.
+
+        Raises:
+            CorruptShard: If its shard is damaged.
+        """
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        entry = self.manifest.shards[shard]
+        reader = shard_reader(self.shard_path(shard), entry.sha256, self._format.read)
+        (record,) = reader.read([row - int(self._starts[shard])])
         return record.fields[record.image_field or ""]
 
-    def _corrupt(self, place: _Place, reason: str) -> CorruptRecord:
-        path, identity = self.shard_path(place.shard), self.manifest.shards[place.shard].sha256
+    def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
+        """Return the error that says that a record is damaged, and where."""
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        path, identity = self.shard_path(shard), self.manifest.shards[shard].sha256
         forget(path, identity)  # a copy that is put in its place is to be opened
         try:
-            key, source = self.keys[place.row], self.paths[place.row]
+            key, source = self.keys[row], self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
         return CorruptRecord(
-            f"record {key!r} (row {place.row}, from {source!r}) in {path} at byte "
-            f"{place.offset} is damaged: {reason}. "
+            f"record {key!r} (row {row}, from {source!r}) in {path} at byte "
+            f"{offset} is damaged: {reason}. "
             f"`shardkit verify {self.directory}` lists all damage."
         )
 
 
-class _Place(NamedTuple):
-    """Where one row's image is."""
+class Found:
+    """The images of some rows: found in the index, announced to the kernel, and read one by one.
 
-    row: int
-    shard: int
-    offset: int
-    length: int
+    So one is decoded while the kernel still fetches those after it, and while it is in the cache of
+    the processor. Columns of the index are lists, which Python walks faster than arrays.
+    """
+
+    def __init__(
+        self, shards: ShardSet, rows: npt.NDArray[np.int64], index: Rows, files: list[ShardFile]
+    ) -> None:
+        """Announce what will be read.
+
+        Raises:
+            CorruptRecord: If a row of the index is damaged.
+        """
+        self._shards = shards
+        self._files = files
+        self._packed = memoryview(index.tobytes())
+        self.rows: list[int] = rows.tolist()
+        self._offsets: list[int] = index["offset"].tolist()
+        self.lengths: list[int] = index["length"].tolist()
+        """Bytes of each image."""
+        self._checksums: list[int] = index["checksum"].tolist()
+        self._require_sound(index)
+        self.labels: list[int] = index["label"].tolist()
+        self.widths: list[int] = index["width"].tolist()
+        self.heights: list[int] = index["height"].tolist()
+        self.fields = [IMAGE_FIELDS[code] for code in index["field"].tolist()]
+        if len(rows) > 1:
+            for file, offset, length in zip(files, self._offsets, self.lengths, strict=True):
+                file.announce(offset, length)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, number: int, buffer: memoryview | None = None) -> StoredImage:
+        """Return one image.
+
+        Args:
+            number: Its position among the rows.
+            buffer: Where to put its bytes, as many as `lengths` says or more; None takes new
+                memory.
+
+        Raises:
+            CorruptRecord: If it is not what was written.
+        """
+        data = self._data(number, buffer)
+        if self._shards.verifies:
+            head = self._packed[number * ROW.itemsize :][HEAD]
+            if checksum(head, data) != self._checksums[number]:
+                raise self._corrupt(number, "its checksum does not match")
+        size = self.widths[number], self.heights[number]
+        return StoredImage(data, self.fields[number], self.labels[number], *size)
+
+    def _data(self, number: int, buffer: memoryview | None) -> bytes | memoryview:
+        offset, length = self._offsets[number], self.lengths[number]
+        try:
+            if offset < 0:
+                data = self._shards.through_library(self.rows[number])
+                if buffer is None:
+                    return data
+                buffer[: len(data)] = data
+                return buffer[: len(data)]
+            if buffer is None:
+                return self._files[number].read(offset, length)
+            self._files[number].read_into(offset, buffer[:length])
+            return buffer[:length]
+        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
+            raise self._corrupt(number, str(error)) from error
+
+    def _require_sound(self, index: Rows) -> None:
+        """Compare the check of each row, as `shardkit.index.row_check` defines it.
+
+        Raises:
+            CorruptRecord: If one differs.
+        """
+        size = ROW.itemsize
+        packed, crc32 = self._packed, zlib.crc32
+        found = [
+            crc32(packed[at : at + HEAD.stop]) & 0xFFFFFF for at in range(0, len(packed), size)
+        ]
+        stated = index["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
+        wrong = (stated != found) | (index["field"] >= len(IMAGE_FIELDS))
+        if wrong.any():
+            raise self._corrupt(int(wrong.argmax()), "its entry in the index is damaged")
+
+    def _corrupt(self, number: int, reason: str) -> CorruptRecord:
+        return self._shards.corrupt(self.rows[number], self._offsets[number], reason)
+
+
+_FREE: list[memoryview] = []
+"""Memory for encoded images that no batch uses at the moment."""
+
+_KEEP = 32 << 20
+"""Bytes above which such memory is not kept."""
+
+
+@contextlib.contextmanager
+def scratch(size: int) -> Iterator[memoryview]:
+    """Lend memory of ``size`` bytes or more, which a later batch will have again.
+
+    New memory costs more than reading into it: the kernel has to find and clear its pages.
+    """
+    try:
+        buffer = _FREE.pop()
+    except IndexError:
+        buffer = memoryview(b"")
+    if len(buffer) < size:
+        buffer = memoryview(np.empty(-(-size // 65536) * 65536, np.uint8).data)
+    yield buffer
+    if len(buffer) <= _KEEP:
+        _FREE.append(buffer)
 
 
 def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:

@@ -7,7 +7,7 @@ import pytest
 from helpers import encoded, jpeg, opened, picture, pixels, png
 
 from shardkit.codecs.image import Pixels
-from shardkit.decode import Decoding, common_size, decode_stored
+from shardkit.decode import Decoding, decode_stored
 from shardkit.errors import BadImage
 from shardkit.shardset import StoredImage
 
@@ -18,13 +18,6 @@ def stored(data: bytes, field: str, width: int = 24, height: int = 16) -> Stored
 
 def oracle(data: bytes) -> Pixels:
     return np.asarray(opened(data).convert("RGB"))
-
-
-def test_alike_images_have_a_common_size() -> None:
-    one, other = stored(b"", "jpg", 3, 4), stored(b"", "png", 4, 3)
-    assert common_size([one, one]) == (4, 3)
-    assert common_size([one, other]) is None
-    assert common_size([]) is None
 
 
 @pytest.mark.parametrize(

@@ -386,13 +386,13 @@ def test_a_large_jpeg_is_decoded_reduced_and_never_below_what_is_needed(
 
 def test_images_are_decoded_whole_where_nothing_is_gained(shapes: list[tuple[int, ...]]) -> None:
     whole = (480, 640, 3)
-    for kind in ("png", "webp", "raw"):
+    for kind in ("png", "webp"):
         sample(Resize(16), stored(photo(640, 480), kind))
     image = stored(photo(640, 480), "jpg")
     sample(Resize(16, oversample=EXACT), image)
     sample(CenterCrop(240), image)
     sample(CenterCrop(224, resize=256), image)
-    assert shapes == [whole] * 6
+    assert shapes == [whole] * 5
 
 
 def crops(size: int) -> list[Piece]:
@@ -565,7 +565,7 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     content[int(dataset._shards.rows["offset"][row]) + 300] ^= 1
     shard.write_bytes(content)
     with pytest.raises(CorruptRecord, match=rf"'a/1' \(row {row}, from 'a/1.jpg'\)"):
-        open_dataset(place, decode=RandomResizedCrop(20))[:]
+        open_dataset(place, decode=RandomResizedCrop(20))[row]
 
 
 def test_an_image_of_another_size_than_the_index_says_is_refused() -> None:

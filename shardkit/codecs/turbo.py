@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import sys
 import threading
@@ -59,8 +60,17 @@ class _Region(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int) for name in Region._fields)
 
 
+_SCALES = {n: _Scale(n // math.gcd(n, 8), 8 // math.gcd(n, 8)) for n in range(1, 9)}
+"""By eighths; the library knows fractions in their lowest terms."""
+
+
 def decode_region(
-    data: bytes, size: tuple[int, int], eighths: int, region: Region, *, fast: bool = False
+    data: bytes | memoryview,
+    size: tuple[int, int],
+    eighths: int,
+    region: Region,
+    *,
+    fast: bool = False,
 ) -> npt.NDArray[np.uint8] | None:
     """Decode a piece of a JPEG image.
 
@@ -100,13 +110,19 @@ class _Decoder:
         self._library.tj3Destroy(self._handle)
 
     def decode(
-        self, data: bytes, size: tuple[int, int], eighths: int, region: Region, fast: bool
+        self,
+        data: bytes | memoryview,
+        size: tuple[int, int],
+        eighths: int,
+        region: Region,
+        fast: bool,
     ) -> npt.NDArray[np.uint8] | None:
         """Do what `decode_region` says."""
         library, handle = self._library, self._handle
+        source = np.frombuffer(data, np.uint8).ctypes.data, len(data)
         library.tj3Set(handle, _FAST_DCT, fast)
         library.tj3Set(handle, _FAST_UPSAMPLE, fast)
-        if library.tj3DecompressHeader(handle, data, len(data)):
+        if library.tj3DecompressHeader(handle, *source):
             return None
         known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
         subsampling = library.tj3Get(handle, _SUBSAMPLING)
@@ -120,11 +136,9 @@ class _Decoder:
         pixels = np.empty((region.height, end - begin, 3), np.uint8)
         wanted = _Region(begin, region.top, end - begin, region.height)
         failed = (
-            library.tj3SetScalingFactor(handle, _Scale(eighths, 8))
+            library.tj3SetScalingFactor(handle, _SCALES[eighths])
             or library.tj3SetCroppingRegion(handle, wanted)
-            or library.tj3Decompress8(
-                handle, data, len(data), pixels.ctypes.data, pixels.strides[0], _RGB
-            )
+            or library.tj3Decompress8(handle, *source, pixels.ctypes.data, pixels.strides[0], _RGB)
         )
         left = region.left - begin
         return None if failed else pixels[:, left : left + region.width]
@@ -167,16 +181,16 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     Raises:
         AttributeError: If one is missing.
     """
-    number, pointer, size, data = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    number, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
     arguments: dict[str, tuple[type, ...]] = {
         "tj3Init": (number,),
         "tj3Destroy": (pointer,),
         "tj3Set": (pointer, number, number),
         "tj3Get": (pointer, number),
-        "tj3DecompressHeader": (pointer, data, size),
+        "tj3DecompressHeader": (pointer, pointer, size),
         "tj3SetScalingFactor": (pointer, _Scale),
         "tj3SetCroppingRegion": (pointer, _Region),
-        "tj3Decompress8": (pointer, data, size, pointer, number, number),
+        "tj3Decompress8": (pointer, pointer, size, pointer, number, number),
     }
     for name, types in arguments.items():
         getattr(library, name).argtypes = types

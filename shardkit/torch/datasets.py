@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -15,10 +16,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from shardkit.codecs.image import WHITE, Pixels
-from shardkit.decode import Decoding, common_size, decode_stored
+from shardkit.decode import Decoding, decode_stored
 from shardkit.errors import BadImage, TransformFailed, UsageError
 from shardkit.manifest import Manifest, load_manifest
-from shardkit.shardset import ShardSet, StoredImage
+from shardkit.shardset import Found, ShardSet, scratch
 from shardkit.torch.collate import BatchView, Sample
 from shardkit.torch.ops import ImageOp, Piece
 from shardkit.torch.reading import Context, EpochCell, new_block
@@ -115,8 +116,9 @@ class ShardDataset(Dataset[Sample]):
             BadImage: If an image cannot be decoded (it was converted with ``--check none``).
         """
         positions = self._shards.normalise(rows)
-        images = _Images(self._shards.read(positions), positions, Context(self._epoch), self.decode)
-        with images.context.globals_kept(self.transform, self.target_transform):
+        found = self._shards.find(positions)
+        images = _Images(found, Context(self._epoch), self.decode)
+        with images.context.globals_kept(self.transform, self.target_transform), images.lent():
             labels = self._labels(images)
             if images.size is not None and self.transform is None:
                 return self._block(images, images.size, labels)
@@ -234,8 +236,10 @@ class ShardDataset(Dataset[Sample]):
 
         The transform follows at once: 64 decoded images that wait for it would leave the cache.
         """
-        image: Any = images.stored[number].data
-        if self.decode != "bytes":
+        image: Any
+        if self.decode == "bytes":
+            image = images.found.read(number).data
+        else:
             image = self._pixels(images, number)
         if self.decode == "pil":
             image = Image.fromarray(image)
@@ -243,7 +247,7 @@ class ShardDataset(Dataset[Sample]):
             image = torch.from_numpy(image).permute(2, 0, 1)
         if self.transform is None:
             return image
-        row = int(images.rows[number])
+        row = images.found.rows[number]
         try:
             return images.context.apply(self.transform, image, row)
         except (Exception, SystemExit) as error:  # a worker that exits leaves nobody to say so
@@ -252,11 +256,11 @@ class ShardDataset(Dataset[Sample]):
             ) from error
 
     def _labels(self, images: _Images) -> list[Any]:
-        labels: list[Any] = [image.label for image in images.stored]
+        labels: list[Any] = images.found.labels
         if self.target_transform is None:
             return labels
         made = []
-        for label, row in zip(labels, images.rows.tolist(), strict=True):
+        for label, row in zip(labels, images.found.rows, strict=True):
             images.context.note(row)
             try:
                 made.append(images.context.apply(self.target_transform, label, row, label=True))
@@ -268,41 +272,52 @@ class ShardDataset(Dataset[Sample]):
         return made
 
     def _pixels(self, images: _Images, number: int, out: Pixels | None = None) -> Pixels:
-        stored = images.stored[number]
-        images.context.note(int(images.rows[number]))
+        found, row = images.found, images.found.rows[number]
+        images.context.note(row)
+        if out is not None and not images.pieces and images.is_raw(number, out.nbytes):
+            found.read(number, out.reshape(-1).data)
+            return out
+        stored = found.read(number, images.buffer)
         try:
             if isinstance(self.decode, ImageOp):
                 return self.decode.render(stored, images.pieces[number], self._decoding, out)
             return decode_stored(stored, self._decoding, out=out)
         except BadImage as error:
-            raise BadImage(f"{self.describe_row(int(images.rows[number]))}: {error}") from error
+            raise BadImage(f"{self.describe_row(row)}: {error}") from error
 
 
 class _Images:
-    """The stored images of a batch, and what is to become of each."""
+    """The images of a batch, and what is to become of each."""
 
-    def __init__(
-        self,
-        stored: list[StoredImage],
-        rows: npt.NDArray[np.int64],
-        context: Context,
-        decode: str | ImageOp,
-    ) -> None:
-        self.stored = stored
-        self.rows = rows
+    def __init__(self, found: Found, context: Context, decode: str | ImageOp) -> None:
+        self.found = found
         self.context = context
         self.pieces: list[Piece] = []
+        self.buffer = memoryview(b"")
+        """Where the bytes of one image after the other stand, within `lent`."""
         self.size: tuple[int, int] | None = None
         """Height and width of all samples, if they can be decoded into one block."""
+        sizes: set[tuple[int, int]] = set()
         if isinstance(decode, ImageOp):
             self.pieces = [
-                decode.piece(image.width, image.height, context.draws(row))
-                for image, row in zip(stored, rows.tolist(), strict=True)
+                decode.piece(width, height, context.draws(row))
+                for width, height, row in zip(found.widths, found.heights, found.rows, strict=True)
             ]
             sizes = {piece.size for piece in self.pieces}
-            self.size = sizes.pop() if len(sizes) == 1 else None
         elif decode in ("numpy", "torch"):
-            self.size = common_size(stored)
+            sizes = set(zip(found.heights, found.widths, strict=True))
+        if len(sizes) == 1:
+            self.size = sizes.pop()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Have a `buffer` for the bytes of the longest image, until the end of the block."""
+        with scratch(max(self.found.lengths, default=0)) as self.buffer:
+            yield
+
+    def is_raw(self, number: int, size: int) -> bool:
+        """Tell whether an image is stored as its pixels, ``size`` bytes of them."""
+        return self.found.fields[number] == "raw" and self.found.lengths[number] == size
 
 
 class LMDBDataset(ShardDataset):
