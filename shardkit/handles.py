@@ -129,12 +129,14 @@ class _Pool:
         What is evicted stays open until its last holder lets it go.
         """
         with self._lock:
-            if key not in self._open:
-                self._open[key] = open_it()
+            handle = self._open.get(key)
+            if handle is None:
+                handle = self._open[key] = open_it()
                 if len(self._open) > MAX_OPEN:
                     self._open.popitem(last=False)
-            self._open.move_to_end(key)
-            return cast(_Handle, self._open[key])
+            else:
+                self._open.move_to_end(key)
+            return cast(_Handle, handle)
 
     def drop(self, key: tuple[object, ...]) -> None:
         """Forget what is open under ``key``, if anything is."""

@@ -5,6 +5,7 @@ It knows the names and sizes of a dataset's files, and opens none of them but ``
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -255,7 +256,7 @@ def _build(target: type[_T], value: object) -> _T:
     """Build the dataclass ``target`` from JSON, checking every type on the way."""
     if not isinstance(value, dict):
         raise TypeError(f"{target.__name__} must be an object")
-    types_of = typing.get_type_hints(target)
+    types_of = _types_of(target)
     unknown = value.keys() - types_of.keys()
     if unknown:
         raise ValueError(f"{target.__name__} has unknown entries {sorted(unknown)}")
@@ -263,6 +264,12 @@ def _build(target: type[_T], value: object) -> _T:
     if missing:
         raise ValueError(f"{target.__name__} lacks {sorted(missing)}")
     return target(**{name: _convert(types_of[name], part, name) for name, part in value.items()})
+
+
+@functools.cache
+def _types_of(target: type[Any]) -> dict[str, Any]:
+    """Return the type of each field, kept: it costs more than all else, and shards are many."""
+    return typing.get_type_hints(target)
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:

@@ -58,6 +58,7 @@ class ShardSet:
         self.directory = directory.expanduser().absolute()
         self._stamp = _stamp(self.directory)
         self.manifest: Manifest = load_manifest(self.directory)
+        self._paths: dict[int, Path] = {}
         self._verify_option = verify
         self._verify = (self.manifest.raw_shape is None) if verify is None else verify
 
@@ -156,7 +157,10 @@ class ShardSet:
 
     def shard_path(self, shard: int) -> Path:
         """Return the file of the shard of the given number."""
-        return self.directory / self.manifest.shards[shard].name
+        path = self._paths.get(shard)
+        if path is None:  # kept: to make one costs as much as to read an image
+            path = self._paths[shard] = self.directory / self.manifest.shards[shard].name
+        return path
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from shardkit import (
 )
 from shardkit.torch.feed import Feed, Request
 from shardkit.torch.fetch import Fetch
-from shardkit.torch.threads import ThreadEngine
+from shardkit.torch.threads import _CREWS, ThreadEngine
 
 ROWS = 24
 BATCH = 2
@@ -416,3 +417,24 @@ def test_ctrl_c_ends_a_wait_for_a_long_batch_at_once() -> None:
     assert code == -signal.SIGINT
     assert told.count("Traceback") == 1
     assert told.endswith("KeyboardInterrupt\n")
+
+
+def test_a_thread_in_the_midst_of_a_batch_is_known_to_the_end_of_the_interpreter() -> None:
+    """One that nobody waits for would go on while the interpreter is taken down, and crash it."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hook(row: int) -> None:
+        if row >= BATCH:
+            entered.set()
+            assert leave.wait(DEADLINE)
+
+    batches = make_engine(Rows(hook), workers=1).run(requests())
+    next(batches)
+    assert entered.wait(DEADLINE)
+    batches.close()
+    del batches
+    gc.collect()
+    crews = [crew for crew in _CREWS if any(thread.is_alive() for thread in crew._threads)]
+    assert len(crews) == 1
+    leave.set()
+    crews[0].join(DEADLINE)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from shardkit.codecs.image import WHITE, Pixels
 from shardkit.decode import Decoding, decode_stored
 from shardkit.errors import BadImage, TransformFailed, UsageError
-from shardkit.manifest import Manifest, load_manifest
+from shardkit.manifest import Manifest
 from shardkit.shardset import Found, ShardSet, scratch
 from shardkit.torch.collate import BatchView, Sample
 from shardkit.torch.ops import ImageOp, Piece
@@ -356,7 +356,8 @@ def open_dataset(  # noqa: PLR0913 - those of ShardDataset
         UsageError: If there is no dataset at ``path``, or an option is unknown.
         CorruptDataset: If the dataset's manifest is damaged.
     """
-    name = load_manifest(Path(path).expanduser()).format
+    dataset = ShardDataset(path, transform, target_transform, decode, jpeg=jpeg, verify=verify)
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
-    kind = kinds.get(name, ShardDataset)
-    return kind(path, transform, target_transform, decode, jpeg=jpeg, verify=verify)
+    # They differ in their names alone; to make another would read the manifest twice.
+    dataset.__class__ = kinds.get(dataset.manifest.format, ShardDataset)
+    return dataset

@@ -154,7 +154,7 @@ class _Crew:
     def __init__(self, threads: int) -> None:
         self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=_work, args=(self.tasks,), name="shardkit-decode", daemon=True)
+            threading.Thread(target=_work, args=(self,), name="shardkit-decode", daemon=True)
             for _ in range(threads)
         ]
         _CREWS.add(self)
@@ -173,8 +173,9 @@ class _Crew:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (task := tasks.get()) is not None:
+def _work(crew: _Crew) -> None:
+    # It holds the crew, so that the end of the interpreter finds it as long as a thread lives.
+    while (task := crew.tasks.get()) is not None:
         task()
         del task  # while waiting for another, hold no batch
 
