@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _BLOCK = 1 << 20
 """Bytes read at a time to hash: the loop costs nothing, and they fit into the cache."""
+
+_PIECES = 512
+"""Pieces written in one call; Linux takes twice as many."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -56,6 +59,57 @@ def sha256_of(path: Path) -> str:
         while count := file.readinto(buffer):
             digest.update(view[:count])
     return digest.hexdigest()
+
+
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of ``content`` at the descriptor's position.
+
+    Raises:
+        OSError: If the disk is full or fails; a part may be written then.
+    """
+    rest = memoryview(content)
+    while rest:  # a disk that is nearly full takes a part, and then says so
+        rest = rest[os.write(descriptor, rest) :]
+
+
+class Appender:
+    """Appends pieces to a file: a few together in one call, and none of them copied before it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self.size = 0
+        """Bytes appended, whether written yet or not."""
+
+    def append(self, *pieces: bytes) -> None:
+        """Append ``pieces`` in their order; they are written by `flush` at the latest.
+
+        Raises:
+            OSError: If the disk is full or fails.
+        """
+        size = sum(map(len, pieces))
+        self._waiting += pieces
+        self._waiting_bytes += size
+        self.size += size
+        if self._waiting_bytes >= _BLOCK or len(self._waiting) >= _PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting.
+
+        Raises:
+            OSError: If the disk is full or fails.
+        """
+        for start in range(0, len(self._waiting), _PIECES):
+            self._write(self._waiting[start : start + _PIECES])
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _write(self, pieces: Sequence[bytes]) -> None:
+        written = os.writev(self._descriptor, pieces)
+        rest = memoryview(b"".join(pieces))[written:] if written < sum(map(len, pieces)) else b""
+        write_all(self._descriptor, rest)
 
 
 def free_bytes(path: Path) -> int:

@@ -256,7 +256,7 @@ def _build(target: type[_T], value: object) -> _T:
     """Build the dataclass ``target`` from JSON, checking every type on the way."""
     if not isinstance(value, dict):
         raise TypeError(f"{target.__name__} must be an object")
-    types_of = _types_of(target)
+    types_of = _types_of(target)  # type: ignore[arg-type]
     unknown = value.keys() - types_of.keys()
     if unknown:
         raise ValueError(f"{target.__name__} has unknown entries {sorted(unknown)}")

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from shardkit import files
-from shardkit.files import free_bytes, published, sha256_of, sync, write_atomically
+from shardkit.files import (
+    Appender,
+    free_bytes,
+    published,
+    sha256_of,
+    sync,
+    write_all,
+    write_atomically,
+)
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -91,3 +99,43 @@ def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "not" / "yet") > 0
     assert free_bytes(Path("not/yet")) > 0
+
+
+@pytest.mark.parametrize("largest", [1 << 30, 7, 1])
+def test_pieces_are_appended_in_order_however_little_the_disk_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    """A disk that is nearly full, or a signal, makes a write shorter than was asked."""
+
+    def write_some(descriptor: int, content: bytes) -> int:
+        return written(descriptor, bytes(content)[:largest])
+
+    def writev_some(descriptor: int, pieces: list[bytes]) -> int:
+        return write_some(descriptor, b"".join(pieces))
+
+    written = os.write
+    monkeypatch.setattr(os, "write", write_some)
+    monkeypatch.setattr(os, "writev", writev_some)
+    monkeypatch.setattr(files, "_BLOCK", 100)
+    monkeypatch.setattr(files, "_PIECES", 5)
+    pieces = [bytes([n]) * (n % 43) for n in range(250)]
+    with (tmp_path / "a").open("xb", buffering=0) as file:
+        appender = Appender(file.fileno())
+        appender.append(*pieces[:12])
+        for piece in pieces[12:]:
+            appender.append(piece)
+        assert appender.size == sum(map(len, pieces))
+        appender.flush()
+        appender.flush()
+        write_all(file.fileno(), b"end")
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces) + b"end"
+
+
+def test_a_full_disk_is_an_error_of_appending() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        appender = Appender(file.fileno())
+        appender.append(b"some")
+        with pytest.raises(OSError, match="No space left"):
+            appender.flush()
+        with pytest.raises(OSError, match="No space left"):
+            write_all(file.fileno(), b"some")

@@ -267,3 +267,17 @@ def test_a_range_is_where_h5py_has_the_value(path: Path) -> None:
 def test_a_file_that_the_user_has_open_with_h5py_is_read(path: Path) -> None:
     with h5py.File(path, "r"):
         assert read_shard(FORMAT, path) == CONTENT
+
+
+def test_values_of_more_than_one_block_are_moved_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool is moved from its end, in blocks; and what is not small is read value by value."""
+    records = [Record(f"k{n}", {"jpg": bytes([n]) * (37 * n), "json": b"{}"}) for n in range(40)]
+    write_shard(FORMAT, tmp_path / "at_once.h5", records)
+    monkeypatch.setattr("shardkit.formats.hdf5._COPY_BYTES", 100)
+    monkeypatch.setattr("shardkit.formats.hdf5._SMALL_BYTES", 100)
+    write_shard(FORMAT, tmp_path / "in_blocks.h5", records)
+    content = (tmp_path / "at_once.h5").read_bytes()
+    assert (tmp_path / "in_blocks.h5").read_bytes() == content
+    assert read_shard(FORMAT, tmp_path / "in_blocks.h5") == records

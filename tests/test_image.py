@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from helpers import (
     Pixels,
     encoded,
@@ -23,11 +24,14 @@ from helpers import (
     png_chunk,
     png_file,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from shardkit.codecs import image as codec
 from shardkit.codecs.image import (
     ImageInfo,
+    _header_of,
     decode,
     encode,
     inspect,
@@ -598,3 +602,43 @@ def test_metadata_are_not_encoded_again() -> None:
 def test_an_image_that_its_encoding_cannot_hold_is_bad(field: str, width: int) -> None:
     with pytest.raises(BadImage):
         encode(Image.new("RGB", (width, 1)), field, 90)
+
+
+def test_the_header_of_a_jpeg_ends_before_its_pixels() -> None:
+    data = jpeg(200, 150)
+    header = _header_of(data)
+    assert header is not None
+    assert len(header) < len(data) / 4
+    assert _header_of(data[:-2] + b"Exif\0MPF\0Orientation" + data[-2:]) == header
+
+
+def test_a_jpeg_that_may_say_more_than_its_size_is_inspected_whole() -> None:
+    frames = encoded(picture(), "MPO", save_all=True, append_images=[picture(seed=1)])
+    turned, told = jpeg(30, 20, exif=exif(6)), jpeg(30, 20, xmp=b"<x tiff:Orientation='3'/>")
+    for data in (turned, frames, told):
+        assert _header_of(data) is None
+    assert inspect(turned, "jpg").orientation == 6
+    assert inspect(frames, "jpg").frames == 2
+
+
+@given(st.binary(max_size=60), st.integers(0, 700))
+def test_no_damage_to_a_jpeg_makes_its_header_something_else(junk: bytes, at: int) -> None:
+    data = jpeg()
+    data = data[:at] + junk + data[at + len(junk) :]
+    header = _header_of(data)
+    assert header is None or data.startswith(header)
+
+    def found(part: bytes) -> object:
+        try:
+            return simplejpeg.decode_jpeg_header(part)
+        except ValueError:
+            return None
+
+    assert header is None or found(header) == found(data)
+
+
+@pytest.mark.parametrize("fill", [b"\xff", b"\xff\xff\xff"])
+def test_padding_before_a_marker_is_no_length(fill: bytes) -> None:
+    data = jpeg()
+    at = data.index(b"\xff\xdb")
+    assert inspect(data[:at] + fill + data[at:], "jpg") == inspect(data, "jpg")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from shardkit.contracts import Format, ShardSpec
 from shardkit.errors import CorruptShard
+from shardkit.formats.ranges import RangeReader, reads_its_ranges
 from shardkit.index import checksum
 from shardkit.indexing import index_shard, open_records
 from shardkit.record import Record, dump_json
 from shardkit.registry import format_names, get_format
+from shardkit.testing import write_shard
 
 
 @pytest.fixture(params=format_names())
@@ -152,3 +155,21 @@ def test_each_cut_of_a_shard_is_refused(storage: Format, tmp_path: Path) -> None
         path.write_bytes(good[:length])
         with pytest.raises(CorruptShard):
             index_shard(storage, path)
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_only_a_reader_that_reads_its_ranges_is_not_held_against_them(
+    tmp_path: Path, name: str
+) -> None:
+    class Liar(RangeReader):
+        def _find(self) -> None: ...
+
+        def read(self, rows: Sequence[int]) -> list[Record]:
+            return []
+
+    path = tmp_path / "shard"
+    write_shard(get_format(name), path, [Record("a", {"jpg": b"1", "json": b"{}"})])
+    with contextlib.closing(get_format(name).read(path)) as reader:
+        assert reads_its_ranges(reader) == isinstance(reader, RangeReader)
+    with contextlib.closing(Liar(path)) as liar:
+        assert not reads_its_ranges(liar)

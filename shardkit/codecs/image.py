@@ -49,6 +49,13 @@ _MAGIC = re.compile(
     re.DOTALL,
 )
 
+_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]..", re.DOTALL)
+"""How a segment of a JPEG's header begins: a marker, not one that stands alone, and a length."""
+
+_START_OF_SCAN = 0xDA
+_SPEAKING = (b"Exif\0", b"rientation", b"MPF\0")
+"""What a JPEG's header has if it may say more than its size: EXIF, XMP, further images."""
+
 SNIFF_BYTES = 32
 """As many of a file's first bytes as `sniff` looks at."""
 
@@ -98,10 +105,10 @@ def inspect(data: bytes, field: str) -> ImageInfo:
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
-    plain = b"Exif\0" not in data and b"rientation" not in data  # neither EXIF nor XMP speaks of it
-    if field == "jpg" and simplejpeg is not None and plain:
+    header = _header_of(data) if field == "jpg" and simplejpeg is not None else None
+    if header is not None:
         try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            height, width, _, _ = simplejpeg.decode_jpeg_header(header)
         except ValueError:
             pass  # Pillow knows more kinds, and says better what is wrong
         else:
@@ -222,6 +229,21 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
             f"{image.width} x {image.height} pixels cannot be stored as {field}: {_reason(error)}"
         ) from error
     return buffer.getvalue()
+
+
+def _header_of(jpeg: bytes) -> bytes | None:
+    """Return a JPEG up to its first scan, or None if that may say more than its size.
+
+    To look for EXIF data among its pixels as well would take longer than to copy them.
+    """
+    at = 2
+    while _SEGMENT.match(jpeg, at):
+        after = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if jpeg[at + 1] == _START_OF_SCAN:
+            header = jpeg[:after]
+            return None if any(mark in header for mark in _SPEAKING) else header
+        at = after
+    return None
 
 
 def _decode_jpeg(

@@ -149,14 +149,22 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
     except BaseException:
         writer.abort()
         raise
-    part = _read_back(storage, path, tally.checksums)
+    # The disk, and the hash, which needs no GIL, are waited for while the records are compared.
+    with ThreadPoolExecutor(1) as aside:
+        sha256 = aside.submit(_synced_sha256, path)
+        part = _read_back(storage, path, tally.checksums)
     entry = ShardEntry(
         name=task.path.name,
         rows=len(tally.checksums),
         bytes=path.stat().st_size,
-        sha256=sha256_of(path),
+        sha256=sha256.result(),
     )
     return _result(tally, entry), part
+
+
+def _synced_sha256(path: Path) -> str:
+    sync(path)
+    return sha256_of(path)
 
 
 def _write_records(task: ShardTask, writer: ShardWriter, tally: _Tally) -> None:

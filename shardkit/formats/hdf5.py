@@ -10,7 +10,6 @@ import contextlib
 import io
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.errors import CorruptShard
+from shardkit.files import Appender, write_all
 from shardkit.formats.ranges import KEY, META, RAW, check_raw
 from shardkit.record import (
     LABEL_FIELD,
@@ -33,7 +33,10 @@ from shardkit.record import (
     parse_label,
 )
 
-_COPY_BYTES = 8 << 20
+_COPY_BYTES = 1 << 20
+
+_SMALL_BYTES = 4 << 20
+"""A field of no more bytes is read at once: h5py takes 10 us to find a value, however short."""
 
 _STRUCTURE_BYTES = 1 << 16
 """More than HDF5 needs for groups and headers of some twenty datasets."""
@@ -52,13 +55,19 @@ class _Column:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.spool: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self.spool: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._appender = Appender(self.spool.fileno())
         self.lengths: list[int] = []
         self.missing: list[int] = []
 
     def append(self, value: bytes) -> None:
-        self.spool.write(value)
+        self._appender.append(value)
         self.lengths.append(len(value))
+
+    def values(self) -> IO[bytes]:
+        """Return the file of all values, none of them waiting to be written."""
+        self._appender.flush()
+        return self.spool
 
     def fill(self, rows: int) -> None:
         """Note that the rows up to ``rows`` lack this field."""
@@ -110,10 +119,9 @@ class Hdf5Writer:
         _probe(self._path, sum(content.bytes for content in contents.values()))
         with h5py.File(self._path, "x", libver=_WRITE_VERSIONS) as file:
             offsets = {name: content.place_in(file, name) for name, content in contents.items()}
-        with self._path.open("r+b") as plain:
+        with self._path.open("r+b", buffering=0) as plain:
             for name, content in contents.items():
-                plain.seek(offsets[name])
-                shutil.copyfileobj(content.values, plain, _COPY_BYTES)
+                _move(content.values, plain, offsets[name])
         self.abort()
 
     def abort(self) -> None:
@@ -131,13 +139,13 @@ class Hdf5Writer:
             contents[f"{LABEL_FIELD}/data"] = _Content.of(np.array(self._labels, np.int64))
         for name, column in sorted(self._columns.items()):
             column.fill(self._rows)
-            column.spool.seek(0)
+            values = column.values()
             if name == RAW and not column.missing:
                 shape = (self._rows, *(self._spec.raw_shape or ()))
-                contents[f"{name}/data"] = _Content(shape, np.dtype(np.uint8), column.spool)
+                contents[f"{name}/data"] = _Content(shape, np.dtype(np.uint8), values)
                 continue
             total = (sum(column.lengths),)
-            contents[f"{name}/data"] = _Content(total, np.dtype(np.uint8), column.spool)
+            contents[f"{name}/data"] = _Content(total, np.dtype(np.uint8), values)
             ends = np.cumsum([0, *column.lengths], dtype=np.int64)
             contents[f"{name}/offsets"] = _Content.of(ends)
             if column.missing:
@@ -179,6 +187,23 @@ class _Content(NamedTuple):
             settings,
         )
         return dataset.get_offset() or 0
+
+
+def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
+    """Move what ``values`` holds to ``offset`` of ``target``, the end first.
+
+    So what was moved can be cut off at once, and its memory, if not its disk, is used again: to
+    fill memory that was not in use lately takes several times as long.
+    """
+    left = values.seek(0, os.SEEK_END)
+    while left:
+        start = max(0, left - _COPY_BYTES)
+        values.seek(start)
+        block = values.read(left - start)
+        target.seek(offset + start)
+        write_all(target.fileno(), block)
+        values.truncate(start)
+        left = start
 
 
 def _probe(path: Path, size: int) -> None:
@@ -284,6 +309,7 @@ class _StoredColumn:
         self._data: h5py.Dataset = group["data"]
         self._labels: npt.NDArray[np.int64] | None = None
         self._offsets: list[int] = []
+        self._small: bytes | None = None
         self._present: npt.NDArray[np.uint8] | None = None
         if name == LABEL_FIELD:
             self._labels = _array(self._data, np.int64)
@@ -297,6 +323,8 @@ class _StoredColumn:
             self._offsets = [row * stride for row in range(self._data.shape[0] + 1)]
         else:
             raise ValueError(f"field {name!r} has no offsets")
+        if self._data.ndim == 1 and self._data.size <= _SMALL_BYTES:
+            self._small = self._data[()].tobytes()
 
     def _read_offsets(self, group: h5py.Group) -> None:
         offsets = _array(group["offsets"], np.int64)
@@ -321,11 +349,11 @@ class _StoredColumn:
     def value(self, row: int) -> bytes:
         if self._labels is not None:
             return b"%d" % self._labels[row]
-        if self._data.ndim > 1:
-            image: bytes = self._data[row].tobytes()
-            return image
-        value: bytes = self._data[self._offsets[row] : self._offsets[row + 1]].tobytes()
-        return value
+        span = slice(self._offsets[row], self._offsets[row + 1])
+        if self._small is not None:
+            return self._small[span]
+        values: npt.NDArray[np.uint8] = self._data[row if self._data.ndim > 1 else span]
+        return values.tobytes()
 
     def ranges(self) -> list[tuple[int, Range]]:
         """Return row and range of each value, or nothing where HDF5 does not store plain bytes."""

@@ -43,7 +43,7 @@ class LmdbWriter:
                 os.fsencode(path),
                 subdir=False,
                 lock=False,  # nobody else knows the file yet
-                sync=False,  # once, at the end
+                sync=False,  # once, by the caller
                 metasync=False,
                 map_size=FIRST_MAP_SIZE,
                 **_OPTIONS,
@@ -68,8 +68,6 @@ class LmdbWriter:
         """Commit the rest and complete the file."""
         self._put(META.encode(), self._meta)
         self._commit()
-        with _disk_errors(self._path):
-            self._environment.sync(True)
         self._environment.close()
 
     def abort(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardkit.contracts import Range
+from shardkit.contracts import Range, ShardReader
 from shardkit.errors import CorruptShard
 from shardkit.npy import npy_header, npy_values
 from shardkit.record import Record, is_field_name, load_json
@@ -56,6 +56,12 @@ def check_raw(record: Record, raw_shape: tuple[int, ...] | None) -> None:
             f"record {record.key!r} has {len(record.fields[RAW])} bytes of raw pixels, which is "
             f"not the shape {raw_shape} of its shard"
         )
+
+
+def reads_its_ranges(reader: ShardReader) -> bool:
+    """Tell whether ``reader.read`` gives just what lies at ``reader.ranges()``."""
+    kind = type(reader)
+    return kind.read is RangeReader.read and kind.ranges is RangeReader.ranges
 
 
 class RangeReader(abc.ABC):

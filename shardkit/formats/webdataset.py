@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.errors import CorruptShard
+from shardkit.files import Appender
 from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
 
@@ -29,7 +30,8 @@ class TarWriter:
     """
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
-        self._file = path.open("xb", buffering=1 << 20)
+        self._file = path.open("xb", buffering=0)
+        self._members = Appender(self._file.fileno())
         self._raw_shape = spec.raw_shape
         # A name without a dot belongs to no sample: webdataset and its relatives pass it by.
         self._member(META, dump_json(spec.meta))
@@ -49,8 +51,9 @@ class TarWriter:
 
     def close(self) -> None:
         """Write the end-of-archive blocks and complete the file."""
-        end = self._file.tell() + 2 * _BLOCK
-        self._file.write(bytes(2 * _BLOCK + -end % _RECORD))
+        end = self._members.size + 2 * _BLOCK
+        self._members.append(bytes(2 * _BLOCK + -end % _RECORD))
+        self._members.flush()
         self._file.close()
 
     def abort(self) -> None:
@@ -59,9 +62,7 @@ class TarWriter:
             self._file.close()
 
     def _member(self, name: str, content: bytes) -> None:
-        self._file.write(_header(name, len(content)))
-        self._file.write(content)
-        self._file.write(bytes(-len(content) % _BLOCK))
+        self._members.append(_header(name, len(content)), content, bytes(-len(content) % _BLOCK))
 
 
 class TarReader(RangeReader):
