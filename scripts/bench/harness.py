@@ -1,70 +1,315 @@
-"""Interleaved timing: every contender once in each round, medians over the rounds, as a table."""
+"""One way to time: contenders in processes of their own, checked first, once in each round.
+
+One round that does not count comes first. In each round the order is turned by one, so that no
+contender always follows the same other; the medians over the rounds stand in the tables.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import platform
+import select
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
-Contender = Callable[[], int]
-"""Does the work once, from the beginning, and returns the number of images it handled."""
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+NEAR = 5.0
+"""Mean absolute difference, of 255, that an image may have if it is decoded with fast transforms;
+over all images it may be half of that. On 176 photographs of 256 pixels FFCV has 1.0 in the mean
+and 1.1 at most, fast upsampling 1.5 and 3.8; shifting all by one pixel has 9.3 in the mean, and two
+photographs differ by 23.6 at the least (each run says how much it is for its own)."""
+
+PATIENCE = 900.0
+"""Seconds that an answer may take; preparing a dataset is the longest."""
 
 
-def contend(
-    title: str, contenders: Mapping[str, Contender], *, rounds: int, baseline: str
-) -> dict[str, float]:
-    """Time all contenders and print a Markdown table; return the median images/s of each.
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One row of a table: an adapter with its options, in an environment."""
 
-    One round that does not count comes first, so that all have read their files. In each round the
-    order is turned by one, so that no contender always follows the same other.
+    name: str
+    adapter: str
+    """A module of `contenders`."""
+    kind: str
+    """What it does: one of `contenders.adapter.KINDS`."""
+    folder: str
+    """Name of the image folder, in the work folder, that it reads."""
+    reference: str
+    """Name of the reference that it must deliver."""
+    environment: str = "shardkit"
+    """``shardkit`` is the interpreter that runs this; ``scripts/bench/peers`` makes others."""
+    peer: str = ""
+    """What ``scripts/bench/peers`` calls it."""
+    near: float = 0.0
+    """Mean absolute difference that an image may have, of 255, and twice what all may have in the
+    mean; 0 asks for equal pixels."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What was measured of one contender."""
+
+    name: str
+    rates: list[float] = field(default_factory=list)
+    """Images/s of each round."""
+    note: str = ""
+    """Why it was not measured, if it was not; or what is to be said of it."""
+
+    @property
+    def median(self) -> float | None:
+        """The middle one of the rates, or None."""
+        return statistics.median(self.rates) if self.rates else None
+
+
+@dataclass(kw_only=True)
+class Table:
+    """The results of contenders that do the same work."""
+
+    name: str
+    """Of its file, and of the plot."""
+    title: str
+    baseline: str
+    """The contender that the others are compared with."""
+    results: list[Result] = field(default_factory=list)
+    unit: str = "images/s"
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return asdict(self)
+
+
+class Failed(Exception):
+    """A contender cannot be measured; the message says why."""
+
+
+class Runner(Protocol):
+    """Does the work of a contender once."""
+
+    def epoch(self) -> tuple[int, float]:
+        """Return the number of images and the seconds they took."""
+
+
+class Work:
+    """A contender that is a function of this process, which returns the number of images."""
+
+    def __init__(self, function: Callable[[], int]) -> None:
+        self._function = function
+
+    def epoch(self) -> tuple[int, float]:
+        """Call it."""
+        begun = time.perf_counter()
+        return self._function(), time.perf_counter() - begun
+
+
+class Served:
+    """A contender in a process of its own, which idles while the others are timed."""
+
+    def __init__(self, contender: Contender, work: Path) -> None:
+        self.contender = contender
+        self._work = work
+        interpreter = _interpreter(contender)
+        task = {
+            "adapter": contender.adapter,
+            "kind": contender.kind,
+            "folder": str(work / contender.folder),
+            "sets": str(work / "sets"),
+            "options": dict(contender.options),
+        }
+        (work / "logs").mkdir(exist_ok=True)
+        self.log = work / "logs" / f"{_slug(contender.name)}.log"
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                [str(interpreter), str(HERE / "serve.py"), json.dumps(task)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    def start(self) -> str:
+        """Wait until it is up and its dataset is made; return the version of its library."""
+        hello = self._answer()
+        if "missing" in hello:
+            raise Failed(_not_installed(self.contender))
+        return str(self.ask("prepare")["version"])
+
+    def check(self) -> str:
+        """Raise `Failed` unless it delivers the images and labels; return how near they were."""
+        place = self._work / "references" / self.contender.reference
+        return _judge(self.ask("check", reference=str(place)), self.contender.near)
+
+    def epoch(self) -> tuple[int, float]:
+        """Read one epoch."""
+        found = self.ask("epoch")
+        return found["images"], found["seconds"]
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """Send a request and return the answer."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"ask": what, **more}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what follows says why
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(10)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+            raise Failed(f"no answer within {PATIENCE:.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            last = self.log.read_text("utf-8", "replace").strip().splitlines()[-1:]
+            raise Failed(f"its process ended: {' '.join(last)[:200]}")
+        found: dict[str, Any] = json.loads(line)
+        if "failed" in found:
+            raise Failed(found["failed"])
+        return found
+
+
+def start(
+    contenders: Sequence[Contender], work: Path
+) -> tuple[dict[str, Served], dict[str, Result], dict[str, str]]:
+    """Start and check contenders.
+
+    Returns:
+        Those that run; a result for each, with a note where it cannot be measured; versions.
     """
-    names = list(contenders)
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    results = {contender.name: Result(name=contender.name) for contender in contenders}
+    served: dict[str, Served] = {}
+    for contender in contenders:  # all at once: they import while the first are checked
+        try:
+            served[contender.name] = Served(contender, work)
+        except Failed as error:
+            results[contender.name].note = str(error)
+    versions: dict[str, str] = {}
+    for name, one in list(served.items()):
+        show(f"checking {name}")
+        try:
+            versions[one.contender.peer or one.contender.adapter.rstrip("_")] = one.start()
+            results[name].note = one.check()
+        except Failed as error:
+            results[name].note = str(error)
+            served.pop(name).close()
+    return served, results, versions
+
+
+def time_rounds(
+    runners: Mapping[str, Runner],
+    results: Mapping[str, Result],
+    rounds: int,
+    before: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Time each runner once in each round, into its result.
+
+    Args:
+        runners: By the name of the contender.
+        results: By the same names.
+        rounds: That count; one comes first that does not.
+        before: Called before each run, with the contender's name.
+    """
+    names = list(runners)
     for number in range(-1, rounds):
-        turned = names[number % len(names) :] + names[: number % len(names)]
-        for name in turned:
-            _show(f"{title}: round {number + 1} of {rounds}, {name}")
-            begun = time.perf_counter()
-            images = contenders[name]()
-            seconds = time.perf_counter() - begun
+        shift = number % max(1, len(names))
+        for name in names[shift:] + names[:shift]:
+            if results[name].note.startswith("failed"):
+                continue
+            show(f"round {number + 1} of {rounds}, {name}")
+            try:
+                before(name)
+                images, seconds = runners[name].epoch()
+            except Failed as error:
+                results[name].note, results[name].rates = f"failed: {error}", []
+                continue
             if number >= 0:
-                rates[name].append(images / seconds)
-    _show("")
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    print(f"\n**{title}**, median of {rounds} interleaved rounds\n")
-    print(f"| contender | images/s | lowest to highest | x {baseline} |")
-    print("|---|---:|---:|---:|")
-    for name in names:
-        low, high = min(rates[name]), max(rates[name])
-        ratio = medians[name] / medians[baseline]
-        print(f"| {name} | {medians[name]:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.2f} |")
-    return medians
+                results[name].rates.append(images / seconds)
+    show("")
 
 
-def _show(text: str) -> None:
+def contend(table: Table, contenders: Sequence[Contender], work: Path, rounds: int) -> Table:
+    """Start, check and time contenders with a warm page cache; fill and return the table."""
+    served, results, versions = start(contenders, work)
+    try:
+        time_rounds(served, results, rounds)
+    finally:
+        for one in served.values():
+            one.close()
+    table.results, table.versions, table.rounds = list(results.values()), versions, rounds
+    return table
+
+
+def contend_here(table: Table, work: Mapping[str, Callable[[], int]], rounds: int) -> Table:
+    """Time functions of this process; fill and return the table."""
+    results = {name: Result(name=name) for name in work}
+    time_rounds({name: Work(function) for name, function in work.items()}, results, rounds)
+    table.results, table.rounds = list(results.values()), rounds
+    return table
+
+
+def peers_folder() -> Path:
+    """Return where the peers' environments are."""
+    return Path(os.environ.get("SHARDKIT_PEERS", ROOT / ".venv-peers")).absolute()
+
+
+def show(text: str) -> None:
+    """Show what is going on, where somebody watches."""
     if sys.stderr.isatty():
         print(f"\r{text:100.100}", end="\r", file=sys.stderr, flush=True)
 
 
-def machine(*packages: str) -> str:
-    """Return one line on this machine and the versions in use."""
-    model = next(
-        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
-        platform.processor() or platform.machine(),
-    )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    system = f"{platform.system()}, Python {platform.python_version()}"
-    return f"{cores} cores of {model}, {system}, {versions}"
+def _interpreter(contender: Contender) -> Path:
+    if contender.environment == "shardkit":
+        return Path(sys.executable)
+    interpreter = peers_folder() / contender.environment / "bin" / "python"
+    if not interpreter.exists():
+        raise Failed(_not_installed(contender))
+    return interpreter
 
 
-def _cpuinfo() -> list[str]:
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
+def _not_installed(contender: Contender) -> str:
+    return f"not installed: `scripts/bench/peers {contender.peer}`"
+
+
+def _judge(found: dict[str, Any], near: float) -> str:
+    """Raise `Failed` if a contender's answer to ``check`` is not good enough; say how near."""
+    largest, mean = found["difference"]
+    problems = {
+        f"gives {abs(found['images'])} images, not all": found["images"] < 0,
+        f"gives {found['labels_wrong']} wrong labels": found["labels_wrong"],
+        f"gives other images: {found['worst']} differs by {largest:.2f} of 255": largest > near,
+        f"gives other images: they differ by {mean:.2f} of 255 in the mean": mean > near / 2,
+        "an epoch has other labels": found["epoch_labels_wrong"],
+        "an epoch is not shuffled": found["epoch_in_order"],
+        "an epoch has other images": (found["epoch_difference"] or 0) > near,
+    }
+    for problem, present in problems.items():
+        if present:
+            raise Failed(f"failed the check: {problem}")
+    return f"differs by {mean:.2f} of 255, at most {largest:.2f}" if largest else ""
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)[:100]

@@ -1,0 +1,97 @@
+"""shardkit itself: any format, both engines, all its decoding options.
+
+Options of a task: ``format``; ``engine`` (thread or process); ``loader``, more options of
+`LoaderOptions`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from contenders import adapter
+from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once, square
+
+from shardkit import (
+    CenterCrop,
+    ConvertOptions,
+    Loader,
+    LoaderOptions,
+    RandomResizedCrop,
+    Recipe,
+    ShardDataset,
+    convert,
+    make_loader,
+    open_dataset,
+    scan_imagefolder,
+)
+
+_DECODES: dict[str, Any] = {
+    "crop": CenterCrop(SIDE),
+    "raw": "torch",
+    "random": RandomResizedCrop(SIDE),
+    "bytes": "bytes",
+}
+
+
+class Adapter(adapter.Adapter):
+    """`make_loader` over a dataset of one format."""
+
+    distribution = "shardkit"
+
+    def prepare(self) -> None:
+        """Convert the folder, bytes as they are or as raw pixels, and make the loader."""
+        options, kind = self.task.options, self.task.kind
+        recipe = Recipe(check="none")
+        if kind == "raw":
+            recipe = Recipe(resize=(SIDE, SIDE), resize_mode="crop", encode="raw", check="none")
+        convert_options = ConvertOptions(to=options["format"], recipe=recipe)
+        self.path = make_once(
+            self.task.sets / f"{self.task.folder.name}-{options['format']}",
+            lambda target: _convert(self.task.folder, target, convert_options),
+        )
+        decode, more = _DECODES[kind], options.get("dataset", {})
+        self.dataset = open_dataset(self.path, decode=decode, **more)
+        self._loader = self._make(self.dataset, shuffle=True)
+
+    def shuffled(self) -> Iterable[Batch]:
+        """Read with the loader, or by asking the dataset for the rows of each batch."""
+        if not self.task.options.get("plain"):
+            return self._loader
+        order = np.random.default_rng().permutation(len(self.dataset))
+        return self._asked(order)
+
+    def ordered(self) -> Iterable[Batch]:
+        """Read with a loader of the same options, as stored."""
+        if self.task.options.get("plain"):
+            return self._asked(np.arange(len(self.dataset)))
+        dataset: ShardDataset = self.dataset
+        if self.task.kind == "random":
+            dataset = open_dataset(self.path, square, **self.task.options.get("dataset", {}))
+        return self._make(dataset, shuffle=False)
+
+    def delivered(self) -> list[str]:
+        """Return the paths as stored: in a random order, by default."""
+        return list(self.dataset.paths)
+
+    def files(self) -> list[Path]:
+        """Return the shards and the index."""
+        return [path for path in self.path.rglob("*") if path.is_file()]
+
+    def _make(self, dataset: ShardDataset, *, shuffle: bool) -> Loader:
+        given: dict[str, Any] = {"workers": WORKERS, **self.task.options.get("loader", {})}
+        options = LoaderOptions(engine=self.task.options.get("engine", "auto"), **given)
+        return make_loader(dataset, BATCH, shuffle=shuffle, options=options)
+
+    def _asked(self, rows: np.ndarray[Any, Any]) -> Iterator[Batch]:
+        for begin in range(0, len(rows), BATCH):
+            samples = self.dataset.__getitems__(rows[begin : begin + BATCH])
+            yield [image for image, _ in samples], torch.tensor([label for _, label in samples])
+
+
+def _convert(folder: Path, target: Path, options: ConvertOptions) -> None:
+    target.rmdir()
+    convert(scan_imagefolder(folder), target, options)

@@ -1,0 +1,189 @@
+"""What all contenders read, made once: folders of photographs, and what each image must be."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contenders.adapter import (
+    SIDE,
+    crop,
+    entries,
+    make_once,
+    resize_and_crop,
+    resized,
+    square,
+    whole,
+)
+from harness import show
+from PIL import Image
+
+LARGE = (2000, 1500)
+"""Width and height of what stands for a camera's photographs."""
+
+_COARSE = 28
+
+
+def make(photos: Path, work: Path, copies: int) -> None:
+    """Make everything in ``work``, or find that it is there.
+
+    Args:
+        photos: An image folder of photographs.
+        work: Where to; the same for another run.
+        copies: How many times each photograph is taken.
+
+    Raises:
+        SystemExit: If ``work`` was made from something else.
+    """
+    chosen = [path for path in sorted(photos.glob("*/*")) if _is_large_enough(path)]
+    if not chosen:
+        raise SystemExit(f"{photos} has no class folders with images of at least 256 pixels")
+    _stamp(work, {"photographs": _digest(chosen), "copies": copies})
+    few = max(1, copies // 5)
+    folders: list[tuple[str, int, Callable[[Path], bytes]]] = [
+        ("originals", copies, Path.read_bytes),
+        ("jpeg256", copies, _smaller),
+        ("pixels224", copies, _pixels),
+        ("large", few, _enlarged),
+    ]
+    for name, times, content in folders:
+        show(f"making the folder {name}")
+        make_once(work / name, lambda to, n=times, c=content: _write(chosen, to, n, c))  # type: ignore[misc]
+    references: list[tuple[str, str, Callable[[Image.Image], Any]]] = [
+        ("crop", "jpeg256", crop),
+        ("resize", "originals", resize_and_crop),
+        ("raw", "pixels224", whole),
+        ("random-originals", "originals", square),
+        ("random-large", "large", square),
+    ]
+    for name, folder, transform in references:
+        show(f"making the reference {name}")
+        place = work / "references" / name
+        make_once(place, lambda to, f=folder, t=transform: _refer(work / f, to, t))  # type: ignore[misc]
+    make_once(work / "references" / "bytes", lambda to: _refer_bytes(work / "jpeg256", to))
+
+
+def describe(work: Path) -> list[str]:
+    """Say what the folders hold, and how far two photographs are from each other at the least."""
+    lines = []
+    for name in ("originals", "jpeg256", "large"):
+        files = [path for path in (work / name).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        lines.append(f"{name}: {len(files)} files, {size / len(files) / 1000:.0f} KB in the mean")
+    lines.append(
+        f"two photographs differ by {nearest(work / 'references' / 'crop'):.1f} of 255 at the least"
+    )
+    return lines
+
+
+def nearest(reference: Path) -> float:
+    """Return a lower bound of the mean absolute difference between any two photographs.
+
+    Means of blocks can only lie nearer to each other than the pixels do. Copies, which do not
+    differ at all, are left out.
+    """
+    images = np.load(reference / "images.npy", mmap_mode="r")
+    block = SIDE // _COARSE
+    coarse = np.stack(
+        [image.reshape(_COARSE, block, _COARSE, block, 3).mean((1, 3)).ravel() for image in images]
+    )
+    coarse = np.unique(coarse, axis=0)
+    apart = [
+        float(np.abs(coarse[row + 1 :] - one).mean(1).min()) for row, one in enumerate(coarse[:-1])
+    ]
+    return min(apart, default=0.0)
+
+
+def _is_large_enough(path: Path) -> bool:
+    with Image.open(path) as image:
+        return min(image.size) >= 256
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    value = 0
+    for path in paths:
+        value = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), value))
+    return f"{value:08x}"
+
+
+def _stamp(work: Path, made_from: dict[str, Any]) -> None:
+    place = work / "made-from.json"
+    if place.exists() and json.loads(place.read_text("utf-8")) != made_from:
+        raise SystemExit(
+            f"{work} was made from other photographs or numbers of copies "
+            f"({place.read_text('utf-8')}, not {json.dumps(made_from)}); give an empty --work"
+        )
+    work.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(made_from), "utf-8")
+
+
+def _write(chosen: list[Path], target: Path, copies: int, content: Callable[[Path], bytes]) -> None:
+    """Write each file ``copies`` times, so that neighbours in the order of paths are different."""
+    for path in chosen:
+        data = content(path)
+        suffix = ".ppm" if data[:2] == b"P6" else ".jpg"
+        folder = target / path.parent.name
+        folder.mkdir(exist_ok=True)
+        for number in range(copies):
+            (folder / f"{number:02d}_{path.stem}{suffix}").write_bytes(data)
+
+
+def _smaller(path: Path) -> bytes:
+    with Image.open(path) as image:
+        return _jpeg(resized(image.convert("RGB")))
+
+
+def _pixels(path: Path) -> bytes:
+    """Return the centre of the smaller JPEG, as a PPM file: raw pixels with a header."""
+    with Image.open(io.BytesIO(_smaller(path))) as image:
+        pixels = crop(image).permute(1, 2, 0).numpy()
+    return b"P6\n%d %d\n255\n" % (SIDE, SIDE) + pixels.tobytes()
+
+
+def _enlarged(path: Path) -> bytes:
+    with Image.open(path) as image:
+        return _jpeg(image.convert("RGB").resize(LARGE, Image.Resampling.BICUBIC))
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def _refer(folder: Path, target: Path, transform: Callable[[Image.Image], Any]) -> None:
+    found = entries(folder)
+    shape = (len(found), SIDE, SIDE, 3)
+    images = np.lib.format.open_memmap(target / "images.npy", "w+", np.uint8, shape)
+    for row, (path, _) in enumerate(found):
+        with Image.open(folder / path) as image:
+            images[row] = transform(image.convert("RGB")).permute(1, 2, 0).numpy()
+    np.save(target / "digests.npy", [image.mean(dtype=np.float64) for image in images])
+    _refer_entries(found, target)
+
+
+def _refer_bytes(folder: Path, target: Path) -> None:
+    found = entries(folder)
+    sums = np.array([zlib.crc32((folder / path).read_bytes()) for path, _ in found], np.float64)
+    np.save(target / "images.npy", sums)
+    np.save(target / "digests.npy", sums)
+    _refer_entries(found, target)
+
+
+def _refer_entries(found: list[tuple[str, int]], target: Path) -> None:
+    np.save(target / "labels.npy", [label for _, label in found])
+    (target / "paths.json").write_text(json.dumps([path for path, _ in found]), "utf-8")
+
+
+def clear(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""What comes of a run: Markdown tables between markers of a page, JSON beside it, plots."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from harness import Result, Table
+
+import shardkit
+
+PACKAGES = ("torch", "pillow", "simplejpeg", "h5py", "lmdb")
+
+
+def markdown(tables: Sequence[Table], command: str) -> str:
+    """Return the tables of a workload with command, date, versions and machine before them."""
+    others = {name: number for table in tables for name, number in table.versions.items()}
+    others = {name: number for name, number in others.items() if name not in _OURS}
+    versions = "".join(f", {name} {number}" for name, number in sorted(others.items()))
+    head = f"`{command}`\n\n{date.today()}, {machine()}{versions}."
+    return "\n\n".join([head, *map(table_markdown, tables)])
+
+
+_OURS = ("shardkit", "imagefolder", "onebyone")
+"""Adapters of which the versions stand in the machine's line."""
+
+
+def table_markdown(table: Table) -> str:
+    """Return one table, its title before it and its notes after it."""
+    base = next((one.median for one in table.results if one.name == table.baseline), None)
+    lines = [f"**{table.title}**, median of {table.rounds} interleaved rounds", ""]
+    lines += [f"| contender | {table.unit} | lowest to highest | x {table.baseline} | remark |"]
+    lines += ["|---|---:|---:|---:|---|"]
+    lines += [_row(result, base) for result in table.results]
+    if table.notes:
+        lines += ["", *table.notes]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """Return one line on this machine and the versions in use."""
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    return f"shardkit {shardkit.__version__}; {cores} cores of {model}, {system}, {versions}"
+
+
+def require_markers(page: Path, names: Sequence[str]) -> None:
+    """Find the places that will be written to, before anything takes time.
+
+    Raises:
+        SystemExit: If the page lacks one.
+    """
+    text = page.read_text("utf-8")
+    for name in names:
+        if not _place(name).search(text):
+            raise SystemExit(
+                f"{page} lacks the lines <!-- bench: {name} --> and <!-- end bench -->"
+            )
+
+
+def write(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the markers of a workload."""
+    old = page.read_text("utf-8")
+    new = _place(name).sub(lambda match: f"{match[1]}\n{text}\n{match[2]}", old)
+    page.write_text(new, "utf-8")
+
+
+def write_json(folder: Path, tables: Sequence[Table]) -> None:
+    """Keep every number of the tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        found = {"date": str(date.today()), "machine": machine(), **table.as_json()}
+        text = json.dumps(found, indent=1, ensure_ascii=False)
+        (folder / f"{table.name}.json").write_text(text + "\n", "utf-8")
+
+
+def _place(name: str) -> re.Pattern[str]:
+    start, end = re.escape(f"<!-- bench: {name} -->"), re.escape("<!-- end bench -->")
+    return re.compile(rf"^({start})$\n(?:(?!<!-- bench).)*?^({end})$", re.MULTILINE | re.DOTALL)
+
+
+def _row(result: Result, base: float | None) -> str:
+    if result.median is None:
+        return f"| {result.name} | | | | {result.note} |"
+    low, high = min(result.rates), max(result.rates)
+    ratio = f"{result.median / base:.2f}" if base else ""
+    return (
+        f"| {result.name} | {_number(result.median)} | {_number(low)} to {_number(high)} "
+        f"| {ratio} | {result.note} |"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,96 @@
+"""Measure shardkit beside other ways to feed training, on this machine.
+
+    python scripts/bench/run.py PHOTOS [--only crop,raw] [--rounds 5] [--copies 10]
+                                [--work DIR] [--write docs/benchmarks.md]
+
+PHOTOS is an image folder of photographs (class folders); those whose shorter side has 256 pixels or
+more are taken ``--copies`` times. ``scripts/bench/peers`` installs the other libraries; what is not
+installed is named in the tables. With ``--work`` the data are kept for another run. ``--write``
+puts the tables between the markers of a page, and JSON and plots into ``plots`` beside it (plots
+need matplotlib: ``pip install matplotlib``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import material
+import report
+from harness import Table
+from plots import plot
+from workloads.rows import Bench
+
+WORKLOADS = {
+    "crop": "crop",
+    "raw": "raw",
+    "random": "random_crop",
+    "cold": "cold",
+    "convert": "conversion",
+    "options": "options",
+}
+"""Name on the command line and in the page, and its module in `workloads`."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = _parse(arguments)
+    if given.write:
+        report.require_markers(given.write, given.only)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (given.work or Path(temporary)).absolute()
+        material.make(given.photos, work, given.copies)
+        print("\n".join(material.describe(work)))
+        for name in given.only:
+            _run(name, given, Bench(work, given.rounds, given.copies))
+
+
+def _run(name: str, given: argparse.Namespace, bench: Bench) -> None:
+    """Measure one workload and keep what was found."""
+    run: Callable[[Bench], list[Table]] = import_module(f"workloads.{WORKLOADS[name]}").run
+    tables = run(bench)
+    command = (
+        f"python scripts/bench/run.py PHOTOS --only {name} --rounds {given.rounds} "
+        f"--copies {given.copies}"
+    )
+    text = report.markdown(tables, command)
+    print(f"\n{text}", flush=True)
+    results = given.write.parent / "plots" if given.write else bench.work / "results"
+    report.write_json(results, tables)
+    if given.write:
+        report.write(given.write, name, text)
+        _plot(results, tables)
+
+
+def _plot(folder: Path, tables: list[Table]) -> None:
+    try:
+        for table in tables:
+            plot(table, folder / f"{table.name}.png")
+    except ModuleNotFoundError as error:
+        print(f"no plots: {error.name} is missing (pip install {error.name})", file=sys.stderr)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--only", type=_names, default=list(WORKLOADS), help="Such as crop,raw.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=10)
+    parser.add_argument("--work", type=Path, help="Where to keep the data (default: temporary).")
+    parser.add_argument("--write", type=Path, help="The page to write the tables to.")
+    return parser.parse_args(arguments)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in WORKLOADS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Converting and verifying, beside `tar` and a plain script with Pillow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from contenders.adapter import resized
+from harness import Table, contend_here
+from material import clear
+from PIL import Image
+from workloads.rows import Bench
+
+from shardkit import ConvertOptions, Recipe, convert, scan_imagefolder, verify
+from shardkit.registry import format_names
+
+Function = Callable[[], int]
+"""Does the work once, from the beginning, and returns the number of images."""
+
+
+def run(bench: Bench) -> list[Table]:
+    """Time copying, its scaling with workers, resizing and verifying."""
+    source, work = bench.work / "originals", bench.work / "converted"
+    work.mkdir(exist_ok=True)
+    tables = [
+        (_table("convert-copy", "convert, bytes as they are, 1 worker", _TAR), _copying),
+        (_table("convert-workers", "convert, --check decode, by workers", "1 worker"), _scaling),
+        (_table("convert-resize", "convert, shorter side 256, 1 worker", _PILLOW), _resizing),
+        (_table("verify", "verify, level full, 1 worker", "verify hdf5"), _verifying),
+    ]
+    done = [contend_here(table, work_of(source, work), bench.rounds) for table, work_of in tables]
+    clear(work)
+    return done
+
+
+_TAR = "tarfile, no checks"
+_PILLOW = "Pillow script"
+
+
+def _table(name: str, title: str, baseline: str) -> Table:
+    return Table(name=name, title=title, baseline=baseline)
+
+
+def _copying(source: Path, work: Path) -> dict[str, Function]:
+    found: dict[str, Function] = {
+        _TAR: partial(_tar_python, source, work / "x.tar"),
+        "tar cf": partial(_tar_command, source, work / "y.tar"),
+    }
+    for name in format_names():
+        for check in ("decode", "none"):
+            options = ConvertOptions(to=name, recipe=Recipe(check=check))
+            function = partial(_convert, source, work / f"copy-{name}", options, 1)
+            found[f"shardkit {name}, --check {check}"] = function
+    return found
+
+
+def _scaling(source: Path, work: Path) -> dict[str, Function]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    options = ConvertOptions(to="webdataset", shard_bytes=16 << 20)
+    counts = sorted({1, 2, cores // 2 or 1, cores})
+    return {
+        f"{workers} worker{'s' * (workers > 1)}": partial(
+            _convert, source, work / "scaling", options, workers
+        )
+        for workers in counts
+    }
+
+
+def _resizing(source: Path, work: Path) -> dict[str, Function]:
+    found: dict[str, Function] = {_PILLOW: partial(_pillow, source, work / "pillow")}
+    for name in format_names():
+        options = ConvertOptions(to=name, recipe=Recipe(resize=(256, 256)))
+        function = partial(_convert, source, work / f"resized-{name}", options, 1)
+        found[f"shardkit {name}, --resize 256"] = function
+    return found
+
+
+def _verifying(source: Path, work: Path) -> dict[str, Function]:
+    return {f"verify {name}": partial(_verify, work / f"copy-{name}") for name in format_names()}
+
+
+def _convert(source: Path, target: Path, options: ConvertOptions, workers: int) -> int:
+    clear(target)
+    return convert(scan_imagefolder(source), target, options, workers=workers).manifests[""].rows
+
+
+def _verify(directory: Path) -> int:
+    result = verify(directory)
+    assert result.ok
+    return result.records
+
+
+def _tar_python(source: Path, target: Path) -> int:
+    """Pack the tree with Python's tarfile: the least that any packing does."""
+    files = _files(source)
+    with tarfile.open(target, "w") as archive:
+        for path in files:
+            archive.add(path, arcname=str(path.relative_to(source)))
+    return len(files)
+
+
+def _tar_command(source: Path, target: Path) -> int:
+    subprocess.run(["tar", "cf", str(target), "-C", str(source), "."], check=True)
+    return len(_files(source))
+
+
+def _pillow(source: Path, target: Path) -> int:
+    """Open, resize, save at quality 90: the plain script."""
+    clear(target)
+    files = _files(source)
+    for path in files:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            resized(image.convert("RGB")).save(place, "JPEG", quality=90)
+    return len(files)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

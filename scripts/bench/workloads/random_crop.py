@@ -1,0 +1,32 @@
+"""Random pieces of photographs as they are, of 500 x 375 pixels and of 2000 x 1500."""
+
+from __future__ import annotations
+
+from harness import Table, contend
+from workloads.rows import ENGINES, Bench, Rows
+
+_BASELINE = "ImageFolder-like with Pillow"
+
+
+def run(bench: Bench) -> list[Table]:
+    """Time all contenders, at both sizes."""
+    sizes = {"originals": "photographs of about 500 x 375", "large": "photographs of 2000 x 1500"}
+    return [_table(bench, folder, words) for folder, words in sizes.items()]
+
+
+def _table(bench: Bench, folder: str, words: str) -> Table:
+    rows = Rows("random", folder, f"random-{folder}")
+    fast = [row for row in rows.fast() if row.options["format"] == "lmdb"]
+    contenders = [
+        rows.other(_BASELINE, "imagefolder"),
+        *rows.libraries()[:1],
+        rows.ffcv(),
+        *(rows.shardkit(f"lmdb, {engine}", format="lmdb", engine=engine) for engine in ENGINES),
+        *fast,
+    ]
+    table = Table(
+        name=f"random-{folder}",
+        title=f"RandomResizedCrop(224) and flip of {words}, 2 workers",
+        baseline=_BASELINE,
+    )
+    return contend(table, contenders, bench.work, bench.rounds)

@@ -1,0 +1,29 @@
+"""Raw pixels, 224 x 224: nothing is decoded, memory decides."""
+
+from __future__ import annotations
+
+from harness import Table, contend
+from workloads.rows import Bench, Rows
+
+
+def run(bench: Bench) -> list[Table]:
+    """Time all contenders."""
+    rows = Rows("raw", "pixels224", "raw")
+    reused = {"reuse_buffers": True}
+    contenders = [
+        rows.other("h5py, one by one, plain DataLoader", "onebyone", store="h5py"),
+        rows.other("np.memmap, one thread", "onebyone", store="memmap"),
+        rows.ffcv(),
+        *rows.every_format(),
+        *(
+            row
+            for row in rows.every_format(", reuse_buffers", loader=reused)
+            if row.options["engine"] == "thread"
+        ),
+    ]
+    table = Table(
+        name="raw",
+        title="raw 224 x 224, shuffled, batches of 64, 2 workers",
+        baseline="FFCV",
+    )
+    return [contend(table, contenders, bench.work, bench.rounds)]

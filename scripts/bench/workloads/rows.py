@@ -1,0 +1,109 @@
+"""Rows that several tables have: shardkit in its varieties, and the peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import NEAR, Contender
+
+from shardkit.registry import format_names
+
+ENGINES = ("thread", "process")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run of the benchmarks."""
+
+    work: Path
+    """Where the material is."""
+    rounds: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Makes the rows of one table: all read the same folder and must deliver the same."""
+
+    kind: str
+    folder: str
+    reference: str
+    near: float = 0.0
+    """What `Contender.near` is for decoders that are exact."""
+
+    def shardkit(self, name: str, **options: Any) -> Contender:
+        """Return a row of shardkit; ``fast`` asks for its fast decoding."""
+        fast = options.pop("fast", False)
+        if fast:
+            options["dataset"] = {"jpeg": "fast"}
+        return Contender(
+            name=f"shardkit {name}",
+            adapter="shardkit_",
+            kind=self.kind,
+            folder=self.folder,
+            reference=self.reference,
+            near=NEAR if fast else self.near,
+            options=options,
+        )
+
+    def every_format(self, label: str = "", **options: Any) -> list[Contender]:
+        """Return rows of all formats with both engines."""
+        return [
+            self.shardkit(f"{name}, {engine}{label}", format=name, engine=engine, **options)
+            for name in format_names()
+            for engine in ENGINES
+        ]
+
+    def fast(self, **options: Any) -> list[Contender]:
+        """Return rows of shardkit's fast decoding."""
+        return self.every_format(", jpeg='fast'", fast=True, **options)
+
+    def other(self, name: str, adapter: str, **options: Any) -> Contender:
+        """Return a row of something that shardkit's own environment has."""
+        return Contender(
+            name=name,
+            adapter=adapter,
+            kind=self.kind,
+            folder=self.folder,
+            reference=self.reference,
+            near=self.near,
+            options=options,
+        )
+
+    def ffcv(self, name: str = "FFCV", **options: Any) -> Contender:
+        """Return a row of FFCV, which decodes with fast transforms."""
+        return Contender(
+            name=name,
+            adapter="ffcv_",
+            kind=self.kind,
+            folder=self.folder,
+            reference=self.reference,
+            near=0.0 if self.kind == "raw" else NEAR,
+            environment="ffcv",
+            peer="ffcv",
+            options=options,
+        )
+
+    def libraries(self) -> list[Contender]:
+        """Return rows of the libraries that decode with Pillow, in Python."""
+        known = {
+            "webdataset": ("WebDataset", "webdataset_"),
+            "litdata": ("LitData", "litdata_"),
+            "streaming": ("MosaicML Streaming", "streaming_"),
+            "huggingface": ("Hugging Face datasets", "huggingface"),
+        }
+        return [
+            Contender(
+                name=name,
+                adapter=adapter,
+                kind=self.kind,
+                folder=self.folder,
+                reference=self.reference,
+                environment="libraries",
+                peer=peer,
+                near=self.near,
+            )
+            for peer, (name, adapter) in known.items()
+        ]
