@@ -23,6 +23,9 @@ from shardkit.record import Record
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
 """Shards kept open in a process: a quarter of the descriptors that it may have."""
 
+_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+"""The flag that asks for what is in memory only; 0 where there is none."""
+
 _Handle = TypeVar("_Handle")
 
 
@@ -58,6 +61,18 @@ class ShardFile:
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+
+    def read_cached(self, offset: int, buffer: memoryview) -> bool:
+        """Fill ``buffer`` if the kernel has all of it in memory, and tell whether it had.
+
+        So a warm batch is spared being announced, which takes a sixth as long as reading it.
+        """
+        if not _NOWAIT or not 0 <= offset <= self._size - len(buffer):
+            return False
+        try:
+            return os.preadv(self._descriptor, [buffer], offset, _NOWAIT) == len(buffer)
+        except OSError:  # it is not, or this filesystem cannot tell
+            return False
 
     def announce(self, offset: int, length: int) -> None:
         """Tell the kernel what will be read: a cold batch then takes a third of the time."""

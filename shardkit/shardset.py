@@ -225,16 +225,17 @@ class ShardSet:
 
 
 class Found:
-    """The images of some rows: found in the index, announced to the kernel, and read one by one.
+    """The images of some rows: found in the index, and read one by one, in their order.
 
-    So one is decoded while the kernel still fetches those after it, and while it is in the cache of
-    the processor. Columns of the index are lists, which Python walks faster than arrays.
+    The first that is not in the kernel's memory has all after it announced. So one is decoded while
+    the kernel still fetches the others, and while it is in the cache of the processor. Columns of
+    the index are lists, which Python walks faster than arrays.
     """
 
     def __init__(
         self, shards: ShardSet, rows: npt.NDArray[np.int64], index: Rows, files: list[ShardFile]
     ) -> None:
-        """Announce what will be read.
+        """Look at the rows.
 
         Raises:
             CorruptRecord: If a row of the index is damaged.
@@ -252,25 +253,26 @@ class Found:
         self.widths: list[int] = index["width"].tolist()
         self.heights: list[int] = index["height"].tolist()
         self.fields = [IMAGE_FIELDS[code] for code in index["field"].tolist()]
-        if len(rows) > 1:
-            for file, offset, length in zip(files, self._offsets, self.lengths, strict=True):
-                file.announce(offset, length)
+        self._announced = len(rows) == 1
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, number: int, buffer: memoryview | None = None) -> StoredImage:
-        """Return one image.
+    def read(self, number: int, buffer: memoryview) -> StoredImage:
+        """Return one image; its bytes stand in ``buffer``, so they last as long as those.
 
         Args:
             number: Its position among the rows.
-            buffer: Where to put its bytes, as many as `lengths` says or more; None takes new
-                memory.
+            buffer: As many bytes as `lengths` says, or more.
 
         Raises:
             CorruptRecord: If it is not what was written.
         """
-        data = self._data(number, buffer)
+        data = buffer[: self.lengths[number]]
+        try:
+            self._fill(number, data)
+        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
+            raise self._corrupt(number, str(error)) from error
         if self._shards.verifies:
             head = self._packed[number * ROW.itemsize :][HEAD]
             if checksum(head, data) != self._checksums[number]:
@@ -278,21 +280,20 @@ class Found:
         size = self.widths[number], self.heights[number]
         return StoredImage(data, self.fields[number], self.labels[number], *size)
 
-    def _data(self, number: int, buffer: memoryview | None) -> bytes | memoryview:
-        offset, length = self._offsets[number], self.lengths[number]
-        try:
-            if offset < 0:
-                data = self._shards.through_library(self.rows[number])
-                if buffer is None:
-                    return data
-                buffer[: len(data)] = data
-                return buffer[: len(data)]
-            if buffer is None:
-                return self._files[number].read(offset, length)
-            self._files[number].read_into(offset, buffer[:length])
-            return buffer[:length]
-        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
-            raise self._corrupt(number, str(error)) from error
+    def _fill(self, number: int, data: memoryview) -> None:
+        offset, file = self._offsets[number], self._files[number]
+        if offset < 0:
+            data[:] = self._shards.through_library(self.rows[number])
+        elif self._announced or not file.read_cached(offset, data):
+            self._announce(number)
+            file.read_into(offset, data)
+
+    def _announce(self, number: int) -> None:
+        """Tell the kernel of all images from the given one on, once."""
+        if not self._announced:
+            self._announced = True
+            for place in range(number, len(self.rows)):
+                self._files[place].announce(self._offsets[place], self.lengths[place])
 
     def _require_sound(self, index: Rows) -> None:
         """Compare the check of each row, as `shardkit.index.row_check` defines it.

@@ -57,7 +57,10 @@ def flip(path: Path, at: int, mask: int = 0xFF) -> None:
 
 def read(shards: ShardSet, *rows: int) -> list[StoredImage]:
     found = shards.find(shards.normalise(rows))
-    return [found.read(number) for number in range(len(found))]
+    return [
+        found.read(number, memoryview(bytearray(length)))
+        for number, length in enumerate(found.lengths)
+    ]
 
 
 def row_start(row: int) -> int:

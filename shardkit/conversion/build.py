@@ -76,7 +76,7 @@ def build_shard(task: ShardTask) -> ShardResult:
         meter.flush()
         return done
     try:
-        with published(task.path) as temporary:
+        with task.recipe.at_work(), published(task.path) as temporary:
             result, part = _write(task, temporary)
         _save_part(task, result, part)
     except _UnwantedError as unwanted:

@@ -126,7 +126,7 @@ def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
         splits=tuple(
             _plan_split(name, source, scan, options) for name, source in scan.splits.items()
         ),
-        software=_software(storage),
+        software=_software(storage, options.recipe),
     )
 
 
@@ -183,7 +183,9 @@ def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:
         height, width, channels = recipe.raw_shape
         return [height * width * channels] * len(source)
     step = max(1, len(source) // _TRIALS)
-    tried = [size for row in range(0, len(source), step) if (size := _try(source, recipe, row))]
+    rows = range(0, len(source), step)
+    with recipe.at_work():
+        tried = [size for row in rows if (size := _try(source, recipe, row))]
     mean = sum(tried) // len(tried) if tried else 1
     return [max(1, mean)] * len(source)
 
@@ -209,9 +211,10 @@ def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
     return [*cuts, cuts[-1] + rows]
 
 
-def _software(storage: Format) -> dict[str, str]:
+def _software(storage: Format, recipe: Recipe) -> dict[str, str]:
     found = {"shardkit": __version__}
-    for package in ("pillow", "simplejpeg", *storage.libraries):
+    packages = ("pillow", "simplejpeg", *storage.libraries)
+    for package in dict.fromkeys((*packages, recipe.resizer)):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -238,7 +238,7 @@ class ShardDataset(Dataset[Sample]):
         """
         image: Any
         if self.decode == "bytes":
-            image = images.found.read(number).data
+            image = bytes(images.found.read(number, images.buffer).data)
         else:
             image = self._pixels(images, number)
         if self.decode == "pil":
