@@ -98,7 +98,7 @@ def decode_part(
         return Part(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
     if image.field == "jpg" and (region.width, region.height) != size:
         eighths = sufficient_eighths(size, at_least)
-        inside = _scaled(region, size, eighths)
+        inside = region if eighths == 8 else _scaled(region, size, eighths)
         piece = decode_region(image.data, size, eighths, inside, fast=how.fast)
         if piece is not None:
             return Part(piece, inside.left, inside.top, eighths / 8)

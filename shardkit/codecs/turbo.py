@@ -105,6 +105,7 @@ class _Decoder:
         self._library = library
         self._handle = library.tj3Init(_DECOMPRESS)
         library.tj3Set(self._handle, _STOP_ON_WARNING, 1)
+        self._fast = False
 
     def __del__(self) -> None:
         self._library.tj3Destroy(self._handle)
@@ -120,8 +121,10 @@ class _Decoder:
         """Do what `decode_region` says."""
         library, handle = self._library, self._handle
         source = np.frombuffer(data, np.uint8).ctypes.data, len(data)
-        library.tj3Set(handle, _FAST_DCT, fast)
-        library.tj3Set(handle, _FAST_UPSAMPLE, fast)
+        if fast != self._fast:
+            library.tj3Set(handle, _FAST_DCT, fast)
+            library.tj3Set(handle, _FAST_UPSAMPLE, fast)
+            self._fast = fast
         if library.tj3DecompressHeader(handle, *source):
             return None
         known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size

@@ -299,10 +299,9 @@ class _Images:
         """Height and width of all samples, if they can be decoded into one block."""
         sizes: set[tuple[int, int]] = set()
         if isinstance(decode, ImageOp):
-            self.pieces = [
-                decode.piece(width, height, context.draws(row))
-                for width, height, row in zip(found.widths, found.heights, found.rows, strict=True)
-            ]
+            self.pieces = decode.pieces(
+                found.widths, found.heights, lambda position: context.draws(found.rows[position])
+            )
             sizes = {piece.size for piece in self.pieces}
         elif decode in ("numpy", "torch"):
             sizes = set(zip(found.heights, found.widths, strict=True))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +52,9 @@ class Piece(NamedTuple):
 class ImageOp(ABC):
     """An operation from a stored image to uint8 pixels; a subclass says which piece it takes."""
 
+    random: ClassVar[bool] = True
+    """Whether the piece depends on random numbers; else images of one size share theirs."""
+
     filter: str = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0
@@ -78,6 +82,22 @@ class ImageOp(ABC):
             height: Of the stored image.
             draws: The sample's random numbers.
         """
+
+    def pieces(
+        self, widths: list[int], heights: list[int], draws: Callable[[int], Draws]
+    ) -> list[Piece]:
+        """Return the pieces of a batch of images.
+
+        Args:
+            widths: Of the stored images.
+            heights: Of the stored images.
+            draws: Gives the random numbers of the image at a position in the batch.
+        """
+        sizes = list(zip(widths, heights, strict=True))
+        if self.random:
+            return [self.piece(*size, draws(position)) for position, size in enumerate(sizes)]
+        known = {size: self.piece(*size, Draws(0, 0)) for size in set(sizes)}
+        return [known[size] for size in sizes]
 
     def render(
         self, image: StoredImage, piece: Piece, how: Decoding, out: Pixels | None = None
@@ -108,6 +128,8 @@ class ImageOp(ABC):
 
     def _enough(self, image: StoredImage, piece: Piece) -> tuple[int, int]:
         """Return the width and height at which the image may be decoded; (0, 0) for all pixels."""
+        if piece.size == (piece.height, piece.width) and piece.whole is None:
+            return 0, 0
         if math.isinf(self.oversample) or 0 in (image.width, image.height):
             return 0, 0
         if piece.whole is not None:
@@ -125,6 +147,8 @@ class Resize(ImageOp):
     Raises:
         UsageError: If ``size`` is no size.
     """
+
+    random: ClassVar[bool] = False
 
     size: int | tuple[int, int]
     """The shorter side, or height and width, in pixels."""
@@ -153,6 +177,8 @@ class CenterCrop(ImageOp):
     Raises:
         UsageError: If a size is no size.
     """
+
+    random: ClassVar[bool] = False
 
     size: int | tuple[int, int]
     """Side of the square, or height and width, in pixels."""
