@@ -242,6 +242,7 @@ class Found:
         """
         self._shards = shards
         self._files = files
+        self._verifies = shards.verifies
         self._packed = memoryview(index.tobytes())
         self.rows: list[int] = rows.tolist()
         self._offsets: list[int] = index["offset"].tolist()
@@ -273,7 +274,7 @@ class Found:
             self._fill(number, data)
         except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
             raise self._corrupt(number, str(error)) from error
-        if self._shards.verifies:
+        if self._verifies:
             head = self._packed[number * ROW.itemsize :][HEAD]
             if checksum(head, data) != self._checksums[number]:
                 raise self._corrupt(number, "its checksum does not match")

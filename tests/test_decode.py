@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers import encoded, jpeg, opened, picture, pixels, png
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shardkit import decode as decoding
 from shardkit.codecs.image import Pixels
-from shardkit.decode import Decoding, decode_stored
+from shardkit.codecs.turbo import Region
+from shardkit.decode import (
+    EXACT,
+    Decoding,
+    decode_part,
+    decode_stored,
+    enclosing,
+    reduction,
+    sufficient_eighths,
+)
 from shardkit.errors import BadImage
 from shardkit.shardset import StoredImage
 
@@ -102,3 +118,169 @@ def test_transparent_pixels_show_the_background() -> None:
     clear = encoded(picture(mode="RGBA").point(lambda value: 0), "PNG")
     found = decode_stored(stored(clear, "png"), Decoding(background=(1, 2, 3)))
     assert np.unique(found.reshape(-1, 3), axis=0).tolist() == [[1, 2, 3]]
+
+
+# Faster decoding of JPEGs.
+
+
+def test_fast_is_for_jpegs_alone() -> None:
+    for field, data in {"png": png(), "raw": pixels().tobytes()}.items():
+        image = stored(data, field)
+        np.testing.assert_array_equal(
+            decode_stored(image, Decoding(fast=True)), decode_stored(image)
+        )
+
+
+def test_fast_is_what_simplejpeg_calls_so() -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    data = jpeg(97, 61)
+    found = decode_stored(stored(data, "jpg", 97, 61), Decoding(fast=True))
+    expected = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found, oracle(data))
+
+
+# Reduced images.
+
+
+@functools.cache
+def black(width: int, height: int) -> bytes:
+    return encoded(picture(width, height).point(lambda value: 0))
+
+
+@given(st.data())
+def test_as_many_eighths_suffice_as_simplejpeg_takes(data: st.DataObject) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    width, height = size = data.draw(st.tuples(*[st.integers(1, 80)] * 2))
+    enough = data.draw(st.tuples(*[st.integers(1, side) for side in size]))
+    options = dict(zip(("min_width", "min_height"), enough, strict=True))
+    found = simplejpeg.decode_jpeg(black(*size), min_factor=2, **options)
+    eighths = sufficient_eighths(size, enough)
+    assert found.shape == reduced_shape(size, eighths)
+    if max(size) >= 8:  # of a smaller image several scales have the same shape
+        assert reduction(found.shape, (height, width)) == eighths / 8
+
+
+def reduced_shape(size: tuple[int, int], eighths: int) -> tuple[int, int, int]:
+    width, height = (-(-side * eighths // 8) for side in size)
+    return height, width, 3
+
+
+@pytest.mark.parametrize(
+    ("at_least", "eighths"),
+    [
+        ((0, 0), 8),
+        ((1, 1), 1),
+        ((13, 8), 1),
+        ((14, 8), 2),
+        ((13, 9), 2),
+        ((25, 16), 2),
+        ((26, 16), 3),
+        ((37, 23), 3),
+        ((38, 23), 4),
+        ((49, 31), 4),
+        ((50, 31), 8),
+        ((49, 32), 8),
+        ((97, 61), 8),
+        ((500, 500), 8),
+    ],
+)
+def test_the_least_eighths_that_suffice_are_taken(at_least: tuple[int, int], eighths: int) -> None:
+    assert sufficient_eighths((97, 61), at_least) == eighths
+
+
+@given(st.data())
+def test_the_enclosing_region_holds_all_that_is_shown_and_no_more(data: st.DataObject) -> None:
+    sides = data.draw(st.tuples(*[st.integers(1, 200)] * 2))
+    begin = [data.draw(st.integers(0, side - 1)) for side in sides]
+    length = [data.draw(st.integers(1, side - at)) for side, at in zip(sides, begin, strict=True)]
+    eighths = data.draw(st.sampled_from([1, 2, 3, 4, 8]))
+    height, width, _ = reduced_shape(sides, eighths)
+    found = enclosing(Region(*begin, *length), (width, height), eighths / 8)
+    for first, among, at, side, most in zip(
+        found[:2], found[2:], begin, length, (width, height), strict=True
+    ):
+        assert 0 <= first < first + among <= most
+        assert first * 8 <= at * eighths < (first + 1) * 8
+        assert (first + among - 1) * 8 < (at + side) * eighths <= (first + among) * 8
+
+
+# Parts.
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "piece"])
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a library is asked for, which decodes nothing or, if it is to give pieces, zeros."""
+    calls: list[Any] = []
+
+    def decode(
+        data: bytes, size: tuple[int, int], eighths: int, region: Region, *, fast: bool
+    ) -> Pixels | None:
+        calls.append((size, eighths, region, fast))
+        return np.zeros((region.height, region.width, 3), np.uint8) if request.param else None
+
+    monkeypatch.setattr(decoding, "decode_region", decode)
+    monkeypatch.setattr(decoding, "available", lambda: True)
+    return calls
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_library_is_asked_for_the_pixels_that_are_needed(asked: list[Any], fast: bool) -> None:
+    image = stored(jpeg(97, 61), "jpg", 97, 61)
+    for at_least, eighths, region in (
+        ((0, 0), 8, (9, 6, 30, 21)),
+        ((49, 31), 4, (4, 3, 16, 11)),
+        ((30, 20), 3, (3, 2, 12, 9)),
+    ):
+        part = decode_part(image, Region(9, 6, 30, 21), Decoding(fast=fast), at_least)
+        assert asked.pop() == ((97, 61), eighths, region, fast)
+        assert part.scale == eighths / 8
+        if not part.pixels.any():
+            assert (part.left, part.top) == region[:2]
+            assert part.pixels.shape == (region[3], region[2], 3)
+        else:
+            assert (part.left, part.top) == (0, 0)
+            np.testing.assert_array_equal(
+                part.pixels, decode_stored(image, Decoding(fast=fast), at_least=at_least)
+            )
+    assert asked == []
+
+
+def test_a_library_is_not_asked_for_whole_images_and_other_kinds(asked: list[Any]) -> None:
+    contents = {
+        "jpg": jpeg(),
+        "png": png(),
+        "webp": encoded(kind="WEBP"),
+        "raw": pixels().tobytes(),
+    }
+    inside, whole = Region(3, 2, 9, 7), Region(0, 0, 24, 16)
+    for (field, data), region in itertools.product(contents.items(), (inside, whole)):
+        if (field, region) == ("jpg", inside):
+            continue
+        image = stored(data, field)
+        part = decode_part(image, region, EXACT)
+        assert part[1:] == (0, 0, 1.0)
+        np.testing.assert_array_equal(part.pixels, decode_stored(image))
+    assert asked == []
+
+
+def test_a_part_of_raw_pixels_may_be_written_to() -> None:
+    for data in (pixels().tobytes(), bytearray(pixels().tobytes())):
+        part = decode_part(stored(bytes(data), "raw"), Region(1, 1, 2, 2), EXACT)
+        assert part.pixels.flags.writeable
+
+
+@pytest.mark.parametrize(("width", "height"), [(24, 17), (23, 16), (48, 32)])
+@pytest.mark.parametrize("field", ["jpg", "png", "raw"])
+def test_a_part_of_an_image_of_another_size_is_refused(field: str, width: int, height: int) -> None:
+    data = {"jpg": jpeg(), "png": png(), "raw": pixels().tobytes()}[field]
+    for region in (Region(1, 1, 2, 2), Region(0, 0, width, height)):
+        with pytest.raises(BadImage):
+            decode_part(stored(data, field, width, height), region, EXACT)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", jpeg()[:2], jpeg()[:200]])
+def test_a_part_of_what_cannot_be_decoded_is_a_bad_image(data: bytes) -> None:
+    for at_least in ((0, 0), (5, 4)):
+        with pytest.raises(BadImage):
+            decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), EXACT, at_least)

@@ -109,7 +109,7 @@ def inspect(data: bytes, field: str) -> ImageInfo:
     if header is not None:
         try:
             height, width, _, _ = simplejpeg.decode_jpeg_header(header)
-        except ValueError:
+        except (ValueError, KeyError):
             pass  # Pillow knows more kinds, and says better what is wrong
         else:
             _check_size(width, height)
@@ -267,7 +267,7 @@ def _decode_jpeg(
         )
     except BadImage:
         raise
-    except ValueError as error:
+    except (ValueError, KeyError) as error:  # a KeyError for subsampling that it has no name for
         reason = str(error)
         if reason.startswith(("Corrupt", "Premature")) and not _is_padded(bytes(data), reason):
             raise BadImage(f"it is damaged: {reason}") from error

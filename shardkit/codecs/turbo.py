@@ -2,7 +2,8 @@
 
 No Python package offers that call, but the library comes with many systems (Homebrew, conda-forge,
 Fedora, newer Debians), and its interface is plain C that is promised to stay. It is optional: what
-it gives is, to the bit, what decoding the whole image and cutting gives, only sooner.
+it gives is, to the bit, what decoding the whole image and cutting gives, only sooner. Of an image
+that is damaged below the piece it may give the piece, where the whole is refused: it stops there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import functools
 import math
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,7 +83,8 @@ def decode_region(
 
     Returns:
         uint8 of shape (height, width, 3), maybe not contiguous. None leaves the image to others:
-        there is no library, or the image is damaged, CMYK, or of another size.
+        there is no library, or the image is damaged (as far as it was looked at), CMYK, or of
+        another size.
 
     Raises:
         UsageError: If the environment names a library that is none.
@@ -91,40 +92,12 @@ def decode_region(
     library = _library()
     if library is None:
         return None
-    decoder = getattr(_OF_THREAD, "decoder", None)
-    if decoder is None:
-        decoder = _OF_THREAD.decoder = _Decoder(library)
-    decoded: npt.NDArray[np.uint8] | None = decoder.decode(data, size, eighths, region, fast)
-    return decoded
-
-
-class _Decoder:
-    """What TurboJPEG keeps from image to image; for one thread."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._handle = library.tj3Init(_DECOMPRESS)
-        library.tj3Set(self._handle, _STOP_ON_WARNING, 1)
-        self._fast = False
-
-    def __del__(self) -> None:
-        self._library.tj3Destroy(self._handle)
-
-    def decode(
-        self,
-        data: bytes | memoryview,
-        size: tuple[int, int],
-        eighths: int,
-        region: Region,
-        fast: bool,
-    ) -> npt.NDArray[np.uint8] | None:
-        """Do what `decode_region` says."""
-        library, handle = self._library, self._handle
+    # One for each image, which takes a microsecond: it keeps tables and errors of the last.
+    handle = library.tj3Init(_DECOMPRESS)
+    try:
         source = np.frombuffer(data, np.uint8).ctypes.data, len(data)
-        if fast != self._fast:
-            library.tj3Set(handle, _FAST_DCT, fast)
-            library.tj3Set(handle, _FAST_UPSAMPLE, fast)
-            self._fast = fast
+        for parameter, value in (_STOP_ON_WARNING, 1), (_FAST_DCT, fast), (_FAST_UPSAMPLE, fast):
+            library.tj3Set(handle, parameter, value)
         if library.tj3DecompressHeader(handle, *source):
             return None
         known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
@@ -145,9 +118,17 @@ class _Decoder:
         )
         left = region.left - begin
         return None if failed else pixels[:, left : left + region.width]
+    finally:
+        library.tj3Destroy(handle)
 
 
-_OF_THREAD = threading.local()
+def available() -> bool:
+    """Tell whether this machine has the library.
+
+    Raises:
+        UsageError: If the environment names a library that is none.
+    """
+    return _library() is not None
 
 
 @functools.cache

@@ -1,11 +1,13 @@
 """shardkit itself: any format, both engines, all its decoding options.
 
 Options of a task: ``format``; ``engine`` (thread or process); ``loader``, more options of
-`LoaderOptions`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader.
+`LoaderOptions`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader;
+``turbo``, to decode crops alone with TurboJPEG 3, which is off otherwise.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from shardkit import (
     open_dataset,
     scan_imagefolder,
 )
+from shardkit.codecs import turbo
 
 _DECODES: dict[str, Any] = {
     "crop": CenterCrop(SIDE),
@@ -45,6 +48,10 @@ class Adapter(adapter.Adapter):
     def prepare(self) -> None:
         """Convert the folder, bytes as they are or as raw pixels, and make the loader."""
         options, kind = self.task.options, self.task.kind
+        if not options.get("turbo"):
+            os.environ[turbo.VARIABLE] = "off"
+        elif not turbo.available():
+            raise RuntimeError(f"not installed: TurboJPEG 3 (see {turbo.VARIABLE} in the docs)")
         recipe = Recipe(check="none")
         if kind == "raw":
             recipe = Recipe(resize=(SIDE, SIDE), resize_mode="crop", encode="raw", check="none")

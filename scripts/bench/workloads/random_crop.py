@@ -23,6 +23,7 @@ def _table(bench: Bench, folder: str, words: str) -> Table:
         rows.ffcv(),
         *(rows.shardkit(f"lmdb, {engine}", format="lmdb", engine=engine) for engine in ENGINES),
         *fast,
+        *rows.pieces_alone("lmdb"),
     ]
     table = Table(
         name=f"random-{folder}",

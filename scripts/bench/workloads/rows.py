@@ -60,6 +60,14 @@ class Rows:
         """Return rows of shardkit's fast decoding."""
         return self.every_format(", jpeg='fast'", fast=True, **options)
 
+    def pieces_alone(self, *formats: str, **options: Any) -> list[Contender]:
+        """Return rows of shardkit that decode the crop alone, exactly and fast."""
+        label, more = ", TurboJPEG 3", {"turbo": True, **options}
+        rows = self.every_format(label, **more) + self.every_format(
+            f"{label}, jpeg='fast'", fast=True, **more
+        )
+        return [row for row in rows if row.options["format"] in (formats or format_names())]
+
     def other(self, name: str, adapter: str, **options: Any) -> Contender:
         """Return a row of something that shardkit's own environment has."""
         return Contender(
