@@ -78,8 +78,8 @@ class Recipe:
     """One of `FILTERS`; all are antialiased."""
     resizer: str = "pillow"
     """One of `RESIZERS`: the library that scales. ``torch`` has the filters ``bicubic`` and
-    ``bilinear`` and is faster, but takes a second and 200 MB in each process to load: for tens of
-    thousands of images. Sizes are the same; few values differ, by one, rarely by two."""
+    ``bilinear`` and is faster, but takes a second and 200 MB in each process to load: for large
+    folders. Sizes are the same; few values differ, by one, rarely by two."""
     enlarge: bool = False
     """Whether an image may become larger than it is."""
     background: Colour = WHITE

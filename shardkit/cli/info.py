@@ -72,7 +72,8 @@ def _recipe(recipe: dict[str, Any]) -> str:
         box = f"{height}x{width}"
         if height == width and mode in ("shorter", "longer"):
             box, mode = str(height), f"{mode} side"
-        parts.append(f"resized to {box} ({mode}, {recipe['filter']})")
+        by = f" by {recipe['resizer']}" if "resizer" in recipe else ""
+        parts.append(f"resized to {box} ({mode}, {recipe['filter']}{by})")
     if recipe["orient"]:
         parts.append("turned upright")
     if recipe["encode"] != "keep":

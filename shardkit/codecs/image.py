@@ -220,6 +220,7 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
     """
     if field == "raw":
         return image.tobytes()
+    # Not simplejpeg for JPEG: below quality 96 it takes libjpeg's fast DCT, for 0.06 dB less.
     buffer = io.BytesIO()
     options = {"png": {}}.get(field, {"quality": quality})
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -183,9 +183,8 @@ def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:
         height, width, channels = recipe.raw_shape
         return [height * width * channels] * len(source)
     step = max(1, len(source) // _TRIALS)
-    rows = range(0, len(source), step)
-    with recipe.at_work():
-        tried = [size for row in rows if (size := _try(source, recipe, row))]
+    trial = replace(recipe, resizer="pillow")  # as large, and sooner for so few
+    tried = [size for row in range(0, len(source), step) if (size := _try(source, trial, row))]
     mean = sum(tried) // len(tried) if tried else 1
     return [max(1, mean)] * len(source)
 
