@@ -31,7 +31,7 @@ class Part(NamedTuple):
     top: int
     """Where it begins in the image as decoded, in pixels."""
     scale: float
-    """How large that is, as a part of the image as stored."""
+    """Sides of the image as decoded, divided by those of the image as stored."""
 
 
 EXACT = Decoding()
@@ -94,13 +94,14 @@ def decode_part(
     """
     size = image.width, image.height
     if image.field == "raw":
-        raw = _raw(image)  # PyTorch warns of what it could not write to, also if it will not
+        # torch.from_numpy warns of memory that is read-only; nobody writes to it.
+        raw = _raw(image)
         return Part(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
-    # Of the smallest images several eighths give one size, and the library takes another than we.
+    # Of the smallest images several eighths give one size; simplejpeg would take another of them.
     usual = min(size) >= 8 and image.width * image.height <= MAX_PIXELS
     if image.field == "jpg" and usual and (region.width, region.height) != size and available():
         eighths = sufficient_eighths(size, at_least)
-        inside = region if eighths == 8 else _scaled(region, size, eighths)
+        inside = region if eighths == 8 else _reduced_region(region, size, eighths)
         piece = decode_region(image.data, size, eighths, inside, fast=how.fast)
         if piece is not None:
             return Part(piece, inside.left, inside.top, eighths / 8)
@@ -165,7 +166,7 @@ def _raw(image: StoredImage) -> Pixels:
     return np.frombuffer(image.data, np.uint8).reshape(shape)
 
 
-def _scaled(region: Region, size: tuple[int, int], eighths: int) -> Region:
+def _reduced_region(region: Region, size: tuple[int, int], eighths: int) -> Region:
     reduced = _eighths(size[0], eighths), _eighths(size[1], eighths)
     return enclosing(region, reduced, eighths / 8)
 

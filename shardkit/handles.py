@@ -7,6 +7,7 @@ batches being read need.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -77,7 +78,8 @@ class ShardFile:
     def announce(self, offset: int, length: int) -> None:
         """Tell the kernel what will be read: a cold batch then takes a third of the time."""
         if hasattr(os, "posix_fadvise") and 0 <= offset < self._size:
-            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError):  # it is advice; reading says what is wrong
+                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardkit.contracts import Format, ShardReader
+from shardkit.contracts import Format, Range, ShardReader
 from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import reads_its_ranges
 from shardkit.index import ROW, IndexPart, Rows, make_row
@@ -89,16 +89,18 @@ class ShardRecords:
                 f"{self._path} is damaged: {error!r} in rows {list(rows)}"
             ) from error
 
+    def _at(self, range_: Range) -> bytes:
+        return os.pread(self._descriptor, range_.length, range_.offset)
+
     def _index(self, record: Record, row: int) -> IndexedRecord:
         name = record.image_field
         if name is None:
             raise CorruptShard(f"{self._path} is damaged: record {record.key!r} has no image")
         image, meta = record.fields[name], record.meta
         range_ = self._ranges[row].get(name)
-        apart = range_ if self._compares else None
-        if apart and os.pread(self._descriptor, apart.length, apart.offset) != image:
+        if self._compares and range_ and self._at(range_) != image:
             raise CorruptShard(
-                f"{self._path} is damaged: record {record.key!r} is not at byte {apart.offset}"
+                f"{self._path} is damaged: record {record.key!r} is not at byte {range_.offset}"
             )
         made = make_row(
             offset=range_.offset if range_ else -1,

@@ -268,7 +268,7 @@ def _build(target: type[_T], value: object) -> _T:
 
 @functools.cache
 def _types_of(target: type[Any]) -> dict[str, Any]:
-    """Return the type of each field, kept: it costs more than all else, and shards are many."""
+    """Return the type of each field; kept, since to find out takes longer than to read an entry."""
     return typing.get_type_hints(target)
 
 

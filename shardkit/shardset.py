@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +34,7 @@ class StoredImage(NamedTuple):
     """One image as it is stored."""
 
     data: bytes | memoryview
+    """Its bytes; a view shows something else once the next image was read."""
     field: str
     """Its kind, a name of `IMAGE_FIELDS`."""
     label: int
@@ -131,7 +132,12 @@ class ShardSet:
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         index = self.rows[rows]
         files = self._unchanged({shard: self._open(shard) for shard in set(shards.tolist())})
-        return Found(self, rows, index, [files[shard] for shard in shards.tolist()])
+        ends = index["offset"] + index["length"].astype(np.int64)
+        beyond = (index["offset"] >= 0) & (ends > self._sizes[shards])
+        found = Found(self, rows, index, [files[shard] for shard in shards.tolist()])
+        if beyond.any():  # before memory is taken for what cannot be there
+            raise found.corrupt(int(beyond.argmax()), "it ends beyond its shard")
+        return found
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the kernel read the images of ``rows`` into its cache, and do not wait for it.
@@ -151,7 +157,7 @@ class ShardSet:
         apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
         firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(shards) else shards
         for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
-            with contextlib.suppress(CorruptDataset, OSError):
+            with contextlib.suppress(CorruptDataset, OSError):  # opening it may fail
                 length = max(0, int(ends[last] - starts[first]))
                 self._open(int(shards[first])).announce(int(starts[first]), length)
 
@@ -167,6 +173,11 @@ class ShardSet:
         """The first row of each shard."""
         counts = [shard.rows for shard in self.manifest.shards]
         return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    @cached_property
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each shard."""
+        return np.array([shard.bytes for shard in self.manifest.shards], np.int64)
 
     @cached_property
     def _format(self) -> Format:
@@ -273,11 +284,11 @@ class Found:
         try:
             self._fill(number, data)
         except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
-            raise self._corrupt(number, str(error)) from error
+            raise self.corrupt(number, str(error)) from error
         if self._verifies:
             head = self._packed[number * ROW.itemsize :][HEAD]
             if checksum(head, data) != self._checksums[number]:
-                raise self._corrupt(number, "its checksum does not match")
+                raise self.corrupt(number, "its checksum does not match")
         size = self.widths[number], self.heights[number]
         return StoredImage(data, self.fields[number], self.labels[number], *size)
 
@@ -310,34 +321,11 @@ class Found:
         stated = index["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
         wrong = (stated != found) | (index["field"] >= len(IMAGE_FIELDS))
         if wrong.any():
-            raise self._corrupt(int(wrong.argmax()), "its entry in the index is damaged")
+            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
 
-    def _corrupt(self, number: int, reason: str) -> CorruptRecord:
+    def corrupt(self, number: int, reason: str) -> CorruptRecord:
+        """Return the error that says that the record at a position is damaged."""
         return self._shards.corrupt(self.rows[number], self._offsets[number], reason)
-
-
-_FREE: list[memoryview] = []
-"""Memory for encoded images that no batch uses at the moment."""
-
-_KEEP = 32 << 20
-"""Bytes above which such memory is not kept."""
-
-
-@contextlib.contextmanager
-def scratch(size: int) -> Iterator[memoryview]:
-    """Lend memory of ``size`` bytes or more, which a later batch will have again.
-
-    New memory costs more than reading into it: the kernel has to find and clear its pages.
-    """
-    try:
-        buffer = _FREE.pop()
-    except IndexError:
-        buffer = memoryview(b"")
-    if len(buffer) < size:
-        buffer = memoryview(np.empty(-(-size // 65536) * 65536, np.uint8).data)
-    yield buffer
-    if len(buffer) <= _KEEP:
-        _FREE.append(buffer)
 
 
 def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:

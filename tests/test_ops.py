@@ -302,6 +302,27 @@ def test_the_smallest_and_narrowest_images_have_a_crop(
     assert sample(Resize((8, 8)), image).shape == (8, 8, 3)
 
 
+class Around(ImageOp):
+    """The whole image and a frame around it, scaled down: much of the piece lies outside."""
+
+    @property
+    def fixed_size(self) -> tuple[int, int]:
+        return 32, 32
+
+    def piece(self, width: int, height: int, draws: Draws) -> Piece:
+        return Piece(-width // 2, -height // 4, 2 * width, 2 * height, (32, 32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_outside_an_image_is_black_however_large_it_is(kind: str) -> None:
+    for width, height in ((40, 40), (640, 480)):
+        image = stored(np.full((height, width, 3), 200, np.uint8), kind)
+        found = sample(Around(), image)
+        assert (found[:3] == 0).all()
+        assert (found[:, :7] == 0).all()
+        assert abs(found[6:18, 10:22].astype(int) - 200).max() <= 3
+
+
 # The values.
 
 

@@ -21,7 +21,7 @@ from helpers import make_dataset, make_folder, python
 from loading import same
 
 from shardkit import LoaderOptions, UsageError, make_loader, open_dataset
-from shardkit.torch import preflight, processes
+from shardkit.torch import preflight, processes, workers
 from shardkit.torch.loader import Loader
 from shardkit.torch.options import ENGINES, START_METHODS
 
@@ -220,15 +220,15 @@ def server() -> Iterator[Any]:
 
 
 def test_the_fork_server_loads_torch_once(server: Any) -> None:
-    processes._preload()
+    workers.preload()
     assert server._preload_modules == ["__main__", "torch", "shardkit.torch.loader"]
-    processes._preload()
+    workers.preload()
     assert server._preload_modules == ["__main__", "torch", "shardkit.torch.loader"]
 
 
 def test_what_its_user_has_the_fork_server_load_stays(server: Any) -> None:
     multiprocessing.set_forkserver_preload(["json"])
-    processes._preload()
+    workers.preload()
     assert server._preload_modules == ["json"]
 
 

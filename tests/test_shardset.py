@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from helpers import FORMATS, make_folder
 
 from shardkit import ConvertOptions, Recipe, convert, handles, scan_imagefolder
 from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
-from shardkit.index import HEAD, ROW
+from shardkit.index import HEAD, ROW, row_check
 from shardkit.shardset import ShardSet, StoredImage
 
 ROWS = 9
@@ -209,6 +210,36 @@ def test_an_unknown_field_code_is_damage_without_checksums_too(place: Path) -> N
     flip(place / "index/rows.npy", row_start(2) + 28, 0xF0)
     with pytest.raises(CorruptRecord, match="index"):
         read(ShardSet(place, verify=False), 2)
+
+
+@pytest.mark.parametrize("length", [1 << 31, 1 << 20])
+def test_no_memory_is_taken_for_an_image_that_ends_beyond_its_shard(
+    place: Path, length: int
+) -> None:
+    """Its row may be sound in itself: an index that belongs elsewhere."""
+    rows = np.load(place / "index/rows.npy")
+    rows["length"][2] = length
+    rows["check"][2] = tuple(row_check(rows[2:3].tobytes()))
+    np.save(place / "index/rows.npy", rows)
+    shards = ShardSet(place)
+    with pytest.raises(CorruptRecord, match=r"\(row 2, .*it ends beyond its shard"):
+        shards.find(shards.normalise([0, 2, 1]))
+
+
+def test_advice_that_the_kernel_refuses_changes_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every filesystem takes it."""
+    expected = [bytes(image.data) for image in read(ShardSet(place), *range(6))]
+
+    def refuse(*_: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(handles, "_NOWAIT", 0)
+    shards = ShardSet(place)
+    shards.announce(np.arange(6))
+    assert [bytes(image.data) for image in read(shards, *range(6))] == expected
 
 
 def test_without_checksums_damaged_bytes_come_as_they_are(place: Path) -> None:

@@ -206,14 +206,19 @@ def start(
         except Failed as error:
             results[contender.name].note = str(error)
     versions: dict[str, str] = {}
-    for name, one in list(served.items()):
-        show(f"checking {name}")
-        try:
-            versions[one.contender.peer or one.contender.adapter.rstrip("_")] = one.start()
-            results[name].note = one.check()
-        except Failed as error:
-            results[name].note = str(error)
-            served.pop(name).close()
+    try:
+        for name, one in list(served.items()):
+            show(f"checking {name}")
+            try:
+                versions[one.contender.peer or one.contender.adapter.rstrip("_")] = one.start()
+                results[name].note = one.check()
+            except Failed as error:
+                results[name].note = str(error)
+                served.pop(name).close()
+    except BaseException:
+        for one in served.values():
+            one.close()
+        raise
     return served, results, versions
 
 

@@ -1,6 +1,7 @@
 """Scaling with torch, whose code for bytes takes a fifth of Pillow's time.
 
-Only a recipe that asks for it loads this file: torch takes a second and 200 MB in each process.
+For reading, where torch is loaded in any case; of conversions only one whose recipe asks for it
+loads this file, since torch takes a second and 200 MB in each process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shardkit.codecs.image import Pixels
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Make torch work in the calling threads alone, which have the processors already.
+    """Keep torch from starting threads: its callers are as many as the processors.
 
     The number of threads is the process's own: it is put back at the end.
     """
@@ -35,7 +36,7 @@ def scale(pixels: Pixels, size: tuple[int, int], filter_: str) -> Pixels:
     The number of threads and the processor's instruction set do not change them.
 
     Args:
-        pixels: uint8 of shape (height, width, 3), C-contiguous and writable.
+        pixels: uint8 of shape (height, width, 3), writable; a part of an image may be a view.
         size: Width and height.
         filter_: ``bicubic`` or ``bilinear``.
 

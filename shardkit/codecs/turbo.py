@@ -26,8 +26,7 @@ from shardkit.errors import UsageError
 VARIABLE = "SHARDKIT_TURBOJPEG"
 """The environment variable that names the library's file, or is ``off`` to use none."""
 
-_NAMES = {"darwin": "libturbojpeg.0.dylib", "win32": "turbojpeg.dll"}
-_FILE = _NAMES.get(sys.platform, "libturbojpeg.so.0")
+_FILE = "libturbojpeg.0.dylib" if sys.platform == "darwin" else "libturbojpeg.so.0"
 
 # Names and values of turbojpeg.h, version 3.0.
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
@@ -151,8 +150,10 @@ def _library() -> ctypes.CDLL | None:
 
 def _candidates() -> Iterator[str]:
     """Give where the library may be: beside this Python, on the system, or in a wheel."""
-    yield str(Path(sys.prefix, "lib", _FILE))
+    for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)):  # conda's, also below a venv
+        yield str(Path(prefix, "lib", _FILE))
     yield _FILE
+    yield f"/opt/homebrew/lib/{_FILE}"  # where the system's search does not look
     bundled = find_spec("turbojpeg")
     if bundled is not None and bundled.origin is not None:
         found = Path(bundled.origin).parent.glob("turbojpeg.libs/libturbojpeg*")

@@ -150,6 +150,7 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
         writer.abort()
         raise
     # The disk, and the hash, which needs no GIL, are waited for while the records are compared.
+    # `published` syncs again, which then takes no time; here it only begins sooner.
     with ThreadPoolExecutor(1) as aside:
         sha256 = aside.submit(_synced_sha256, path)
         part = _read_back(storage, path, tally.checksums)

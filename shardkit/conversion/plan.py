@@ -183,7 +183,7 @@ def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:
         height, width, channels = recipe.raw_shape
         return [height * width * channels] * len(source)
     step = max(1, len(source) // _TRIALS)
-    trial = replace(recipe, resizer="pillow")  # as large, and sooner for so few
+    trial = replace(recipe, resizer="pillow")  # about as large; and so the cut is the same for both
     tried = [size for row in range(0, len(source), step) if (size := _try(source, trial, row))]
     mean = sum(tried) // len(tried) if tried else 1
     return [max(1, mean)] * len(source)

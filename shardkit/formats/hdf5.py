@@ -35,7 +35,7 @@ from shardkit.record import (
 
 _COPY_BYTES = 1 << 20
 
-_SMALL_BYTES = 4 << 20
+_SMALL_BYTES = 1 << 18
 """A field of no more bytes is read at once: h5py takes 10 us to find a value, however short."""
 
 _STRUCTURE_BYTES = 1 << 16
@@ -200,6 +200,8 @@ def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
         start = max(0, left - _COPY_BYTES)
         values.seek(start)
         block = values.read(left - start)
+        if len(block) != left - start:
+            raise OSError(f"{target.name}: {len(block)} of {left - start} bytes came back")
         target.seek(offset + start)
         write_all(target.fileno(), block)
         values.truncate(start)
@@ -323,8 +325,6 @@ class _StoredColumn:
             self._offsets = [row * stride for row in range(self._data.shape[0] + 1)]
         else:
             raise ValueError(f"field {name!r} has no offsets")
-        if self._data.ndim == 1 and self._data.size <= _SMALL_BYTES:
-            self._small = self._data[()].tobytes()
 
     def _read_offsets(self, group: h5py.Group) -> None:
         offsets = _array(group["offsets"], np.int64)
@@ -350,6 +350,8 @@ class _StoredColumn:
         if self._labels is not None:
             return b"%d" % self._labels[row]
         span = slice(self._offsets[row], self._offsets[row + 1])
+        if self._small is None and self._data.ndim == 1 and self._data.size <= _SMALL_BYTES:
+            self._small = self._data[()].tobytes()
         if self._small is not None:
             return self._small[span]
         values: npt.NDArray[np.uint8] = self._data[row if self._data.ndim > 1 else span]

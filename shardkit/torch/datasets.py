@@ -19,13 +19,14 @@ from shardkit.codecs.image import WHITE, Pixels
 from shardkit.decode import Decoding, decode_stored
 from shardkit.errors import BadImage, TransformFailed, UsageError
 from shardkit.manifest import Manifest
-from shardkit.shardset import Found, ShardSet, scratch
+from shardkit.scratch import scratch
+from shardkit.shardset import Found, ShardSet
 from shardkit.torch.collate import BatchView, Sample
 from shardkit.torch.ops import ImageOp, Piece
 from shardkit.torch.reading import Context, EpochCell, new_block
 
 DECODES = ("pil", "numpy", "torch", "bytes")
-JPEG = ("exact", "fast")
+JPEG_DECODING = ("exact", "fast")
 
 
 class ShardDataset(Dataset[Sample]):
@@ -77,8 +78,8 @@ class ShardDataset(Dataset[Sample]):
                 f"decode={decode!r} is unknown; known are {', '.join(DECODES)}, and operations "
                 "such as shardkit.CenterCrop(224)"
             )
-        if jpeg not in JPEG:
-            raise UsageError(f"jpeg={jpeg!r} is unknown; known are {', '.join(JPEG)}")
+        if jpeg not in JPEG_DECODING:
+            raise UsageError(f"jpeg={jpeg!r} is unknown; known are {', '.join(JPEG_DECODING)}")
         functions: dict[str, Any] = {"transform": transform, "target_transform": target_transform}
         for name, function in functions.items():
             if function is not None and not callable(function):

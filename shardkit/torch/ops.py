@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
-from torch.nn import functional
 
 from shardkit.codecs.image import Pixels
+from shardkit.codecs.scaling import scale
 from shardkit.codecs.turbo import Region
 from shardkit.decode import Decoding, Part, decode_part, enclosing
 from shardkit.errors import UsageError
@@ -105,7 +104,7 @@ class ImageOp(ABC):
         """Return ``piece`` of ``image``: uint8 of shape (height, width, 3).
 
         Args:
-            image: The image.
+            image: The image; its bytes are valid during the call only.
             piece: As `piece` chose it.
             how: How the image is decoded.
             out: Where to put the pixels; of the piece's size.
@@ -115,20 +114,20 @@ class ImageOp(ABC):
         """
         if out is None:
             out = np.empty((*piece.size, 3), np.uint8)
-        whole = Region(0, 0, image.width, image.height)
-        inside = whole if piece.whole is not None else _inside(piece, whole)
-        part = decode_part(image, inside, how, self._enough(image, piece))
+        shown = _shown(image, piece)
+        part = decode_part(image, shown, how, self._enough(image, piece))
         if piece.whole is not None:
             box = (0.0, 0.0, image.width * part.scale, image.height * part.scale)
             part = Part(_scaled(part.pixels, box, piece.whole, self.filter), 0, 0, 1.0)
-        pixels, box = _cut(part, piece) if part.scale == 1 else _reduced(part, inside)
+        pixels, box = _cut(part, piece) if part.scale == 1 else _reduced(part, shown)
         pixels = _scaled(pixels, box, piece.size, self.filter)
         out[:] = pixels[:, ::-1] if piece.flip else pixels
         return out
 
     def _enough(self, image: StoredImage, piece: Piece) -> tuple[int, int]:
         """Return the width and height at which the image may be decoded; (0, 0) for all pixels."""
-        if piece.size == (piece.height, piece.width) and piece.whole is None:
+        unscaled = piece.size == (piece.height, piece.width)
+        if piece.whole is None and (unscaled or not _is_inside(image, piece)):
             return 0, 0
         if math.isinf(self.oversample) or 0 in (image.width, image.height):
             return 0, 0
@@ -314,18 +313,20 @@ def _scaled(pixels: Pixels, box: Box, size: tuple[int, int], name: str) -> Pixel
         fitting = (*box[:2], min(box[2], width), min(box[3], height))
         image = Image.fromarray(pixels).resize(size[::-1], _PILLOW_FILTERS[name], fitting)
         return np.asarray(image)
-    if (height, width) == size:
-        return pixels
-    source = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
-    scaled = functional.interpolate(source, size, mode=name, antialias=True)
-    return scaled[0].permute(1, 2, 0).numpy()
+    return scale(pixels, size[::-1], name)
 
 
-def _inside(piece: Piece, whole: Region) -> Region:
-    """Return what of a piece lies inside the image: all of it, or else the whole image."""
-    inside = 0 <= piece.left <= whole.width - piece.width
-    inside = inside and 0 <= piece.top <= whole.height - piece.height
-    return Region(*piece[:4]) if inside else whole
+def _is_inside(image: StoredImage, piece: Piece) -> bool:
+    """Tell whether no part of a piece lies outside the image."""
+    across = 0 <= piece.left <= image.width - piece.width
+    return across and 0 <= piece.top <= image.height - piece.height
+
+
+def _shown(image: StoredImage, piece: Piece) -> Region:
+    """Return the region of the image that must be decoded: the piece, or else all of it."""
+    if piece.whole is None and _is_inside(image, piece):
+        return Region(*piece[:4])
+    return Region(0, 0, image.width, image.height)
 
 
 def _cut(part: Part, piece: Piece) -> tuple[Pixels, Box]:

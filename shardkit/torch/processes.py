@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import pickle
-import signal
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator
 from functools import partial
-from multiprocessing import connection, forkserver
 from typing import Any
 
 import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from shardkit.errors import LoaderFailed, UsageError
+from shardkit.errors import LoaderFailed
+from shardkit.torch import workers
 from shardkit.torch.feed import Request
 from shardkit.torch.fetch import Fetch
 from shardkit.torch.options import LATE_REMEDY, Settings
@@ -31,15 +27,6 @@ SPARE_SLOTS = 3
 
 _POLL_SECONDS = 2.0
 """How often it is looked whether workers live while no batch comes."""
-
-_STOP_SECONDS = 1.0
-"""How long a worker may take to end before it is killed."""
-
-_WATCH_SECONDS = 1.0
-"""How often a worker looks whether the main process lives."""
-
-_PRELOAD = ("torch", "shardkit.torch.loader")
-"""What a fork server loads once: workers then begin in 0.1 s and not in 2 s."""
 
 
 class ProcessEngine:
@@ -63,7 +50,7 @@ class ProcessEngine:
         self._sharing = options.sharing_strategy
         self._asked_method = options.start_method
         if self._workers and self._asked_method != "auto":
-            _require_start(self._asked_method, fetch)
+            workers.require_start(self._asked_method, fetch)
         self._loader: DataLoader[Any] | None = None
         self._source = _Requests()
         self._iterator: Any = None
@@ -153,7 +140,7 @@ class ProcessEngine:
         """Return how workers would be started now; threads may begin after a loader is made."""
         if not self._workers:
             return None
-        return _choose_start_method() if self._asked_method == "auto" else self._asked_method
+        return workers.choose_start_method() if self._asked_method == "auto" else self._asked_method
 
     def _watch(self) -> None:
         """Have the workers ended when this engine is gone, or the interpreter ends.
@@ -164,31 +151,31 @@ class ProcessEngine:
         if self._workers and self._end is None:
             iterator = self._iterator
             self._end = weakref.finalize(
-                self, _terminate, iterator._workers, iterator._workers_done_event, os.getpid()
+                self, workers.end, iterator._workers, iterator._workers_done_event, os.getpid()
             )
 
     def _start(self) -> DataLoader[Any]:
-        workers, method = self._workers, self.start_method()
+        count, method = self._workers, self.start_method()
         if method is not None:
-            _require_start(method, self._fetch)
-        self._ring = Ring(workers, self._each + SPARE_SLOTS)
-        self._marks = torch.full((max(1, workers),), -1)
+            workers.require_start(method, self._fetch)
+        self._ring = Ring(count, self._each + SPARE_SLOTS)
+        self._marks = torch.full((max(1, count),), -1)
         self._marks.share_memory_()  # type: ignore[no-untyped-call]
         if method == "forkserver":
-            _preload()
+            workers.preload()
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
         return DataLoader(
             _Remote(self._fetch, self._ring.number, self._ring.flags, self._marks),
             batch_size=None,
             sampler=self._source,
-            num_workers=workers,
+            num_workers=count,
             collate_fn=_as_it_is,
             pin_memory=self._pinned,
-            timeout=self._poll if workers else 0,
-            worker_init_fn=partial(_begin_worker, self._sharing) if workers else None,
-            prefetch_factor=self._each if workers else None,
-            persistent_workers=workers > 0,
+            timeout=self._poll if count else 0,
+            worker_init_fn=partial(workers.begin_worker, self._sharing) if count else None,
+            prefetch_factor=self._each if count else None,
+            persistent_workers=count > 0,
             generator=torch.Generator(),  # iterating must not draw from the global one
             in_order=self._in_order,
             multiprocessing_context=method,
@@ -205,9 +192,10 @@ class ProcessEngine:
             if process.exitcode is not None
         ]
         told = "; ".join(
-            f"worker {number} {_how_it_ended(code)} {self._where(number)}" for number, code in dead
+            f"worker {number} {workers.how_it_ended(code)} {self._where(number)}"
+            for number, code in dead
         )
-        return f"a worker process died: {told or text}.{_hint([code for _, code in dead])}"
+        return f"a worker process died: {told or text}.{workers.hint([code for _, code in dead])}"
 
     def _late(self) -> str:
         places = "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
@@ -269,127 +257,5 @@ class _Remote(Dataset[Any]):
         return number, Packed(self._slots.pack(batch))
 
 
-def _terminate(processes: list[Any], done: Any, owner: int) -> None:
-    """End worker processes, if this is the process that has them and not a fork of it.
-
-    By SIGTERM first: PyTorch's workers end by it without a word. Of one that has only begun, or
-    has to be killed, PyTorch makes an exception here, wherever the main thread is.
-
-    Args:
-        processes: The workers.
-        done: The event by which PyTorch tells them to end.
-        owner: The process that has them.
-    """
-    if os.getpid() != owner:
-        return
-    for process in processes:
-        with contextlib.suppress(RuntimeError):
-            process.terminate()
-    for process in processes:
-        with contextlib.suppress(RuntimeError):
-            process.join(_STOP_SECONDS)
-        with contextlib.suppress(RuntimeError):
-            if process.is_alive():
-                process.kill()
-                process.join(_STOP_SECONDS)
-    # A worker that ended while it looked at the event took the event's lock along, and PyTorch,
-    # setting it, would wait for ever. All who could hold the lock are gone: so it is free.
-    lock = done._cond._lock
-    lock.acquire(block=False)
-    lock.release()
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _begin_worker(sharing: str | None, _: int) -> None:
-    """Prepare a worker process: it leaves Ctrl-C to the main process, and OpenCV to one thread."""
-    if sharing is not None:
-        torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    opencv = sys.modules.get("cv2")
-    if opencv is not None:
-        opencv.setNumThreads(0)
-
-
-def _end_with_parent() -> None:
-    """End this process when the main one is gone.
-
-    PyTorch's workers look themselves, but not while they wait to write into a pipe that is full;
-    and as each of them could read from it too, it never breaks.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if os.getppid() == parent.pid:  # forked by it: the pipe below is also open in later workers
-        while os.getppid() == parent.pid:
-            time.sleep(_WATCH_SECONDS)
-    else:
-        connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _choose_start_method() -> str:
-    """Return how workers are started: by fork if nothing can break by it.
-
-    A fork copies locks that other threads hold, and a CUDA context that cannot be used. Without
-    either it is the fastest, and the only way that takes functions defined in a notebook.
-    """
-    known = multiprocessing.get_all_start_methods()
-    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if "fork" in known and alone and sys.platform == "linux":
-        return "fork"
-    return "forkserver" if "forkserver" in known else "spawn"
-
-
-def _require_start(method: str, fetch: Fetch) -> None:
-    """See that workers can be started by ``method``.
-
-    Raises:
-        UsageError: If the system does not know it, or what they need cannot be sent to them.
-    """
-    known = multiprocessing.get_all_start_methods()
-    if method not in known:
-        raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(known)}")
-    if method != "fork":
-        _require_picklable(fetch, method)
-
-
-def _preload() -> None:
-    """Have the fork server load what all workers need, unless its user chose already."""
-    server = forkserver._forkserver
-    if getattr(server, "_preload_modules", None) == ["__main__"]:
-        multiprocessing.set_forkserver_preload(["__main__", *_PRELOAD])
-
-
-def _require_picklable(fetch: Fetch, method: str) -> None:
-    try:
-        pickle.dumps(fetch)
-    except Exception as error:
-        raise UsageError(
-            f"the dataset, its transform or the collate function cannot be sent to worker "
-            f"processes ({error}). Define functions at the top of a module, not as lambdas or "
-            f"inside others; or start workers by fork: LoaderOptions(start_method='fork'). "
-            f"They would be started by {method}."
-        ) from error
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _hint(codes: list[int | None]) -> str:
-    if -signal.SIGKILL in codes:
-        return " Most often that is the system's answer to a lack of memory; use fewer workers."
-    if -signal.SIGBUS in codes:
-        return f" Shared memory may be full: see `df /dev/shm` (process {os.getpid()})."
-    if 1 in codes:
-        return (
-            " Its own message stands above. (Where workers are not started by fork, a script must "
-            "do its work below `if __name__ == '__main__':`.)"
-        )
-    return ""

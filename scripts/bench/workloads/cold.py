@@ -63,8 +63,9 @@ def _contend(table: Table, contenders: list[Contender], bench: Bench) -> Table:
 
     def make_cold(name: str) -> None:
         files = [Path(path) for path in served[name].ask("files")["files"]]
-        for one in served.values():
-            one.ask("forget", below=str(bench.work))
+        for other, one in served.items():
+            if not results[other].note.startswith("failed"):
+                one.ask("forget", below=str(bench.work))
         drop(files)
         left[name] = max(left.get(name, 0.0), resident(files))
 

@@ -109,7 +109,7 @@ class Rows:
                 kind=self.kind,
                 folder=self.folder,
                 reference=self.reference,
-                environment="libraries",
+                environment=peer,
                 peer=peer,
                 near=self.near,
             )
