@@ -74,8 +74,8 @@ def _scaling(source: Path, work: Path) -> dict[str, Function]:
 def _convert_by_command(source: Path, target: Path, workers: int) -> int:
     clear(target)
     options = ["--to", "webdataset", "--shard-size", "16MiB", "--workers", str(workers), "--quiet"]
-    command = [sys.executable, "-m", "shardkit", "convert", "imagefolder", source, target, *options]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "shardkit", "convert", "imagefolder"]
+    subprocess.run([*command, str(source), str(target), *options], check=True)
     return len(open_dataset(target))
 
 
