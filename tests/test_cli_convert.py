@@ -245,7 +245,7 @@ def test_any_number_of_workers_makes_the_same_files(folder: Path, tmp_path: Path
         (["--resize", "0"], "resize 0x0 is not from 1"),
         (["--resize", ""], "--resize"),
         (["--resize-mode", "pad"], "give that too"),
-        (["--resizer", "torch"], "--resizer says what is to --resize; give that too"),
+        (["--resizer", "torch"], "--resizer needs --resize"),
         (["--resizer", "torch", "--resize", "8", "--filter", "lanczos"], "has no filter lanczos"),
         (["--shard-size", "lots"], "--shard-size 'lots' is not a size such as"),
         (["--shard-size", "0"], "shard size 0"),

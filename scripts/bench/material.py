@@ -22,7 +22,7 @@ from contenders.adapter import (
     whole,
 )
 from harness import show
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 LARGE = (2000, 1500)
 """Width and height of what stands for a camera's photographs."""
@@ -101,8 +101,11 @@ def nearest(reference: Path) -> float:
 
 
 def _is_large_enough(path: Path) -> bool:
-    with Image.open(path) as image:
-        return min(image.size) >= 256
+    try:
+        with Image.open(path) as image:
+            return min(image.size) >= 256
+    except UnidentifiedImageError:
+        return False  # a note beside the photographs
 
 
 def _digest(paths: Iterable[Path]) -> str:

@@ -59,8 +59,10 @@ def require_markers(page: Path, names: Sequence[str]) -> None:
     """Find the places that will be written to, before anything takes time.
 
     Raises:
-        SystemExit: If the page lacks one.
+        SystemExit: If there is no page, or it lacks one.
     """
+    if not page.is_file():
+        raise SystemExit(f"there is no page {page} to write to")
     text = page.read_text("utf-8")
     for name in names:
         if not _place(name).search(text):

@@ -75,13 +75,22 @@ def _plot(folder: Path, tables: list[Table]) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("--only", type=_names, default=list(WORKLOADS), help="Such as crop,raw.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--copies", type=int, default=10)
-    parser.add_argument("--work", type=Path, help="Where to keep the data (default: temporary).")
+    parser.add_argument("photos", type=Path, help="An image folder of photographs.")
+    known = ",".join(WORKLOADS)
+    parser.add_argument("--only", type=_names, default=list(WORKLOADS), help=f"Some of {known}.")
+    rounds, copies = "Rounds that count (5).", "How often each photograph is taken (10)."
+    parser.add_argument("--rounds", type=_count, default=5, help=rounds)
+    parser.add_argument("--copies", type=_count, default=10, help=copies)
+    work = "Where data are kept for another run, which then begins at once (default: nowhere)."
+    parser.add_argument("--work", type=Path, help=work)
     parser.add_argument("--write", type=Path, help="The page to write the tables to.")
     return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def _names(text: str) -> list[str]:

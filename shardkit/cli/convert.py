@@ -241,7 +241,7 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
     if box is None and given["resize_mode"]:
         raise UsageError("--resize-mode says how to --resize; give that too")
     if box is None and given["resizer"] != "pillow":
-        raise UsageError("--resizer says what is to --resize; give that too")
+        raise UsageError("--resizer needs --resize: it says what scales the images")
     return ConvertOptions(
         to=given["to"],
         recipe=Recipe(

@@ -142,8 +142,8 @@ def _library() -> ctypes.CDLL | None:
         except (OSError, AttributeError) as error:  # not there, or an older one
             if named:
                 raise UsageError(
-                    f"{VARIABLE}={named} is not a TurboJPEG library of version 3 ({error}); "
-                    f"correct it, or set it to 'off'"
+                    f"{VARIABLE} names no TurboJPEG library of version 3 ({error}); correct it, "
+                    f"or set it to 'off'"
                 ) from error
     return None
 

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from shardkit.codecs.image import WHITE, Pixels
+from shardkit.codecs.turbo import available
 from shardkit.decode import Decoding, decode_stored
 from shardkit.errors import BadImage, TransformFailed, UsageError
 from shardkit.manifest import Manifest
@@ -91,6 +92,8 @@ class ShardDataset(Dataset[Sample]):
         self.jpeg = jpeg
         self._shards = ShardSet(Path(path), verify=verify)
         self._epoch = EpochCell()
+        if isinstance(decode, ImageOp):
+            available()  # a wrong setting shows here, and not with the first batch
         if self.format not in (None, self.manifest.format):
             raise UsageError(
                 f"{path} has the format {self.manifest.format!r}; {type(self).__name__} reads "
@@ -156,9 +159,10 @@ class ShardDataset(Dataset[Sample]):
         self._shards.announce(rows)
 
     def __repr__(self) -> str:
+        fast = ", jpeg='fast'" if self.jpeg == "fast" else ""
         return (
-            f"{type(self).__name__}({str(self.path)!r}, decode={self.decode!r}): {len(self)} "
-            f"images, {len(self.classes)} classes, {self.manifest.format}"
+            f"{type(self).__name__}({str(self.path)!r}, decode={self.decode!r}{fast}): "
+            f"{len(self)} images, {len(self.classes)} classes, {self.manifest.format}"
         )
 
     def describe_row(self, row: int) -> str:

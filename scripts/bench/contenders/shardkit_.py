@@ -51,7 +51,10 @@ class Adapter(adapter.Adapter):
         if not options.get("turbo"):
             os.environ[turbo.VARIABLE] = "off"
         elif not turbo.available():
-            raise RuntimeError(f"not installed: TurboJPEG 3 (see {turbo.VARIABLE} in the docs)")
+            raise RuntimeError(
+                f"TurboJPEG 3 is not installed, or {turbo.VARIABLE} does not name it: see "
+                "docs/training.md, Faster still"
+            )
         recipe = Recipe(check="none")
         if kind == "raw":
             recipe = Recipe(resize=(SIDE, SIDE), resize_mode="crop", encode="raw", check="none")
