@@ -68,6 +68,19 @@ def row_check(row: bytes | bytearray | memoryview) -> bytes:
     return zlib.crc32(row[: HEAD.stop]).to_bytes(4, "little")[:3]
 
 
+def unsound(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Tell of each row whether its ``check`` is not that of `row_check`, or its field unknown.
+
+    It looks at a whole batch, in the path of every read: hence numbers, and no call for each row.
+    """
+    packed, crc32 = memoryview(rows.tobytes()), zlib.crc32
+    starts = range(0, len(packed), ROW.itemsize)
+    found = [crc32(packed[start : start + HEAD.stop]) & 0xFFFFFF for start in starts]
+    stated = rows["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
+    wrong: npt.NDArray[np.bool_] = (stated != found) | (rows["field"] >= len(IMAGE_FIELDS))
+    return wrong
+
+
 def checksum(head: bytes | memoryview, image: bytes | memoryview) -> int:
     """Return the CRC-32 of a row's `HEAD` bytes followed by its image's bytes.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from shardkit.contracts import Format
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
 from shardkit.handles import ShardFile, forget, shard_file, shard_reader
-from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts
+from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts, unsound
 from shardkit.manifest import MANIFEST_NAME, Manifest, load_manifest
 from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
@@ -260,7 +259,8 @@ class Found:
         self.lengths: list[int] = index["length"].tolist()
         """Bytes of each image."""
         self._checksums: list[int] = index["checksum"].tolist()
-        self._require_sound(index)
+        if (wrong := unsound(index)).any():
+            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
         self.labels: list[int] = index["label"].tolist()
         self.widths: list[int] = index["width"].tolist()
         self.heights: list[int] = index["height"].tolist()
@@ -306,22 +306,6 @@ class Found:
             self._announced = True
             for place in range(number, len(self.rows)):
                 self._files[place].announce(self._offsets[place], self.lengths[place])
-
-    def _require_sound(self, index: Rows) -> None:
-        """Compare the check of each row, as `shardkit.index.row_check` defines it.
-
-        Raises:
-            CorruptRecord: If one differs.
-        """
-        size = ROW.itemsize
-        packed, crc32 = self._packed, zlib.crc32
-        found = [
-            crc32(packed[at : at + HEAD.stop]) & 0xFFFFFF for at in range(0, len(packed), size)
-        ]
-        stated = index["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
-        wrong = (stated != found) | (index["field"] >= len(IMAGE_FIELDS))
-        if wrong.any():
-            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
 
     def corrupt(self, number: int, reason: str) -> CorruptRecord:
         """Return the error that says that the record at a position is damaged."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -182,11 +181,3 @@ def _refer_bytes(folder: Path, target: Path) -> None:
 def _refer_entries(found: list[tuple[str, int]], target: Path) -> None:
     np.save(target / "labels.npy", [label for _, label in found])
     (target / "paths.json").write_text(json.dumps([path for path, _ in found]), "utf-8")
-
-
-def clear(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

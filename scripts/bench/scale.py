@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from memory import Memory, fresh, of_children, pictures, table, timed
+from memory_maps import drop
 
 from shardkit import (
     Blocks,
@@ -180,7 +181,7 @@ def spread(rows: list[int], shards: int) -> list[int]:
 def first_batch(path: Path, options: LoaderOptions, *, cold: bool = False) -> float:
     """Return the seconds from `open_dataset` to the first batch."""
     if cold:
-        forget(path)
+        drop([*path.glob("shard-000000.*"), *path.glob(f"{INDEX_DIRECTORY}/*")])
     begun = time.perf_counter()
     dataset = open_dataset(path, decode=RandomResizedCrop(224))
     loader = make_loader(dataset, BATCH, shuffle=True, options=options)
@@ -189,15 +190,6 @@ def first_batch(path: Path, options: LoaderOptions, *, cold: bool = False) -> fl
     seconds = time.perf_counter() - begun
     loader.close()
     return seconds
-
-
-def forget(path: Path) -> None:
-    """Have the kernel drop the pages of a dataset's files from its cache."""
-    for file in (*path.glob("shard-000000.*"), *path.glob(f"{INDEX_DIRECTORY}/*")):
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def workers_memory(path: Path, start_method: str) -> Memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from contenders.adapter import resized
 from harness import Table, contend_here
-from material import clear
 from PIL import Image
 from workloads.rows import Bench
 
@@ -34,7 +34,7 @@ def run(bench: Bench) -> list[Table]:
         (_table("verify", "verify, level full, 1 worker", "verify hdf5"), _verifying),
     ]
     done = [contend_here(table, work_of(source, work), bench.rounds) for table, work_of in tables]
-    clear(work)
+    _clear(work)
     return done
 
 
@@ -72,7 +72,7 @@ def _scaling(source: Path, work: Path) -> dict[str, Function]:
 
 
 def _convert_by_command(source: Path, target: Path, workers: int) -> int:
-    clear(target)
+    _clear(target)
     options = ["--to", "webdataset", "--shard-size", "16MiB", "--workers", str(workers), "--quiet"]
     command = [sys.executable, "-m", "shardkit", "convert", "imagefolder"]
     subprocess.run([*command, str(source), str(target), *options], check=True)
@@ -94,7 +94,7 @@ def _verifying(source: Path, work: Path) -> dict[str, Function]:
 
 
 def _convert(source: Path, target: Path, options: ConvertOptions, workers: int) -> int:
-    clear(target)
+    _clear(target)
     return convert(scan_imagefolder(source), target, options, workers=workers).manifests[""].rows
 
 
@@ -120,7 +120,7 @@ def _tar_command(source: Path, target: Path) -> int:
 
 def _pillow(source: Path, target: Path) -> int:
     """Open, resize, save at quality 90: the plain script."""
-    clear(target)
+    _clear(target)
     files = _files(source)
     for path in files:
         place = target / path.relative_to(source)
@@ -132,3 +132,11 @@ def _pillow(source: Path, target: Path) -> int:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _clear(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
