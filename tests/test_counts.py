@@ -417,6 +417,9 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 MESSAGE = 400
 """Bytes of a message without its labels, of which most are names of classes and functions."""
 
+NEW_SLOT = 400
+"""Bytes more, once, where a message makes a new slot known: how its memory is opened."""
+
 
 def segment(images: torch.Tensor) -> str:
     """Return which shared memory a tensor lies in: its inode, which no other will ever have."""
@@ -433,7 +436,8 @@ def test_processes_send_a_number_and_not_a_batch(root: Path, received: list[int]
     """A message is a slot's number and layout; what grows with the batch are labels: 8 bytes each.
 
     The images of a batch are 393 KB. They come in the slots that each worker has at most, and by
-    no other shared memory.
+    no other shared memory. Each slot is made known once. When a worker needs its last one is a
+    matter of who runs first: at the latest in the epochs that are looked at here.
     """
     dataset = opened(root, "lmdb", "raw")
     with closing(warm_loader(dataset, "process", workers=2, prefetch=2)) as loader:
@@ -441,10 +445,13 @@ def test_processes_send_a_number_and_not_a_batch(root: Path, received: list[int]
         received.clear()
         segments = {segment(images) for _ in range(3) for images, _ in loader}
     assert "0" not in segments
-    assert len(segments) <= 2 * (1 + SPARE_SLOTS)
+    slots = 2 * (1 + SPARE_SLOTS)
+    assert len(segments) <= slots
     sizes = [size for size in received if size > 100]  # but not that a worker begins an epoch
     assert len(sizes) == 3 * BATCHES
-    assert max(sizes) <= MESSAGE + 8 * BATCH
+    long = [size for size in sizes if size > MESSAGE + 8 * BATCH]
+    assert len(long) <= slots
+    assert max(sizes) <= MESSAGE + NEW_SLOT + 8 * BATCH
 
 
 # Pages.
