@@ -115,6 +115,9 @@ class Format:
     libraries: tuple[str, ...] = ()
     """The packages whose versions can change the bytes written; the manifest records them."""
 
+    overhead: int = 0
+    """Bytes that a record takes beside its image, about; to foresee the size of a dataset."""
+
     write: Callable[[Path, ShardSpec], ShardWriter]
     """Begins a shard at a path where nothing stands."""
 

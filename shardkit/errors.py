@@ -6,7 +6,8 @@
     ├── UsageError                what was asked for cannot be done as asked (the CLI exits with 2)
     │   └── StateMismatch         a loader's state is of another dataset, order or version
     ├── ConversionFailed          a conversion that committed nothing
-    │   └── BadImages             because of the images that it lists
+    │   ├── BadImages             because of the images that it lists
+    │   └── DiskFull              because there is no more room, or would not be
     ├── BadImage                  one image that cannot be stored or decoded; also a ValueError
     ├── LoaderFailed              a loader's worker died or hangs; also a RuntimeError
     ├── TransformFailed           a user's transform raised an exception for a sample
@@ -50,6 +51,10 @@ class BadImages(ConversionFailed):
 
     problems: tuple[Problem, ...] = ()
     """All of them; where there are splits, paths begin with the split."""
+
+
+class DiskFull(ConversionFailed):
+    """A disk has not the room that a conversion needs; what is done is kept for the next run."""
 
 
 class BadImage(ShardkitError, ValueError):

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -127,7 +128,7 @@ def _run_in_processes(
         while waiting:
             done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             _pass_on(channel, on_progress)
-            if not done and any(each.exitcode is not None for each in _processes(executor)):
+            if not done and _dead(executor):
                 raise BrokenProcessPool  # the executor does not always notice by itself
             for future in done:
                 yield waiting.pop(future), future.result()
@@ -135,9 +136,10 @@ def _run_in_processes(
         executor.shutdown()
     except BrokenProcessPool:
         raise ShardkitError(
-            "a worker process died without a message: it was killed, most often for want of "
-            "memory, or a library crashed in it. Try again with fewer workers. (A script that asks "
-            "for several must do its work below `if __name__ == '__main__':`.)"
+            f"a worker process died without a message{_cause(executor)}: it was killed, most often "
+            "for want of memory, or a library crashed in it. Give the same command again, with "
+            "fewer workers; what is done is kept. (A script that asks for several must do its work "
+            "below `if __name__ == '__main__':`.)"
         ) from None
     finally:
         _end(executor)
@@ -154,6 +156,16 @@ def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
         if os.getppid() != parent:  # it died before we asked
             os._exit(1)
+    else:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the parent, and end at once: what is in work is done again anyway."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _keep_memory() -> None:
@@ -187,3 +199,15 @@ def _end(executor: ProcessPoolExecutor) -> None:
 def _processes(executor: ProcessPoolExecutor) -> list[Any]:
     """Return the executor's processes; it has no public name for them before Python 3.14."""
     return list((executor._processes or {}).values())
+
+
+def _dead(executor: ProcessPoolExecutor) -> list[int]:
+    """Return the exit codes of processes that ended, although they should be at work."""
+    return [code for each in _processes(executor) if (code := each.exitcode) is not None]
+
+
+def _cause(executor: ProcessPoolExecutor) -> str:
+    """Return the name of the signal that killed a process, if that can be known."""
+    # The others are ended by the executor, with SIGTERM.
+    codes = {-code for code in _dead(executor) if code < 0} - {signal.SIGTERM}
+    return f" ({signal.Signals(min(codes)).name})" if codes else ""

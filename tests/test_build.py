@@ -11,7 +11,13 @@ import pytest
 from helpers import FORMATS, jpeg, make_tree, png, tree
 
 from shardkit.conversion import build
-from shardkit.conversion.build import ShardTask, build_shard, load_part, load_result
+from shardkit.conversion.build import (
+    ShardResult,
+    ShardTask,
+    build_shard,
+    load_part,
+    load_result,
+)
 from shardkit.errors import ConversionFailed
 from shardkit.files import sha256_of
 from shardkit.formats.webdataset import TarWriter
@@ -38,9 +44,14 @@ def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTa
         recipe=Recipe(),
         source=source,
         meta={"classes": ["cat", "dog"]},
+        software={"pillow": "1"},
         keep=True,
     )
     return replace(task, **changes)
+
+
+def built(task: ShardTask) -> ShardResult:
+    return build_shard(task).result
 
 
 def good(task: ShardTask) -> ShardTask:
@@ -50,7 +61,7 @@ def good(task: ShardTask) -> ShardTask:
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_shard_holds_its_images_in_order_and_says_what_it_is(tmp_path: Path, to: str) -> None:
     task = good(make_task(tmp_path, to))
-    result = build_shard(task)
+    result = built(task)
     assert result.entry is not None
     assert result.entry.name == task.path.name == f"shard-000007{get_format(to).suffix}"
     assert result.entry.bytes == task.path.stat().st_size
@@ -78,16 +89,17 @@ def test_a_shard_holds_its_images_in_order_and_says_what_it_is(tmp_path: Path, t
 def test_threads_change_nothing(tmp_path: Path, to: str, threads: int) -> None:
     recipe = Recipe(resize=(8, 8), encode="png")
     results = []
+    made = make_task(tmp_path, to, recipe=recipe)
     for count in (1, threads):
-        task = make_task(tmp_path, to, threads=count, recipe=recipe)
-        results.append((build_shard(task), tree(task.folder), tree(task.part)))
+        task = replace(made, threads=count)
+        results.append((built(task), tree(task.folder), tree(task.part)))
         for path in (*task.folder.iterdir(), task.part / "result.json"):
             path.unlink()
     assert results[0] == results[1]
 
 
 def test_bad_images_are_left_out_where_that_is_wanted(tmp_path: Path) -> None:
-    result = build_shard(make_task(tmp_path))
+    result = built(make_task(tmp_path))
     assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
     assert result.entry is not None
     assert result.entry.rows == 5
@@ -95,7 +107,7 @@ def test_bad_images_are_left_out_where_that_is_wanted(tmp_path: Path) -> None:
 
 def test_a_shard_with_bad_images_is_not_kept_where_it_is_not_wanted(tmp_path: Path) -> None:
     task = make_task(tmp_path, keep=False)
-    result = build_shard(task)
+    result = built(task)
     assert result.entry is None
     assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
     assert os.listdir(task.folder) == []
@@ -105,7 +117,7 @@ def test_a_shard_with_bad_images_is_not_kept_where_it_is_not_wanted(tmp_path: Pa
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_shard_without_any_image_can_be_made(tmp_path: Path, to: str) -> None:
     task = make_task(tmp_path, to)
-    result = build_shard(replace(task, source=task.source.take([])))
+    result = built(replace(task, source=task.source.take([])))
     assert result.entry is not None
     assert result.entry.rows == 0
     assert list(load_part(task, 0).keys) == []
@@ -114,16 +126,64 @@ def test_a_shard_without_any_image_can_be_made(tmp_path: Path, to: str) -> None:
 def test_the_result_of_a_finished_shard_is_found_again(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     assert load_result(task) is None
-    result = build_shard(task)
+    result = built(task)
     assert load_result(task) == result
     written = task.path.stat().st_mtime_ns
-    assert build_shard(task) == result
+    assert built(task) == result
     assert task.path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("file", ["shard", "rows", "paths"])
+def test_a_shard_that_the_disk_has_changed_is_made_anew(tmp_path: Path, file: str) -> None:
+    task = make_task(tmp_path)
+    build_shard(task)
+    before = tree(tmp_path)
+    path = {
+        "shard": task.path,
+        "rows": task.part / "index/rows.npy",
+        "paths": task.part / "index/paths.npy",
+    }[file]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert not build_shard(task).kept
+    assert tree(tmp_path) == before
+    assert build_shard(task).kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"software": {"pillow": "2"}},
+        {"meta": {"classes": ["cat"]}},
+        {"recipe": Recipe(orient=True)},
+    ],
+    ids=str,
+)
+def test_a_shard_that_was_made_of_something_else_is_made_anew(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    task = make_task(tmp_path)
+    build_shard(task)
+    assert load_result(replace(task, **change)) is None
+    assert load_result(replace(task, source=task.source.take(range(5)))) is None
+    assert load_result(replace(task, keep=False, threads=3)) is not None
+
+
+def test_memory_that_runs_out_is_not_blamed_on_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Recipe, "apply", fail)
+    with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer --workers"):
+        build_shard(make_task(tmp_path))
 
 
 def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
     task = make_task(tmp_path)
-    result = build_shard(task)
+    result = built(task)
     assert result.entry is not None
     part = load_part(task, result.entry.rows)
     entries = [entry for entry in task.source.entries if entry.path != "cat/2.jpg"]
@@ -139,7 +199,7 @@ def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["shard missing", "shard cut", "result missing", "result cut"])
 def test_a_shard_that_is_not_whole_is_made_anew(tmp_path: Path, damage: str) -> None:
     task = make_task(tmp_path)
-    result = build_shard(task)
+    result = built(task)
     content = task.path.read_bytes()
     path = task.path if damage.startswith("shard") else task.part / "result.json"
     if damage.endswith("missing"):
@@ -147,25 +207,25 @@ def test_a_shard_that_is_not_whole_is_made_anew(tmp_path: Path, damage: str) -> 
     else:
         path.write_bytes(path.read_bytes()[:-10])
     assert load_result(task) is None
-    assert build_shard(task) == result
+    assert built(task) == result
     assert task.path.read_bytes() == content
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"entry": null}', b'{"entry": {"a": 1}}'])
 def test_a_result_that_is_something_else_is_none(tmp_path: Path, content: bytes) -> None:
     task = make_task(tmp_path)
-    result = build_shard(task)
+    result = built(task)
     (task.part / "result.json").write_bytes(content)
-    assert build_shard(task) == result
+    assert built(task) == result
 
 
 def test_what_an_interrupted_run_left_is_overwritten(tmp_path: Path) -> None:
     task = make_task(tmp_path)
-    result = build_shard(task)
+    result = built(task)
     content = task.path.read_bytes()
     task.path.unlink()
     task.path.with_name(f".{task.path.name}.tmp").write_bytes(b"half a shard")
-    assert build_shard(task) == result
+    assert built(task) == result
     assert tree(task.folder).keys() == {task.path.name}
     assert task.path.read_bytes() == content
 
@@ -191,7 +251,7 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
                 build_shard(task)
         assert os.listdir(task.folder) == []
         assert load_result(task) is None
-    assert build_shard(task).entry is not None
+    assert built(task).entry is not None
 
 
 def test_the_message_of_a_failing_disk_does_not_speak_of_none(

@@ -107,7 +107,7 @@ def test_a_dry_run_as_json(folder: Path, tmp_path: Path) -> None:
     assert (value["images"], value["shards"]) == (6, 1)
     assert value["classes"] == {"cat": 3, "dog": 3}
     assert value["recipe"]["encode"] == "keep"
-    assert value["estimated_bytes"] == sum(p.stat().st_size for p in folder.rglob("*.*"))
+    assert value["estimated_bytes"] > sum(p.stat().st_size for p in folder.rglob("*.*"))
 
 
 def test_a_long_list_of_classes_is_cut(tmp_path: Path) -> None:

@@ -30,11 +30,12 @@ from helpers import (
     wait_until,
 )
 
+from shardkit.conversion import space as space_module
 from shardkit.conversion import workplace as workplace_module
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.workplace import WORK_NAME
-from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
-from shardkit.files import sha256_of
+from shardkit.errors import BadImages, ConversionFailed, DiskFull, ShardkitError, UsageError
+from shardkit.files import Reservation, sha256_of
 from shardkit.index import Index
 from shardkit.manifest import MANIFEST_NAME, Manifest, load_any_manifest, load_manifest
 from shardkit.recipe import Recipe
@@ -291,14 +292,72 @@ BAD = ["cat/a text.jpg", "cat/cut.jpg", "cat/empty.png", "dog/headless.png", "do
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_all_bad_files_are_listed_and_nothing_is_left(
+def test_all_bad_files_are_listed_and_no_dataset_is_made(
     spoilt: Path, tmp_path: Path, workers: int
 ) -> None:
-    with pytest.raises(BadImages, match="5 bad files; nothing was written") as caught:
+    with pytest.raises(BadImages, match="5 bad files; no dataset was made") as caught:
         made(spoilt, tmp_path / "out", shard_samples=2, workers=workers)
     assert [problem.path for problem in caught.value.problems] == BAD
     assert all(problem.reason for problem in caught.value.problems)
+    assert os.listdir(tmp_path / "out") == [WORK_NAME]
+
+
+def test_if_every_shard_has_bad_files_nothing_is_left(spoilt: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadImages, match="5 bad files; nothing was written"):
+        made(spoilt, tmp_path / "out")
     assert os.listdir(tmp_path) == ["photos"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_shards_without_bad_files_are_kept_for_a_run_that_leaves_those_out(
+    spoilt: Path, tmp_path: Path, to: str
+) -> None:
+    options: dict[str, Any] = {"shard_samples": 2}
+    with pytest.raises(BadImages, match="2 shards without any will be used again"):
+        made(spoilt, tmp_path / "out", to, **options)
+    skipping = {**options, "on_error": "skip"}
+    result = converted(spoilt, tmp_path / "out", to, **skipping)
+    assert result.reused_shards == 2
+    made(spoilt, tmp_path / "expected", to, **skipping)
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_mended_files_cost_no_more_than_their_shards(spoilt: Path, tmp_path: Path, to: str) -> None:
+    options: dict[str, Any] = {"shard_samples": 2}
+    (spoilt / "dog/link.png").unlink()
+    with pytest.raises(BadImages):
+        made(spoilt, tmp_path / "out", to, **options)
+    for name in BAD[:-1]:
+        (spoilt / name).write_bytes(png())
+    assert converted(spoilt, tmp_path / "out", to, **options).reused_shards == 2
+    made(spoilt, tmp_path / "expected", to, **options)
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_bad_files_may_be_taken_away_but_no_others(spoilt: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadImages):
+        made(spoilt, tmp_path / "out", shard_samples=2)
+    (spoilt / "cat/001.jpg").rename(tmp_path / "aside")
+    with pytest.raises(UsageError, match=r"1 file is gone \(cat/001.jpg\). --force"):
+        made(spoilt, tmp_path / "out", shard_samples=2)
+    (tmp_path / "aside").rename(spoilt / "cat/001.jpg")
+    for name in BAD:
+        (spoilt / name).unlink()
+    made(spoilt, tmp_path / "out", shard_samples=2)
+    made(spoilt, tmp_path / "expected", shard_samples=2)
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_bad_files_of_an_earlier_run_are_still_bad(spoilt: Path, tmp_path: Path) -> None:
+    """Shards of a run that left bad files out serve a run that does not: it must name them."""
+    skipping: dict[str, Any] = {"shard_samples": 2, "on_error": "skip"}
+    with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
+        made(spoilt, tmp_path / "out", **skipping)
+    with pytest.raises(BadImages) as caught:
+        made(spoilt, tmp_path / "out", shard_samples=2)
+    assert [problem.path for problem in caught.value.problems] == BAD
+    assert converted(spoilt, tmp_path / "out", **skipping).reused_shards == 5
 
 
 def test_bad_files_of_splits_are_named_with_the_split(tmp_path: Path) -> None:
@@ -328,7 +387,8 @@ def test_a_failed_conversion_leaves_the_older_dataset_as_it_was(
     before = tree(tmp_path / "out")
     with pytest.raises(BadImages):
         made(spoilt, tmp_path / "out", force=True, shard_samples=2, workers=workers)
-    assert tree(tmp_path / "out") == before
+    assert without_work(tree(tmp_path / "out")) == before
+    assert is_whole(tmp_path / "out")
 
 
 def test_bad_files_can_be_skipped_and_are_recorded(spoilt: Path, tmp_path: Path) -> None:
@@ -499,10 +559,31 @@ def test_splits_of_any_name_can_be_opened_again(tmp_path: Path, name: str) -> No
 def test_a_disk_too_small_is_noticed_before_anything_is_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "free_bytes", lambda _: 1000)
-    with pytest.raises(ConversionFailed, match="0 MiB free; the dataset needs about"):
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: 1000)
+    with pytest.raises(DiskFull, match=r"0.0 MiB are still to be written, and 0.0 MiB are free"):
         made(folder, tmp_path / "out")
-    assert not [name for name in tree(tmp_path / "out") if name.endswith(".tar")]
+    assert os.listdir(tmp_path) == ["photos"]
+
+
+def test_a_disk_that_fills_says_what_is_missing_and_the_work_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"shard_samples": 2}
+    made(folder, tmp_path / "expected", **options)
+    record = ImageFolder._record
+
+    def fail(source: ImageFolder, entry: Entry) -> Any:
+        if entry == plan.splits[0].source.entries[4]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return record(source, entry)
+
+    plan = dry_run(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to="webdataset"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFolder, "_record", fail)
+        with pytest.raises(DiskFull, match=r"Make room for 1.0 MiB more and give the same"):
+            made(folder, tmp_path / "out", **options)
+    assert converted(folder, tmp_path / "out", **options).reused_shards == 2
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
 def test_room_taken_by_finished_shards_is_not_asked_for_again(
@@ -510,9 +591,50 @@ def test_room_taken_by_finished_shards_is_not_asked_for_again(
 ) -> None:
     with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out", shard_samples=1)
-    monkeypatch.setattr(module, "free_bytes", lambda _: 3000)
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: 3000)
     made(folder, tmp_path / "out", shard_samples=1)
     assert is_whole(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "held"),
+    [(Recipe(), True), (Recipe(quality=50), False)],
+    ids=["known sizes", "guessed sizes"],
+)
+def test_room_is_held_where_sizes_are_known(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe, held: bool
+) -> None:
+    """Six shards, one in work: room for five is held at first, for none in the end."""
+    sizes: list[int] = []
+
+    class Noted(Reservation):
+        def __init__(self, folder: Path, size: int) -> None:
+            super().__init__(folder, size)
+            sizes.append(os.fstat(self._file.fileno()).st_size)
+
+        def shrink(self, size: int) -> None:
+            super().shrink(size)
+            sizes.append(os.fstat(self._file.fileno()).st_size)
+
+    monkeypatch.setattr(space_module, "Reservation", Noted)
+    made(folder, tmp_path / "out", shard_samples=1, recipe=recipe)
+    assert len(sizes) == (7 if held else 0)
+    if held and any(sizes):  # else the file system cannot reserve
+        assert sizes == [*sorted(set(sizes[:5]), reverse=True), 0, 0]
+        images = sorted(path.stat().st_size for path in folder.rglob("*.*"))
+        assert sizes[0] > sum(images[:5])
+
+
+def test_a_disk_that_cannot_hold_the_room_refuses_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(space_module, "Reservation", refuse)
+    with pytest.raises(DiskFull):
+        made(folder, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["photos"]
 
 
 @pytest.mark.parametrize("name", ["save_index", "save_manifest", "sha256_of"])
@@ -711,8 +833,10 @@ def test_after_a_change_of_the_source_an_unfinished_run_is_not_taken_up(
     with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out")
     (folder / "cat/000.jpg").write_bytes(jpeg(30, 30))
-    with pytest.raises(UsageError, match="unfinished conversion"):
+    with pytest.raises(UsageError, match=r"1 file is changed \(cat/000.jpg\). --force starts over"):
         made(folder, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"--quality was not given and is 7; --resize was not"):
+        made(folder, tmp_path / "out", recipe=Recipe(quality=7, resize=(8, 9)))
     made(folder, tmp_path / "out", force=True)
     assert stored_images(tmp_path / "out")["cat/000.jpg"] == jpeg(30, 30)
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 from helpers import make_folder, make_tree, tree
 
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.terms import Terms
 from shardkit.conversion.workplace import WORK_NAME, Workplace, check_target, workplace
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -24,9 +29,18 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def hold(target: Path, digest: str = "d", *, force: bool = False) -> Workplace:
+def terms(seed: str = "d", on_error: str = "fail", **files: str) -> Terms:
+    """Return terms of a conversion with the given seed, whatever that is."""
+    return Terms(settings={"--seed": seed}, images={"": len(files)}, files=files, on_error=on_error)
+
+
+def hold(target: Path, seed: str = "d", *, force: bool = False) -> Workplace:
+    return resume(target, terms(seed), force=force)
+
+
+def resume(target: Path, wanted: Terms, *, force: bool = False) -> Workplace:
     with workplace(target, force=force) as place:
-        place.begin(digest, force=force)
+        place.begin(wanted, force=force)
         return place
 
 
@@ -91,7 +105,7 @@ def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
 
 def test_only_one_conversion_works_in_a_place(tmp_path: Path) -> None:
     with workplace(tmp_path / "out", force=False) as place:
-        place.begin("d", force=False)
+        place.begin(terms(), force=False)
         with pytest.raises(UsageError, match="another conversion is writing into"):
             hold(tmp_path / "out", force=True)
         assert (place.state / "plan.json").exists()
@@ -133,12 +147,63 @@ def test_the_same_work_is_taken_up(tmp_path: Path) -> None:
 def test_other_work_needs_force_and_begins_anew(tmp_path: Path) -> None:
     place = hold(tmp_path / "out", "one")
     (place.dataset / "shard").write_bytes(b"done")
-    with pytest.raises(UsageError, match="unfinished conversion with other options"):
+    with pytest.raises(UsageError, match=r"--seed was one and is two\. --force starts over"):
         hold(tmp_path / "out", "two")
     assert (place.dataset / "shard").exists()
     again = hold(tmp_path / "out", "two", force=True)
     assert list(again.dataset.iterdir()) == []
     hold(tmp_path / "out", "two")
+
+
+def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: Path) -> None:
+    with workplace(tmp_path / "out", force=False) as place:
+        place.begin(terms(a="1", b="1", c="1"), force=False)
+        (place.dataset / "shard").write_bytes(b"done")
+        place.keep_for_mending(["b", "c"])
+    for wanted in (terms(a="1", b="2", c="1"), terms(a="1", b="3"), terms("d", "skip", a="1")):
+        assert (resume(tmp_path / "out", wanted).dataset / "shard").exists()
+    for wanted in (terms(a="2"), terms(b="1"), terms(a="1", d="1"), terms("e", a="1")):
+        with pytest.raises(UsageError, match="--force starts over"):
+            resume(tmp_path / "out", wanted)
+    assert (place.dataset / "shard").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (terms(a="1", b="2", c="1"), r"1 file is changed \(b\)"),
+        (terms(a="1", c="1"), r"1 file is gone \(b\)"),
+        (
+            terms(a="2", b="2", c="2", d="1"),
+            r"3 files are changed \(a, b, c\); 1 file is new \(d\)",
+        ),
+        (terms(v="1", w="1", x="1", y="1"), r"4 files are new \(v, w, x and 1 more\)"),
+        (
+            Terms({"--seed": [1, 2]}, {"": 3}, {"a": "1", "b": "1", "c": "1"}, "fail"),
+            "--seed was d and is 1x2",
+        ),
+        (
+            Terms({"--seed": "d"}, {"": 4}, {"a": "1", "b": "1", "c": "1"}, "fail"),
+            "another number of images",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_refusal_says_what_is_different(tmp_path: Path, wanted: Terms, said: str) -> None:
+    place = resume(tmp_path / "out", terms(a="1", b="1", c="1"))
+    (place.dataset / "shard").write_bytes(b"done")
+    with pytest.raises(UsageError, match=said):
+        resume(tmp_path / "out", wanted)
+    again = resume(tmp_path / "out", wanted, force=True)
+    assert list(again.dataset.iterdir()) == []
+
+
+def test_lost_records_of_earlier_work_are_not_guessed(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    (place.state / "files.json").write_bytes(b"{")
+    hold(tmp_path / "out", "one")
+    with pytest.raises(UsageError, match="the record of what it was begun with is damaged"):
+        hold(tmp_path / "out", "two")
 
 
 def test_work_without_a_plan_is_not_taken_up(tmp_path: Path) -> None:
@@ -160,7 +225,7 @@ def test_a_damaged_plan_is_not_a_traceback(tmp_path: Path) -> None:
             hold(tmp_path / "out", "one", force=True)
         except ShardkitError:
             continue
-        assert json.loads((place.state / "plan.json").read_bytes()) == {"digest": "one"}
+        assert json.loads((place.state / "plan.json").read_bytes())["digest"] == terms("one").digest
 
 
 def test_work_that_is_being_put_in_its_place_is_not_thrown_away(tmp_path: Path) -> None:
@@ -266,3 +331,51 @@ def test_work_whose_removal_was_interrupted_is_no_danger_to_the_dataset(
         assert {n: h for n, h in tree(dataset).items() if not n.startswith(WORK_NAME)} == before
     else:
         pytest.fail("discard does not end")
+
+
+# Where the file system has no locks.
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def lockless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) -> None:
+    with workplace(tmp_path / "out", force=False) as place:
+        place.begin(terms(), force=False)
+        with pytest.raises(UsageError, match=f"process {os.getpid()} on .*owner"):
+            hold(tmp_path / "out")
+    hold(tmp_path / "out").discard()
+    assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_the_work_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    owner = {"machine": socket.gethostname(), "process": int(child.stdout)}
+    (place.folder / "owner").write_text(json.dumps(owner))
+    hold(tmp_path / "out")
+    assert not (place.folder / "owner").exists()
+
+
+@pytest.mark.usefixtures("lockless")
+@pytest.mark.parametrize(
+    "owner", [b'{"machine": "another", "process": 1}', b"", b"[]", b'{"process": "x"}']
+)
+def test_without_locks_nothing_is_taken_over_that_may_be_in_work(
+    tmp_path: Path, owner: bytes
+) -> None:
+    place = hold(tmp_path / "out")
+    (place.folder / "owner").write_bytes(owner)
+    with pytest.raises(UsageError, match=r"If it no longer runs, remove .*owner"):
+        hold(tmp_path / "out", force=True)
+    (place.folder / "owner").unlink()
+    hold(tmp_path / "out")

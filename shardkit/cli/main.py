@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -71,7 +72,9 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line; errors become one message and an exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _Ending())
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for jobs in the background
+        signal.signal(signal.SIGINT, _Ending())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is escaped
             stream.reconfigure(errors="backslashreplace")
@@ -84,6 +87,8 @@ def main() -> NoReturn:
         _fail("interrupted. (A conversion goes on when its command is given again.)", 130)
     except ShardkitError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except MemoryError:
+        _fail("memory ran out", 1)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
@@ -91,9 +96,22 @@ def main() -> NoReturn:
     sys.exit(code or 0)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Turn SIGTERM into an exit that cleans up: workers end, the work so far is kept."""
-    sys.exit(128 + number)
+class _Ending:
+    """Turns a signal into an exit that cleans up; the second one does not wait for that.
+
+    Either way the work so far is kept, and the workers end: with the cleaning, or with us.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = True
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import shutil
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardkit.contracts import Format, ShardSpec, ShardWriter
-from shardkit.errors import BadImage, ConversionFailed, Problem
+from shardkit.errors import BadImage, ConversionFailed, DiskFull, Problem
 from shardkit.files import published, sha256_of, sync, write_atomically
 from shardkit.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.indexing import index_shard
@@ -39,6 +41,8 @@ class ShardTask:
     recipe: Recipe
     source: ImageFolder
     meta: dict[str, Any]
+    software: dict[str, str]
+    """Versions of all that can change a byte of it."""
     keep: bool
     """Whether the shard is wanted although some of its images are bad."""
     threads: int = 1
@@ -48,6 +52,15 @@ class ShardTask:
     def path(self) -> Path:
         """The shard's file."""
         return self.folder / f"shard-{self.number:06d}{get_format(self.format).suffix}"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that decides the shard's bytes."""
+        digest = hashlib.sha256(dump_json([self.format, self.number, self.meta, self.software]))
+        digest.update(dump_json(self.recipe.describe()))
+        for entry in self.source.entries:
+            digest.update(dump_json(entry))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,33 +76,46 @@ class ShardResult:
     notes: dict[str, int]
 
 
-def build_shard(task: ShardTask) -> ShardResult:
+class Built(NamedTuple):
+    """A shard that is there."""
+
+    result: ShardResult
+    kept: bool
+    """Whether an earlier run had made it, and it is still as it was."""
+
+
+def build_shard(task: ShardTask) -> Built:
     """Make the shard of ``task``, and save its part of the index and its result beside it.
 
     Raises:
         ConversionFailed: If it cannot be written, or reads back other than it was written.
     """
-    done = load_result(task)
-    if done is not None:
-        meter = Meter()
-        meter.add(images=len(task.source))
-        meter.flush()
-        return done
     try:
+        done = load_result(task)
+        if done is not None and _is_sound(task, done):
+            meter = Meter()
+            meter.add(images=len(task.source))
+            meter.flush()
+            return Built(done, kept=True)
         with task.recipe.at_work(), published(task.path) as temporary:
             result, part = _write(task, temporary)
         _save_part(task, result, part)
     except _UnwantedError as unwanted:
-        return unwanted.result
+        return Built(unwanted.result, kept=False)
     except OSError as error:
-        raise ConversionFailed(explain(error, task.folder)) from error
-    return result
+        raise as_failure(error, task.folder) from error
+    return Built(result, kept=False)
 
 
 def load_result(task: ShardTask) -> ShardResult | None:
-    """Return the result of a shard that an earlier run finished, or None."""
+    """Return the result of a shard that an earlier run made of the same, or None.
+
+    The shard is there, and has the right size; nothing more is looked at.
+    """
     try:
         value = load_json((task.part / "result.json").read_bytes())
+        if value["made_of"] != task.digest:
+            return None
         result = ShardResult(
             entry=ShardEntry(**value["entry"]),
             bad=[Problem(**problem) for problem in value["bad"]],
@@ -101,6 +127,19 @@ def load_result(task: ShardTask) -> ShardResult | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return result if result.entry and size == result.entry.bytes else None
+
+
+def _is_sound(task: ShardTask, result: ShardResult) -> bool:
+    """Tell whether a shard and its part of the index still have the bytes that were written."""
+    try:
+        files = load_json((task.part / "result.json").read_bytes())["part"]
+        return (
+            result.entry is not None
+            and sha256_of(task.path) == result.entry.sha256
+            and all(sha256_of(task.part / name) == digest for name, digest in files.items())
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
 
 
 def load_part(task: ShardTask, rows: int) -> IndexPart:
@@ -203,6 +242,11 @@ def _prepare(task: ShardTask, row: int) -> Record | Problem:
         return task.recipe.apply(record)
     except BadImage as error:
         return Problem(path=task.source.entries[row].path, reason=str(error))
+    except MemoryError:  # the image is not to blame, and must not be left out for it
+        raise ConversionFailed(
+            f"memory ran out at {task.source.root / task.source.entries[row].path}. Give the same "
+            "command again with fewer --workers: the shards that are done are kept."
+        ) from None
 
 
 def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:
@@ -236,10 +280,13 @@ def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
     """Save what is known of a finished shard; its result, written last, says that it is."""
     shutil.rmtree(task.part, ignore_errors=True)
     task.part.mkdir(parents=True)
+    digests = {}
     for name in save_index([part], task.part):
         sync(task.part / name)
+        digests[name] = sha256_of(task.part / name)
     sync(task.part / INDEX_DIRECTORY)
-    write_atomically(task.part / "result.json", dump_json(asdict(result)))
+    value = {"made_of": task.digest, "part": digests, **asdict(result)}
+    write_atomically(task.part / "result.json", dump_json(value))
 
 
 def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:
@@ -252,13 +299,13 @@ def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:
     )
 
 
-def explain(error: OSError, folder: Path) -> str:
-    """Return what a failure to write below ``folder`` means, and what to do."""
+def as_failure(error: OSError, folder: Path) -> ConversionFailed:
+    """Return what a failure to write below ``folder`` means, as an error that says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "disk" if error.errno == errno.ENOSPC else "disk quota"
-        return (
+        return DiskFull(
             f"the {what} of {folder} is full. Make room and give the same command again: the "
             "shards that are done are kept."
         )
     where = f" ({error.filename})" if error.filename else ""
-    return f"{folder} cannot be written: {error.strerror or error}{where}"
+    return ConversionFailed(f"{folder} cannot be written: {error.strerror or error}{where}")

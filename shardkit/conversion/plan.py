@@ -7,6 +7,7 @@ interruption can change the result.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,10 @@ from typing import Any
 
 from shardkit import __version__
 from shardkit.contracts import Format
+from shardkit.conversion.terms import Terms
 from shardkit.errors import BadImage, UsageError
 from shardkit.manifest import FORMAT_VERSION
 from shardkit.recipe import Recipe
-from shardkit.record import dump_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import ImageFolder, Scan
 
@@ -27,6 +28,9 @@ DEFAULT_SHARD_BYTES = 256 << 20
 
 _TRIALS = 32
 """Images that are encoded for trial to learn how large the others will become."""
+
+_INDEX_BYTES = 150
+"""What a record takes in the index, about: a row, its key and its path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +75,20 @@ class SplitPlan:
     name: str
     """The split, or "" where there are no splits."""
     source: ImageFolder
+    images: int
+    """Images of the source, of which a limit may take a part."""
     cuts: tuple[int, ...]
     """The first row of each shard, and at the end the number of rows."""
-    estimated_bytes: int
-    """Size of the images as stored: exact unless they are re-encoded."""
+    shard_bytes: tuple[int, ...]
+    """Bytes that each shard will take on the disk, with its part of the index: about, and less
+    exactly where images are re-encoded."""
     meta: dict[str, Any]
     """What each shard says of itself."""
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Bytes of the dataset, about."""
+        return sum(self.shard_bytes)
 
     @property
     def shards(self) -> int:
@@ -98,17 +110,40 @@ class Plan:
     splits: tuple[SplitPlan, ...]
     software: dict[str, str]
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all that decides the result: two runs with equal digests do the same work."""
-        digest = hashlib.sha256(dump_json(self.software))
+    def terms(self) -> Terms:
+        """Return all that decides the result."""
+        files = {}
         for split in self.splits:
-            digest.update(dump_json([split.name, split.cuts, split.meta, self.options.on_error]))
-            for entry in split.source.entries:
-                digest.update(dump_json(entry))
+            prefix = f"{split.name}/" if split.name else ""
             for problem in self.scan.problems.get(split.name, ()):
-                digest.update(dump_json([problem.path, problem.reason]))
-        return digest.hexdigest()
+                files[prefix + problem.path] = problem.reason
+            for entry in split.source.entries:
+                files[prefix + entry.path] = f"{entry.bytes} {entry.mtime_ns}"
+        return Terms(
+            settings=self._settings(),
+            images={split.name: split.images for split in self.splits},
+            files=files,
+            on_error=self.options.on_error,
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        options = self.options
+        found = {
+            "to": options.to,
+            "shard-size": options.shard_bytes,
+            "shard-samples": options.shard_samples,
+            "shuffle": options.shuffle,
+            "seed": options.seed,
+            "limit": options.limit,
+            "resizer": options.recipe.resizer,
+            **options.recipe.describe(),
+        }
+        return {
+            **{f"--{name.replace('_', '-')}": value for name, value in found.items()},
+            **{f"the version of {name}": value for name, value in self.software.items()},
+            "classes": self.scan.classes and list(self.scan.classes),
+            "the source's name": ", ".join(split.meta["source"]["name"] for split in self.splits),
+        }
 
     def class_counts(self, split: SplitPlan) -> dict[str, int]:
         """Return the number of images of each class in ``split``; empty if it has no labels."""
@@ -126,7 +161,7 @@ def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
         splits=tuple(
             _plan_split(name, source, scan, options) for name, source in scan.splits.items()
         ),
-        software=_software(storage, options.recipe),
+        software=software_of(storage, options.recipe),
     )
 
 
@@ -145,18 +180,36 @@ def stored_order(paths: Sequence[str], seed: int) -> list[int]:
     return sorted(range(len(paths)), key=place)
 
 
+def as_stored(source: ImageFolder, *, seed: int | None, limit: int | None) -> ImageFolder:
+    """Return the images of a source in the order of rows.
+
+    Args:
+        source: The images, in the folder's order.
+        seed: Decides the random order; None keeps the folder's.
+        limit: The number of rows, if they are not all.
+    """
+    order: Sequence[int] = range(len(source))
+    if seed is not None:
+        order = stored_order([entry.path for entry in source.entries], seed)
+    return source.take(order[:limit])
+
+
 def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOptions) -> SplitPlan:
     total = len(source)
-    order: Sequence[int] = range(total)
-    if options.shuffle:
-        order = stored_order([entry.path for entry in source.entries], options.seed)
-    source = source.take(order[: options.limit])
+    seed = options.seed if options.shuffle else None
+    source = as_stored(source, seed=seed, limit=options.limit)
     sizes = _sizes(source, options.recipe)
+    cuts = _cuts(sizes, options)
+    beside = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
         name=name,
         source=source,
-        cuts=tuple(_cuts(sizes, options)),
-        estimated_bytes=sum(sizes),
+        images=total,
+        cuts=tuple(cuts),
+        shard_bytes=tuple(
+            sum(sizes[start:stop]) + beside * (stop - start)
+            for start, stop in itertools.pairwise(cuts)
+        ),
         meta={
             "shardkit": FORMAT_VERSION,
             "format": options.to,
@@ -169,7 +222,7 @@ def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOpti
                 "images": total,
                 "limit": options.limit,
                 "order": "shuffled" if options.shuffle else "folder",
-                "seed": options.seed if options.shuffle else None,
+                "seed": seed,
             },
         },
     )
@@ -210,7 +263,8 @@ def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
     return [*cuts, cuts[-1] + rows]
 
 
-def _software(storage: Format, recipe: Recipe) -> dict[str, str]:
+def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
+    """Return the versions of all that can change a byte of the result."""
     found = {"shardkit": __version__}
     packages = ("pillow", "simplejpeg", *storage.libraries)
     for package in dict.fromkeys((*packages, recipe.resizer)):

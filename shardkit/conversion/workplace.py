@@ -8,13 +8,14 @@ after an interruption the same command finds what is done.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from shardkit.conversion.lock import locked
+from shardkit.conversion.terms import Terms, differences, saved_digest
 from shardkit.errors import UsageError
 from shardkit.files import sync, write_atomically
 from shardkit.manifest import (
@@ -41,23 +42,28 @@ class Workplace:
         self.state = self.folder / "state"
         """What is known of the work, and never becomes part of the dataset."""
         self._plan = self.state / "plan.json"
+        self._bad = self.state / "bad.json"
         self._ready = self.state / "ready"
 
-    def begin(self, plan_digest: str, *, force: bool) -> None:
-        """Take up an earlier run of the same plan, or start with nothing.
+    def begin(self, terms: Terms, *, force: bool) -> None:
+        """Take up an earlier run on the same terms, or start with nothing.
+
+        The same are also terms on which bad files, that the earlier run named, were mended, taken
+        away, or are now to be left out. What each shard was made of must then be looked at.
 
         Raises:
-            UsageError: If there is an unfinished run of another plan, and not ``force``.
+            UsageError: If there is an unfinished run on other terms, and not ``force``.
         """
-        earlier = self._earlier_digest()
-        if earlier != plan_digest:
-            self._settle(earlier, force=force)
+        earlier = saved_digest(self.state)
+        if earlier != terms.digest:
+            self._settle(earlier, terms, force=force)
+            self.dataset.mkdir(exist_ok=True)
+            self.state.mkdir(exist_ok=True)
+            terms.save(self.state)
         self.dataset.mkdir(exist_ok=True)
-        self.state.mkdir(exist_ok=True)
-        write_atomically(self._plan, dump_json({"digest": plan_digest}))
 
-    def _settle(self, earlier: object, *, force: bool) -> None:
-        """Put in its place, or give up, what an earlier run of another plan left here."""
+    def _settle(self, earlier: str | None, terms: Terms, *, force: bool) -> None:
+        """Put in its place, keep, or give up, what an earlier run on other terms left here."""
         if self.is_ready:
             self._move()
             if not force:
@@ -66,21 +72,35 @@ class Workplace:
                     f"{self.target} now holds the dataset of an earlier run, which had been "
                     "interrupted while it was put in its place; --force replaces it"
                 )
-        elif earlier is not None and not force:
-            raise UsageError(
-                f"{self.target} holds an unfinished conversion with other options, another "
-                "source, or other versions of libraries; --force starts over"
-            )
+        elif earlier is not None:
+            found = differences(self.state, terms, self._forgiven())
+            if not found:
+                return
+            if not force:
+                raise UsageError(
+                    f"{self.target} holds an unfinished conversion, which this command does not "
+                    f"continue: {'; '.join(found)}. --force starts over"
+                )
         self._plan.unlink(missing_ok=True)  # first: what is left must not pass for work of a plan
         for folder in (self.state, self.dataset):
             if folder.exists():
                 shutil.rmtree(folder)
 
-    def _earlier_digest(self) -> object:
+    def _forgiven(self) -> Collection[str]:
         try:
-            return load_json(self._plan.read_bytes()).get("digest")
-        except (OSError, ValueError):
-            return None
+            return frozenset(load_json(self._bad.read_bytes())["files"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return frozenset()
+
+    def keep_for_mending(self, bad: Collection[str]) -> None:
+        """Note which files are bad; the next run goes on although these were changed."""
+        write_atomically(self._bad, dump_json({"files": sorted(bad)}))
+
+    def prune(self, wanted: Collection[Path]) -> None:
+        """Remove from the dataset to be all files but those of ``wanted``."""
+        for path in self.dataset.rglob("*"):
+            if not path.is_dir() and path not in wanted:
+                path.unlink()
 
     @property
     def is_ready(self) -> bool:
@@ -106,7 +126,8 @@ class Workplace:
             if path.name == MANIFEST_NAME:
                 _sync_all(folders)
             path.replace(self.target / path.relative_to(self.dataset))
-        _sync_all({*folders, self.target, self.target.parent})
+        made_above = {path.parent for path in self._made}
+        _sync_all({*folders, self.target, self.target.parent, *made_above})
 
     def discard(self) -> None:
         """Remove the work folder, and the folders above it that were made for it and are empty."""
@@ -145,40 +166,8 @@ def workplace(target: Path, *, force: bool) -> Iterator[Workplace]:
             written, or another conversion works there.
     """
     place = Workplace(target)
-    lock = None
-    while lock is None:  # another run may end, and remove its lock, between the look and the lock
-        check_target(target, force=force)
-        lock = _lock(place)
-    try:
+    with locked(place.folder, lambda: check_target(target, force=force)):
         yield place
-    finally:
-        os.close(lock)
-
-
-def _lock(place: Workplace) -> int | None:
-    """Return the open lock of ``place``, or None if it was removed meanwhile."""
-    path = place.folder / "lock"
-    try:
-        place.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{place.target} cannot be written: {error.strerror}") from error
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UsageError(f"{place.target} cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
-    except FileNotFoundError:
-        pass
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(f"another conversion is writing into {place.target}") from None
-    os.close(descriptor)
-    return None
 
 
 def _sync_all(folders: set[Path]) -> None:

@@ -389,6 +389,7 @@ FORMAT = Format(
     name="hdf5",
     suffix=".h5",
     title="HDF5 files",
+    overhead=160,
     libraries=("h5py",),
     write=Hdf5Writer,
     read=Hdf5Reader,

@@ -156,6 +156,7 @@ FORMAT = Format(
     name="lmdb",
     suffix=".lmdb",
     title="LMDB environment files",
+    overhead=2300,
     libraries=("lmdb",),
     write=LmdbWriter,
     read=LmdbReader,

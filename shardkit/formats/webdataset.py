@@ -151,6 +151,7 @@ FORMAT = Format(
     name="webdataset",
     suffix=".tar",
     title="WebDataset tar files",
+    overhead=2800,
     write=TarWriter,
     read=TarReader,
 )

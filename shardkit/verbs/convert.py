@@ -12,15 +12,16 @@ from typing import TypeVar
 from shardkit.conversion.build import (
     ShardResult,
     ShardTask,
+    as_failure,
     build_shard,
-    explain,
     load_part,
     load_result,
 )
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, make_plan
+from shardkit.conversion.space import Room
 from shardkit.conversion.workplace import Workplace, check_target, workplace
-from shardkit.errors import BadImages, ConversionFailed, Problem, UsageError
-from shardkit.files import free_bytes, sha256_of, sync
+from shardkit.errors import BadImages, DiskFull, Problem, UsageError
+from shardkit.files import sha256_of, sync
 from shardkit.index import save_index
 from shardkit.manifest import (
     FileEntry,
@@ -81,8 +82,11 @@ def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own
         on_progress: Called with what was done since the last call.
 
     Raises:
-        UsageError: If ``target`` cannot be used.
-        BadImages: If images are bad and ``options.on_error`` is ``fail``.
+        UsageError: If ``target`` cannot be used, or holds an unfinished conversion of something
+            else.
+        BadImages: If images are bad and ``options.on_error`` is ``fail``. Shards without any are
+            kept for the next run, which may leave the bad ones out, or find them mended.
+        DiskFull: If there is not enough room.
         ConversionFailed: If writing fails.
     """
     target = Path(target)
@@ -92,7 +96,7 @@ def convert(  # noqa: PLR0913 - the nouns of the command line, each with its own
         try:
             reused = _carry_out(plan, place, force=force, workers=workers, report=on_progress)
         except OSError as error:
-            raise ConversionFailed(explain(error, target)) from error
+            raise as_failure(error, target) from error
     names = [split.name for split in plan.splits]
     return Converted(
         manifests={name: load_manifest(target / name) for name in names}, reused_shards=reused
@@ -103,16 +107,19 @@ def _carry_out(
     plan: Plan, place: Workplace, *, force: bool, workers: int, report: Report | None
 ) -> int:
     """Make the dataset and put it in its place; return the number of shards found done."""
-    place.begin(plan.digest, force=force)
-    done: list[ShardResult] = []
+    place.begin(plan.terms(), force=force)
+    kept = 0
     if not place.is_ready:
         works = [_prepare(split, plan, place, workers) for split in plan.splits]
-        done = [result for work in works for result in map(load_result, work.tasks) if result]
-        _require_space(plan, place.target, sum(part.entry.bytes for part in done if part.entry))
-        _build(works, plan, place, workers, report)
+        try:
+            kept = _build(works, plan, place, workers, report)
+        except DiskFull:
+            if not any(load_result(task) for work in works for task in work.tasks):
+                place.discard()  # there may be another, larger disk
+            raise
         _finish(works, plan, place)
     place.publish()
-    return len(done)
+    return kept
 
 
 def dry_run(
@@ -137,16 +144,6 @@ def _keep_apart(scan: Scan, target: Path) -> None:
         )
 
 
-def _require_space(plan: Plan, target: Path, written: int) -> None:
-    needed = sum(split.estimated_bytes for split in plan.splits) - written
-    free = free_bytes(target)
-    if needed > free:
-        raise ConversionFailed(
-            f"the disk of {target} has {free >> 20} MiB free; the dataset needs about "
-            f"{needed >> 20} MiB, {(needed - free) >> 20} MiB more"
-        )
-
-
 def _prepare(split: SplitPlan, plan: Plan, place: Workplace, workers: int) -> _Work:
     shards = sum(each.shards for each in plan.splits)
     threads, left = divmod(workers, shards)
@@ -162,6 +159,7 @@ def _prepare(split: SplitPlan, plan: Plan, place: Workplace, workers: int) -> _W
             recipe=plan.options.recipe,
             source=split.shard_source(number),
             meta=split.meta,
+            software=plan.software,
             keep=plan.options.on_error == "skip",
             threads=max(1, threads + (number < left)),
         )
@@ -172,27 +170,67 @@ def _prepare(split: SplitPlan, plan: Plan, place: Workplace, workers: int) -> _W
 
 def _build(
     works: list[_Work], plan: Plan, place: Workplace, workers: int, on_progress: Report | None
-) -> None:
-    tasks = [task for work in works for task in work.tasks]
+) -> int:
+    """Make all shards; return the number of those that an earlier run had made.
+
+    Raises:
+        BadImages: If images are bad and that is not wanted.
+        DiskFull: If there is not enough room.
+    """
     of_split = {work.plan.name: work for work in works}
-    for task, result in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
-        of_split[task.split].results[task.number] = result
+    done, tasks = _divide([task for work in works for task in work.tasks])
+    place.prune({task.path for task in done})
+    needs = [0] * len(done) + [of_split[t.split].plan.shard_bytes[t.number] for t in tasks]
+    recipe = plan.options.recipe
+    room = Room(place.folder, needs, ahead=workers)
+    kept = 0
+    with room.held(known=recipe.keeps_bytes or recipe.raw_shape is not None):
+        try:
+            for task, built in run_tasks(
+                build_shard, done + tasks, workers=workers, on_progress=on_progress
+            ):
+                of_split[task.split].results[task.number] = built.result
+                kept += built.kept
+                entry = built.result.entry
+                room.give(entry.bytes if entry and not built.kept else 0)
+        except DiskFull as error:
+            raise room.lacking() from error
+    _require_good(works, plan, place)
+    return kept
+
+
+def _divide(tasks: list[ShardTask]) -> tuple[list[ShardTask], list[ShardTask]]:
+    """Return the tasks that an earlier run seems to have done, and the others."""
+    done = [task for task in tasks if load_result(task)]
+    numbers = {(task.split, task.number) for task in done}
+    return done, [task for task in tasks if (task.split, task.number) not in numbers]
+
+
+def _require_good(works: list[_Work], plan: Plan, place: Workplace) -> None:
+    """Refuse to go on if images are bad, unless they are to be left out and others remain."""
     problems = [
         Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
         for work in works
         for problem in _problems(work, plan)
     ]
-    written = sum(
-        result.entry.rows for work in works for result in work.results.values() if result.entry
-    )
+    made = [result.entry for work in works for result in work.results.values() if result.entry]
     skip = plan.options.on_error == "skip"
-    if not problems or (skip and written):
+    if not problems or (skip and any(entry.rows for entry in made)):
         return
-    place.discard()
-    error = BadImages(
-        f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}; nothing was written. "
-        + ("No good one is left." if skip else "Mend them, or leave them out with --on-error skip.")
-    )
+    count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
+    if skip or not made:
+        place.discard()
+        remedy = "No good one is left."
+        if not skip:
+            remedy = "Mend them, or leave them out with --on-error skip."
+        error = BadImages(f"{count}; nothing was written. {remedy}")
+    else:
+        place.keep_for_mending([problem.path for problem in problems])
+        kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without any"
+        error = BadImages(
+            f"{count}; no dataset was made. Mend them, or leave them out with --on-error skip: "
+            f"{kept} will be used again. (They wait in {place.folder}; remove that to give up.)"
+        )
     error.problems = tuple(problems)
     raise error
 

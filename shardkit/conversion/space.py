@@ -1,0 +1,83 @@
+"""Room on the disk: asked for before a conversion begins, and held while it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shardkit.errors import DiskFull
+from shardkit.files import Reservation, free_bytes
+
+
+class Room:
+    """What the shards that are still to be made will take."""
+
+    def __init__(self, folder: Path, needs: Sequence[int], *, ahead: int) -> None:
+        """Describe it.
+
+        Args:
+            folder: Where they are made.
+            needs: Bytes of each, about, in the order in which they are begun.
+            ahead: How many are in work at the same time.
+        """
+        self._folder = folder
+        self._needs = needs
+        self._ahead = ahead
+        self._done = 0
+        self._written = 0
+        self._held: Reservation | None = None
+
+    @contextlib.contextmanager
+    def held(self, *, known: bool) -> Iterator[Room]:
+        """Hold the room while the block runs, if the needs are ``known`` and not guessed.
+
+        What shards in work need is free, for them to take. On a kill the kernel gives it all back.
+
+        Raises:
+            DiskFull: If there is not enough.
+        """
+        if self._left > free_bytes(self._folder):
+            raise self.lacking()
+        try:
+            if known:
+                self._held = Reservation(self._folder, self._waiting)
+            yield self
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self.lacking() from error
+        finally:
+            if self._held:
+                self._held.close()
+
+    def give(self, written: int) -> None:
+        """Note that the next shard is done, and give its room to the one that is begun now."""
+        self._done += 1
+        self._written += written
+        if self._held:
+            self._held.shrink(self._waiting)
+
+    def lacking(self) -> DiskFull:
+        """Return the error that says how much is missing."""
+        free = free_bytes(self._folder)
+        lack = max(self._left - free, 1 << 20)
+        return DiskFull(
+            f"the disk of {self._folder} is full, or too small: about {_mib(self._left)} are "
+            f"still to be written, and {_mib(free)} are free. Make room for {_mib(lack)} more and "
+            "give the same command again; the shards that are done are kept."
+        )
+
+    @property
+    def _left(self) -> int:
+        return max(sum(self._needs) - self._written, 0)
+
+    @property
+    def _waiting(self) -> int:
+        """Bytes of the shards that cannot have been begun yet."""
+        return sum(self._needs[self._done + self._ahead :])
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,108 @@
+"""What a conversion was begun with, and what is different when it is to go on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardkit.files import write_atomically
+from shardkit.record import dump_json, load_json
+
+_NAMED = 3
+"""Files that a message names; it counts the others."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """All that decides what a conversion makes."""
+
+    settings: dict[str, Any]
+    """Options, classes and versions of libraries, each under the name that a message gives it."""
+    images: dict[str, int]
+    """Split to the number of its images, of which a limit may take a part."""
+    files: dict[str, str]
+    """Path, with the split in front, to what tells whether the file was changed."""
+    on_error: str
+    """What is done with bad images. It changes no shard without any."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of it all: two runs with equal digests do the same work."""
+        return hashlib.sha256(dump_json(asdict(self))).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the terms into ``folder``; the plan, with the digest, last."""
+        write_atomically(folder / "files.json", dump_json(self.files))
+        rest = {name: value for name, value in asdict(self).items() if name != "files"}
+        write_atomically(folder / "plan.json", dump_json({"digest": self.digest, **rest}))
+
+
+def saved_digest(folder: Path) -> str | None:
+    """Return the digest of the terms in ``folder``, or None if there are none."""
+    try:
+        digest = load_json((folder / "plan.json").read_bytes()).get("digest")
+    except (OSError, ValueError):
+        return None
+    return digest if isinstance(digest, str) else None
+
+
+def differences(folder: Path, now: Terms, forgiven: Collection[str]) -> list[str]:
+    """Return what is different from the terms in ``folder``, each in a few words.
+
+    Args:
+        folder: Where `Terms.save` wrote them.
+        now: The terms of this run.
+        forgiven: Files that may have been changed or taken away: the bad ones.
+    """
+    try:
+        plan = load_json((folder / "plan.json").read_bytes())
+        settings, images = dict(plan["settings"]), dict(plan["images"])
+        files = load_json((folder / "files.json").read_bytes())
+    except (OSError, ValueError, TypeError, KeyError):
+        return ["the record of what it was begun with is damaged"]
+    found = [
+        # What only one of them has, as the version of a library, follows from what both have.
+        _describe(name, settings[name], now.settings[name])
+        for name in sorted(settings.keys() & now.settings.keys())
+        if settings[name] != now.settings[name]
+    ]
+    found += _file_differences(files, now.files, forgiven)
+    if not found and files.keys() == now.files.keys() and images != now.images:
+        found.append("the source has another number of images")
+    return found
+
+
+def _describe(name: str, before: Any, now: Any) -> str:
+    if name == "classes":
+        return "the classes, or their order, are others"
+    return f"{name} was {_value(before)} and is {_value(now)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "not given", True: "on", False: "off"}[value]
+    if isinstance(value, list):
+        return ("x" if len(value) == 2 else ", ").join(map(str, value))
+    return str(value)
+
+
+def _file_differences(
+    before: Mapping[str, Any], now: Mapping[str, str], forgiven: Collection[str]
+) -> list[str]:
+    kinds = {
+        "changed": [name for name in now.keys() & before.keys() if now[name] != before[name]],
+        "new": list(now.keys() - before.keys()),
+        "gone": list(before.keys() - now.keys()),
+    }
+    found = []
+    for kind, all_names in kinds.items():
+        names = sorted(name for name in all_names if name not in forgiven)
+        if names:
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            what = "file is" if len(names) == 1 else "files are"
+            found.append(f"{len(names):,} {what} {kind} ({', '.join(names[:_NAMED])}{more})")
+    return found
