@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     from shardkit.torch.prefetch import DevicePrefetcher, Normalise
     from shardkit.torch.reading import with_rng
     from shardkit.torch.sampler import EpochBatchSampler
+    from shardkit.verbs.against import SourceReport
     from shardkit.verbs.convert import Converted, convert, dry_run
     from shardkit.verbs.describe import describe
     from shardkit.verbs.reindex import reindex
+    from shardkit.verbs.repair import Repaired, repair
     from shardkit.verbs.verify import Verification, verify
 
 __version__ = "0.1.0"
@@ -94,12 +96,14 @@ _WHERE = {
     "Progress": "shardkit.pool",
     "RandomResizedCrop": "shardkit.torch.ops",
     "Recipe": "shardkit.recipe",
+    "Repaired": "shardkit.verbs.repair",
     "Resize": "shardkit.torch.ops",
     "Scan": "shardkit.sources.imagefolder",
     "ShardDataModule": "shardkit.torch.lightning",
     "ShardDataset": "shardkit.torch.datasets",
     "ShardkitError": "shardkit.errors",
     "Share": "shardkit.share",
+    "SourceReport": "shardkit.verbs.against",
     "StateMismatch": "shardkit.errors",
     "TarDataset": "shardkit.torch.datasets",
     "TransformFailed": "shardkit.errors",
@@ -112,6 +116,7 @@ _WHERE = {
     "make_loader": "shardkit.torch.loader",
     "open_dataset": "shardkit.torch.datasets",
     "reindex": "shardkit.verbs.reindex",
+    "repair": "shardkit.verbs.repair",
     "scan_imagefolder": "shardkit.sources.imagefolder",
     "verify": "shardkit.verbs.verify",
     "with_rng": "shardkit.torch.reading",
@@ -154,11 +159,13 @@ __all__ = [
     "Progress",
     "RandomResizedCrop",
     "Recipe",
+    "Repaired",
     "Resize",
     "Scan",
     "ShardDataset",
     "ShardkitError",
     "Share",
+    "SourceReport",
     "StateMismatch",
     "TarDataset",
     "TransformFailed",
@@ -172,6 +179,7 @@ __all__ = [
     "make_loader",
     "open_dataset",
     "reindex",
+    "repair",
     "scan_imagefolder",
     "verify",
     "with_rng",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardkit.compare import Against, Compared, Comparison
 from shardkit.decode import decode_stored
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
 from shardkit.files import sha256_of
@@ -41,6 +42,7 @@ class ExamineTask:
 
     directory: Path
     prefix: str
+    """What stands in front of the names of files in findings: the split's name, and a slash."""
     entry: ShardEntry
     format: str
     start: int
@@ -49,6 +51,13 @@ class ExamineTask:
     """Rows of the whole dataset."""
     decode: bool
     raw_shape: tuple[int, int, int] | None
+    against: Against | None = None
+    """What the records are to be compared with beside the index."""
+
+    @property
+    def split(self) -> str:
+        """The split, or "" where there are none."""
+        return self.prefix.removesuffix("/")
 
 
 class Examined(NamedTuple):
@@ -59,6 +68,8 @@ class Examined(NamedTuple):
     records: int
     """Records that were read."""
     sha256: str
+    compared: Compared | None
+    """What came of the comparison with the source, if there was one."""
 
 
 def examine_shard(task: ExamineTask) -> Examined:
@@ -67,17 +78,19 @@ def examine_shard(task: ExamineTask) -> Examined:
     sha256 = sha256_of(path)
     findings = []
     index = _stored_index(task)
+    comparison = Comparison(task.against) if task.against else None
+    compared = comparison.result if comparison else None
     try:
         with open_records(get_format(task.format), path) as records:
             if len(records) != task.entry.rows:
                 reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
                 findings.append(_shard_finding(task, reason))
             differs_in = ROWS_NAME if sha256 == task.entry.sha256 else task.entry.name
-            findings += _check_records(task, records, index, differs_in)
-            return Examined(findings, len(records), sha256)
+            findings += _Records(task, index, differs_in, comparison).check(records)
+            return Examined(findings, len(records), sha256, compared)
     except CorruptShard as error:
         findings.append(_shard_finding(task, str(error)))
-        return Examined(findings + _check_ranges(task, index), 0, sha256)
+        return Examined(findings + _check_ranges(task, index), 0, sha256, compared)
 
 
 def _stored_index(task: ExamineTask) -> IndexPart | None:
@@ -90,29 +103,43 @@ def _stored_index(task: ExamineTask) -> IndexPart | None:
         return None
 
 
-def _check_records(
-    task: ExamineTask, records: ShardRecords, index: IndexPart | None, differs_in: str
-) -> list[Finding]:
-    """Check each record; where index and shard differ, the file ``differs_in`` is damaged."""
-    findings = []
-    meter = Meter()
-    for row in range(len(records)):
-        blame, size = task.entry.name, 0
-        try:
-            (found,) = records.read([row])
-            size = int(found.row["length"][0])
-            reason = _difference(found, row, index)
+@dataclass(frozen=True)
+class _Records:
+    """The check of each record of a shard."""
+
+    task: ExamineTask
+    index: IndexPart | None
+    differs_in: str
+    """The file that is damaged where index and shard differ."""
+    comparison: Comparison | None
+
+    def check(self, records: ShardRecords) -> list[Finding]:
+        """Return all that is wrong with the records."""
+        findings = []
+        meter = Meter()
+        for row in range(len(records)):
+            file, size = self.task.entry.name, 0
+            try:
+                (found,) = records.read([row])
+                size = int(found.row["length"][0])
+                file, reason = self._look(found, row)
+            except CorruptShard as error:
+                reason = str(error)
             if reason:
-                blame = differs_in
-            else:
-                reason = _undecodable(found, task)
-        except CorruptShard as error:
-            reason = str(error)
+                findings.append(_record_finding(self.task, row, self.index, reason, file=file))
+            meter.add(images=1, size=size, bad=bool(reason))
+        meter.flush()
+        return findings
+
+    def _look(self, found: IndexedRecord, row: int) -> tuple[str, str]:
+        """Return which file is wrong in a record, and how: "" if nothing is."""
+        reason = _difference(found, row, self.index)
         if reason:
-            findings.append(_record_finding(task, row, index, reason, file=blame))
-        meter.add(images=1, size=size, bad=bool(reason))
-    meter.flush()
-    return findings
+            return self.differs_in, reason
+        reason = _undecodable(found, self.task)
+        if not reason and self.comparison and row < self.task.entry.rows:
+            reason = self.comparison.difference(found.record, row)
+        return self.task.entry.name, reason
 
 
 def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> str:

@@ -6,7 +6,7 @@ It decides; `shardkit.codecs.image` carries out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -152,6 +152,19 @@ class Recipe:
         value["resize"] = list(self.resize) if self.resize else None
         value["background"] = list(self.background)
         return value
+
+    @classmethod
+    def restored(cls, value: Mapping[str, Any]) -> Recipe:
+        """Return the recipe that `describe` gave ``value`` of.
+
+        Raises:
+            UsageError: If a value of it is out of range.
+            TypeError: If it is no description of a recipe.
+        """
+        parts = dict(value)
+        parts["resize"] = tuple(parts["resize"]) if parts.get("resize") else None
+        parts["background"] = tuple(parts.get("background", WHITE))
+        return cls(**parts)
 
     def at_work(self) -> AbstractContextManager[None]:
         """Return a context to apply the recipe to many images in; leave it when they are done.

@@ -14,7 +14,7 @@ FLOORS = (
     {"", "errors", "record", "files", "manifest", "index", "npy", "order", "scratch", "share"},
     {"contracts", "registry"},
     {"formats", "codecs", "sources"},
-    {"recipe", "handles", "shardset", "decode", "indexing", "examine", "pool"},
+    {"recipe", "handles", "shardset", "decode", "indexing", "examine", "compare", "pool"},
     {"conversion"},
     {"verbs", "torch"},
     {"cli", "testing", "__main__"},

@@ -48,6 +48,10 @@ class LazyGroup(click.Group):
     table={
         "convert": ("shardkit.cli.convert:convert_group", "Make a dataset of shards from images."),
         "verify": ("shardkit.cli.verify:verify_command", "Find every damaged byte of a dataset."),
+        "repair": (
+            "shardkit.cli.repair:repair_command",
+            "Make damaged files of a dataset anew from its source.",
+        ),
         "info": ("shardkit.cli.info:info_command", "Tell what a dataset is and how it was made."),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
     },

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, emit, printable, progress_bar, size, some
-from shardkit.errors import ShardkitError
+from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some
+from shardkit.errors import CorruptDataset, ShardkitError
 from shardkit.examine import Finding
 from shardkit.manifest import dataset_directories, load_manifest
 from shardkit.pool import available_workers
+from shardkit.verbs.against import SourceReport
+from shardkit.verbs.receipt import check_receipt, load_receipt, require_new, save_receipt
 from shardkit.verbs.verify import LEVELS, Verification, verify
 
 _LISTED = 50
@@ -31,6 +35,19 @@ _LISTED = 50
     "decode: also every image's pixels.",
 )
 @click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="SRC",
+    help="Also compare every record with the file in SRC that it was made from.",
+)
+@click.option(
+    "--receipt",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --against: write what was proved to FILE. Without: check that DST still is what "
+    "FILE says.",
+)
+@click.option(
     "--workers",
     type=click.IntRange(1),
     metavar="N",
@@ -38,26 +55,47 @@ _LISTED = 50
 )
 @click.option("--quiet", is_flag=True, help="Show nothing but --json; the exit code tells.")
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
-def verify_command(dst: Path, level: str, workers: int | None, quiet: bool, as_json: bool) -> None:
+def verify_command(dst: Path, level: str, against: Path | None, **given: Any) -> None:
     """Check the dataset in DST against its manifest and its index, byte for byte.
 
     Exits with 0 if all is as it was written, with 1 if anything is damaged: each damaged record is
-    named by key, shard and source file.
+    named by key, shard and source file. --against SRC closes the chain: every file in SRC is there
+    once, and no other, and each record is what the conversion makes of its file.
 
     \b
     Examples:
       shardkit verify dataset
       shardkit verify dataset --level quick
       shardkit verify dataset --level decode --json
+      shardkit verify dataset --against photos --receipt dataset-receipt.json
+      shardkit verify dataset --receipt dataset-receipt.json
     """
     begun = time.monotonic()
+    quiet, receipt = given["quiet"], given["receipt"]
+    known = None
+    if receipt is not None and against is not None:
+        require_new(receipt)
+    elif receipt is not None:
+        known = load_receipt(receipt)
     with progress_bar(_count(dst), "verifying", quiet=quiet) as on_progress:
-        result = verify(dst, level, workers=workers or available_workers(), on_progress=on_progress)
+        result = verify(
+            dst,
+            level,
+            against=against,
+            workers=given["workers"] or available_workers(),
+            on_progress=on_progress,
+        )
+    if known and result.datasets:
+        with contextlib.suppress(CorruptDataset):  # a damaged manifest is a finding already
+            result.findings += check_receipt(known, dst)
+    if receipt is not None and result.source is not None:
+        save_receipt(receipt, dst, result)
     seconds = time.monotonic() - begun
-    if as_json:
+    if given["as_json"]:
         emit({"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)})
     elif not quiet:
         _show(dst, result, seconds)
+        _show_receipt(receipt, known, result)
     sys.exit(0 if result.ok else 1)
 
 
@@ -83,6 +121,29 @@ def _show(dst: Path, result: Verification, seconds: float) -> None:
     )
     if result.extras:
         click.echo(f"  not part of the dataset: {some(result.extras)}")
+    if result.source:
+        _show_source(result.source)
+
+
+def _show_source(source: SourceReport) -> None:
+    files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
+    if not source.alike:
+        line("source", f"{files}: each is there once, and every byte is what it makes")
+        return
+    line(
+        "source",
+        f"{files}: each is there once; {source.same:,} exactly, {source.alike:,} but for other "
+        f"versions of libraries (PSNR {source.least_psnr:.1f} dB and more)",
+    )
+
+
+def _show_receipt(receipt: Path | None, known: dict[str, Any] | None, result: Verification) -> None:
+    if known and result.ok:
+        line("receipt", f"of {known['time']}, against {printable(known['source']['name'])}: holds")
+    elif known:
+        line("receipt", f"of {known['time']}: does not hold")
+    elif receipt is not None:
+        line("receipt", f"written to {receipt}" if result.ok else "none: there are findings")
 
 
 def _describe(finding: Finding) -> str:

@@ -210,13 +210,11 @@ def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOpti
             sum(sizes[start:stop]) + beside * (stop - start)
             for start, stop in itertools.pairwise(cuts)
         ),
-        meta={
-            "shardkit": FORMAT_VERSION,
-            "format": options.to,
-            "classes": scan.classes,
-            "raw_shape": options.recipe.raw_shape,
-            "recipe": options.recipe.describe(),
-            "source": {
+        meta=shard_meta(
+            to=options.to,
+            classes=scan.classes,
+            recipe=options.recipe,
+            source={
                 "kind": "imagefolder",
                 "name": source.root.resolve().name,
                 "images": total,
@@ -224,8 +222,22 @@ def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOpti
                 "order": "shuffled" if options.shuffle else "folder",
                 "seed": seed,
             },
-        },
+        ),
     )
+
+
+def shard_meta(
+    *, to: str, classes: Sequence[str] | None, recipe: Recipe, source: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what each shard says of its dataset."""
+    return {
+        "shardkit": FORMAT_VERSION,
+        "format": to,
+        "classes": classes,
+        "raw_shape": recipe.raw_shape,
+        "recipe": recipe.describe(),
+        "source": source,
+    }
 
 
 def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardkit.compare import Compared
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.examine import ExamineTask, Finding, examine_shard
 from shardkit.files import sha256_of
@@ -19,6 +20,7 @@ from shardkit.manifest import (
     load_manifest,
 )
 from shardkit.pool import Report, run_tasks
+from shardkit.verbs.against import SourceReport, attach_source, report_source
 
 LEVELS = ("quick", "full", "decode")
 
@@ -38,6 +40,8 @@ class Verification:
     """All damage."""
     extras: list[str] = field(default_factory=list)
     """Files that do not belong to the dataset: no damage, but worth knowing."""
+    source: SourceReport | None = None
+    """What came of the comparison with the source, if there was one and it found no fault."""
 
     @property
     def ok(self) -> bool:
@@ -49,6 +53,7 @@ def verify(
     directory: str | Path,
     level: str = "full",
     *,
+    against: str | Path | None = None,
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> Verification:
@@ -59,36 +64,59 @@ def verify(
         level: ``quick`` checks manifests, presence and size of all files, and the index; ``full``
             also each shard's SHA-256 and each record against the index; ``decode`` also decodes
             each image.
+        against: The folder that the dataset was made from. Every file in it must be there once, and
+            no other, in the order and with the label that the manifest gives, and each record must
+            be what the recipe makes of its file: byte for byte, or, if it was encoded by other
+            versions of libraries, with a PSNR of `shardkit.compare.ALIKE_PSNR` at least.
         workers: Number of processes.
         on_progress: Called with what was done since the last call.
 
     Raises:
-        UsageError: If there is no dataset, or its manifest is of a newer version.
+        UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
+            cannot be its source.
     """
     directory = Path(directory)
     if level not in LEVELS:
         raise UsageError(f"level={level!r} is unknown; known are {', '.join(LEVELS)}")
+    if against is not None and level == "quick":
+        raise UsageError("the level quick reads no record, so that none can be compared")
     result = Verification(level=level)
-    tasks: list[ExamineTask] = []
+    manifests = dict(_manifests(directory, result))
     named = {MANIFEST_NAME}
-    for prefix, manifest in _manifests(directory, result):
+    tasks: list[ExamineTask] = []
+    for prefix, manifest in manifests.items():
         tasks += _check_files(directory, prefix, manifest, result)
         named |= {prefix + MANIFEST_NAME, *(prefix + entry.name for entry in manifest.entries)}
     if result.datasets:
         result.extras = _others(directory, named)
+    if against is not None and manifests:
+        by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
+        tasks, findings = attach_source(tasks, directory, by_split, Path(against))
+        result.findings += findings
     if level != "quick":
-        twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
-        for task, examined in run_tasks(
-            examine_shard, tasks, workers=workers, on_progress=on_progress
-        ):
-            result.records += examined.records
-            result.findings += examined.findings
-            if examined.sha256 != task.entry.sha256:
-                result.findings.append(_other_content(task, twins.get(examined.sha256)))
+        compared = _examine(tasks, result, workers, on_progress)
+        if against is not None and result.ok:
+            result.source = report_source(Path(against), compared)
     result.findings.sort(
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
     )
     return result
+
+
+def _examine(
+    tasks: list[ExamineTask], result: Verification, workers: int, on_progress: Report | None
+) -> dict[str, Compared]:
+    """Read all shards; return what came of comparing each split with its source."""
+    twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
+    compared: dict[str, Compared] = {}
+    for task, examined in run_tasks(examine_shard, tasks, workers=workers, on_progress=on_progress):
+        result.records += examined.records
+        result.findings += examined.findings
+        if examined.sha256 != task.entry.sha256:
+            result.findings.append(_other_content(task, twins.get(examined.sha256)))
+        if examined.compared:
+            compared.setdefault(task.prefix, Compared()).add(examined.compared)
+    return compared
 
 
 def _other_content(task: ExamineTask, twin: str | None) -> Finding:

@@ -1,0 +1,146 @@
+"""Receipts: what a comparison with the source proved, to be held against the dataset later."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from shardkit import __version__
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.examine import Finding
+from shardkit.files import write_atomically
+from shardkit.manifest import MANIFEST_NAME, dataset_directories, load_any_manifest, load_manifest
+from shardkit.record import dump_json, load_json
+from shardkit.verbs.verify import Verification
+
+_KIND = "shardkit receipt"
+_VERSION = 1
+_LIBRARIES = ("numpy", "pillow", "simplejpeg", "h5py", "lmdb", "torch")
+
+
+def require_new(path: Path) -> None:
+    """Refuse to write a receipt where something stands: it would be lost.
+
+    Raises:
+        UsageError: If ``path`` exists, or its folder does not.
+    """
+    if os.path.lexists(path):
+        raise UsageError(
+            f"{path} exists already; choose another name for the new receipt, or leave out "
+            "--against to hold the dataset against the old one"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"the receipt {path} cannot be written: {path.parent} is not a folder")
+
+
+def save_receipt(path: Path, directory: Path, result: Verification) -> None:
+    """Write what was proved of the dataset in ``directory`` to ``path``.
+
+    Args:
+        path: The receipt to be: JSON, with a digest of its own.
+        directory: The dataset.
+        result: A verification against a source, without findings.
+
+    Raises:
+        UsageError: If it cannot be written.
+    """
+    assert result.ok
+    assert result.source is not None
+    body = {
+        "kind": _KIND,
+        "version": _VERSION,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "level": result.level,
+        "software": _software(),
+        "dataset": _describe(directory),
+        "source": asdict(result.source),
+    }
+    text = json.dumps({**body, "digest": _digest(body)}, indent=1) + "\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UsageError(f"the receipt {path} cannot be written: {error.strerror}") from error
+
+
+def load_receipt(path: Path) -> dict[str, Any]:
+    """Read a receipt.
+
+    Raises:
+        UsageError: If there is none, or one of a newer version.
+        CorruptDataset: If it was changed after it was written.
+    """
+    try:
+        value = load_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"the receipt {path} cannot be read: {error.strerror}. (--receipt holds a dataset "
+            "against a receipt; with --against SRC it writes one.)"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not a receipt: {error}") from error
+    if value.get("kind") != _KIND:
+        raise UsageError(f"{path} is not a receipt of shardkit")
+    if value.get("version") != _VERSION:
+        raise UsageError(f"{path} is of version {value.get('version')}; this shardkit reads 1")
+    digest = value.pop("digest", None)
+    if digest != _digest(value):
+        raise CorruptDataset(f"the receipt {path} was changed after it was written")
+    return value
+
+
+def check_receipt(receipt: dict[str, Any], directory: Path) -> list[Finding]:
+    """Return what the manifests of the dataset in ``directory`` say other than ``receipt`` does.
+
+    Raises:
+        CorruptDataset: If a manifest is damaged.
+        UsageError: If there is no dataset.
+    """
+    then, now = receipt["dataset"], _describe(directory)
+    if then["digest"] == now["digest"] and then["manifests"] == now["manifests"]:
+        return []
+    before, after = then["files"], now["files"]
+    reasons = dict.fromkeys(after.keys() - before.keys(), "it is new since the receipt")
+    reasons |= dict.fromkeys(before.keys() - after.keys(), "it is gone since the receipt")
+    reasons |= {
+        name: "it is another file than at the time of the receipt"
+        for name in before.keys() & after.keys()
+        if before[name] != after[name]
+    }
+    reasons[MANIFEST_NAME] = f"it is not the manifest that the receipt of {receipt['time']} is of"
+    return [Finding(file=name, reason=reason) for name, reason in sorted(reasons.items())]
+
+
+def _describe(directory: Path) -> dict[str, Any]:
+    places = {name: load_manifest(place) for name, place in dataset_directories(directory).items()}
+    return {
+        "name": directory.resolve().name,
+        "digest": load_any_manifest(directory).digest,
+        "manifests": {name: manifest.digest for name, manifest in places.items()},
+        "rows": {name: manifest.rows for name, manifest in places.items()},
+        "files": {
+            f"{name}/{entry.name}" if name else entry.name: entry.sha256
+            for name, manifest in places.items()
+            for entry in manifest.entries
+        },
+    }
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(dump_json(body)).hexdigest()
+
+
+def _software() -> dict[str, str]:
+    found = {"shardkit": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,313 @@
+"""Repair: make what is damaged or missing of a dataset anew, from its source, to the same bytes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from shardkit.conversion.build import ShardTask, as_failure, build_shard, load_part
+from shardkit.conversion.lock import locked
+from shardkit.conversion.origin import Origin, find_origin, match_rows, scan_source
+from shardkit.conversion.plan import shard_meta
+from shardkit.conversion.workplace import WORK_NAME
+from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.examine import Finding
+from shardkit.files import sha256_of, sync
+from shardkit.index import INDEX_DIRECTORY, Index
+from shardkit.manifest import (
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    dataset_directories,
+    load_manifest,
+)
+from shardkit.pool import Meter, Report, run_tasks
+from shardkit.record import dump_json
+from shardkit.sources.imagefolder import Entry
+from shardkit.verbs.reindex import reindex
+
+
+@dataclass(kw_only=True)
+class Repaired:
+    """What a repair did."""
+
+    files: list[str] = field(default_factory=list)
+    """Files that were made anew; each has the digest that the manifest gives."""
+    findings: list[Finding] = field(default_factory=list)
+    """What could not be made anew, and why. Nothing of it was touched."""
+    sound: int = 0
+    """Files that needed nothing."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all files have the digests that the manifest gives."""
+        return not self.findings
+
+
+def repair(
+    directory: str | Path,
+    source: str | Path,
+    *,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Repaired:
+    """Make the damaged and missing files of a dataset, or of all its splits, anew.
+
+    A file is put in its place only if it has the digest that the manifest gives; sound files are
+    not touched. Every file is read to find the damaged ones.
+
+    Args:
+        directory: The dataset. Its manifests must be whole: they say what is to be made.
+        source: The folder that it was made from.
+        workers: Number of processes.
+        on_progress: Called with what was done since the last call.
+
+    Raises:
+        UsageError: If there is no dataset, ``source`` cannot be its source, or another conversion
+            works there.
+        CorruptDataset: If a manifest is damaged.
+        ConversionFailed: If writing fails.
+    """
+    directory, source = Path(directory), Path(source)
+    manifests = {name: load_manifest(p) for name, p in dataset_directories(directory).items()}
+    result = Repaired()
+    with _scratch(directory) as scratch:
+        damaged = _find_damage(directory, manifests, result, workers, on_progress)
+        if not damaged:
+            return result
+        scan = scan_source(source, manifests)
+        for split, entries in damaged.items():
+            place = _Place(directory / split, split, manifests[split], result)
+            origin = find_origin(manifests[split], split, scan)
+            try:
+                _rebuild(place, origin, entries, scratch, (workers, on_progress))
+            except OSError as error:
+                raise as_failure(error, directory) from error
+    result.files.sort()
+    return result
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One dataset under repair."""
+
+    folder: Path
+    split: str
+    manifest: Manifest
+    result: Repaired
+
+    def name(self, entry: FileEntry) -> str:
+        return f"{self.split}/{entry.name}" if self.split else entry.name
+
+    def fail(self, entry: FileEntry, reason: str) -> None:
+        self.result.findings.append(Finding(file=self.name(entry), reason=reason))
+
+    def put(self, made: Path, entry: FileEntry) -> None:
+        """Put a file that was made anew in its place."""
+        target = self.folder / entry.name
+        if target.is_dir() and not target.is_symlink():
+            self.fail(entry, f"a folder stands in its place; remove {target}")
+            return
+        target.parent.mkdir(exist_ok=True)
+        sync(made)
+        made.replace(target)
+        sync(target.parent)
+        self.result.files.append(self.name(entry))
+
+
+@dataclass(frozen=True)
+class _HashTask:
+    path: Path
+    split: str
+    entry: FileEntry
+
+
+def _is_sound(task: _HashTask) -> bool:
+    """Tell whether a file has the content that the manifest says."""
+    meter = Meter()
+    rows = task.entry.rows if isinstance(task.entry, ShardEntry) else 0
+    meter.add(images=rows, size=task.entry.bytes)
+    meter.flush()
+    try:
+        return task.path.is_file() and sha256_of(task.path) == task.entry.sha256
+    except OSError:
+        return False
+
+
+def _find_damage(
+    directory: Path,
+    manifests: dict[str, Manifest],
+    result: Repaired,
+    workers: int,
+    on_progress: Report | None,
+) -> dict[str, list[FileEntry]]:
+    """Return split to its files that are not as the manifest says."""
+    tasks = [
+        _HashTask(directory / split / entry.name, split, entry)
+        for split, manifest in manifests.items()
+        for entry in manifest.entries
+    ]
+    damaged: dict[str, list[FileEntry]] = {}
+    for task, sound in run_tasks(_is_sound, tasks, workers=workers, on_progress=on_progress):
+        result.sound += sound
+        if not sound:
+            damaged.setdefault(task.split, []).append(task.entry)
+    return damaged
+
+
+def _rebuild(
+    place: _Place,
+    origin: Origin,
+    entries: Sequence[FileEntry],
+    scratch: Path,
+    how: tuple[int, Report | None],
+) -> None:
+    """Make files of one dataset anew: shards, then the index from the shards, then reports."""
+    names = {entry.name for entry in entries}
+    shards = [entry for entry in place.manifest.shards if entry.name in names]
+    index = [entry for entry in entries if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
+    if shards:
+        _rebuild_shards(place, origin, shards, scratch, how)
+    if index:
+        _rebuild_index(place, index)
+    for entry in entries:
+        if entry not in shards and entry not in index:
+            _rebuild_report(place, origin, entry, scratch)
+
+
+def _rebuild_shards(
+    place: _Place,
+    origin: Origin,
+    shards: Sequence[ShardEntry],
+    scratch: Path,
+    how: tuple[int, Report | None],
+) -> None:
+    manifest = place.manifest
+    rows = _rows(place, origin)
+    starts = {}
+    start = 0
+    for number, entry in enumerate(manifest.shards):
+        starts[entry.name] = number, start
+        start += entry.rows
+    tasks = []
+    for shard in shards:
+        number, start = starts[shard.name]
+        wanted = rows[start : start + shard.rows]
+        images = [entry for entry in wanted if entry is not None]
+        if len(images) != shard.rows:
+            place.fail(shard, f"the source lacks {shard.rows - len(images)} of its files")
+            continue
+        tasks.append(
+            ShardTask(
+                split=place.split,
+                number=number,
+                folder=scratch,
+                part=scratch / "parts" / place.split / f"{number:06d}",
+                format=manifest.format,
+                recipe=origin.recipe,
+                source=type(origin.images)(origin.images.root, images),
+                meta=shard_meta(
+                    to=manifest.format,
+                    classes=manifest.classes,
+                    recipe=origin.recipe,
+                    source=manifest.source,
+                ),
+                software=manifest.software,
+                keep=False,
+            )
+        )
+    of_name = {entry.name: entry for entry in shards}
+    workers, on_progress = how
+    for task, built in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
+        entry = of_name[task.path.name]
+        if built.result.bad:
+            problem = built.result.bad[0]
+            place.fail(entry, f"a file of the source is bad: {problem.path}: {problem.reason}")
+        elif built.result.entry is None or built.result.entry.sha256 != entry.sha256:
+            place.fail(entry, _why_other(place, origin, task, starts[entry.name][1]))
+        else:
+            place.put(task.path, entry)
+
+
+def _rows(place: _Place, origin: Origin) -> list[Entry | None]:
+    """Return the file of each row: by the index, where that is sound, or by the plan."""
+    index = {e.name: e.sha256 for e in place.manifest.files if e.name.startswith(INDEX_DIRECTORY)}
+    try:
+        if all(sha256_of(place.folder / name) == digest for name, digest in index.items()):
+            stored = list(Index(place.folder, place.manifest.rows).paths())
+            return match_rows(origin, stored, "")[0]
+    except (OSError, CorruptDataset, ValueError):
+        pass
+    entries = origin.images.entries
+    known: list[Entry | None] = list(entries)
+    return known if len(entries) == place.manifest.rows else [None] * place.manifest.rows
+
+
+def _why_other(place: _Place, origin: Origin, task: ShardTask, start: int) -> str:
+    """Return why a shard that was made anew is not the one that the manifest describes."""
+    said = "made anew it is another file"
+    try:
+        count = len(task.source)
+        new = load_part(task, count)
+        old = Index(place.folder, place.manifest.rows)
+        rows = old.rows()[start : start + count]
+        changed = [
+            path
+            for path, one, other in zip(new.paths, new.rows, rows, strict=True)
+            if one["checksum"] != other["checksum"]
+        ]
+    except (CorruptDataset, ValueError, OSError):
+        changed = []
+    if changed:
+        some = ", ".join(changed[:3]) + (" ..." if len(changed) > 3 else "")
+        said += f": of {len(changed)} of its images ({some})"
+    if origin.changed_software:
+        versions = ", ".join(
+            f"{name} was {then} and is {now}"
+            for name, (then, now) in origin.changed_software.items()
+        )
+        return f"{said}. It was written with other libraries: {versions}"
+    return f"{said}. The source has changed since the conversion"
+
+
+def _rebuild_index(place: _Place, entries: Sequence[FileEntry]) -> None:
+    try:
+        reindex(place.folder)
+    except (CorruptDataset, UsageError) as error:
+        for entry in entries:
+            place.fail(entry, f"it cannot be made anew yet: {error}")
+        return
+    place.result.files += [place.name(entry) for entry in entries]
+
+
+def _rebuild_report(place: _Place, origin: Origin, entry: FileEntry, scratch: Path) -> None:
+    """Make ``skipped.jsonl`` or ``ignored.jsonl`` anew."""
+    problems: Sequence[Problem] = place.manifest.skipped
+    if entry.name != "skipped.jsonl":
+        problems = origin.scan.ignored.get(place.split, [])
+    made = scratch / entry.name
+    made.write_bytes(b"".join(dump_json(asdict(problem)) + b"\n" for problem in problems))
+    if sha256_of(made) == entry.sha256:
+        place.put(made, entry)
+    else:
+        place.fail(entry, "what is not an image in the source has changed since the conversion")
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """Give a folder to make files in, on the disk of the dataset; other writers are locked out."""
+    work = directory / WORK_NAME
+    had_work = (work / "state").exists()
+    scratch = work / "repair"
+    with locked(work, lambda: None):
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            yield scratch
+        except OSError as error:
+            raise as_failure(error, directory) from error
+        finally:
+            shutil.rmtree(scratch if had_work else work, ignore_errors=True)
