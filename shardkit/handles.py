@@ -56,7 +56,7 @@ class ShardFile:
         if found != size:
             raise CorruptShard(
                 f"the shard {path} has {found} bytes; the manifest says {size}. "
-                "Restore it from a copy, or convert again."
+                "Restore it from a copy, or from the source with `shardkit repair`."
             )
 
     def __del__(self) -> None:
