@@ -200,7 +200,7 @@ def test_a_refusal_says_what_is_different(tmp_path: Path, wanted: Terms, said: s
 
 def test_lost_records_of_earlier_work_are_not_guessed(tmp_path: Path) -> None:
     place = hold(tmp_path / "out", "one")
-    (place.state / "files.json").write_bytes(b"{")
+    (place.state / "files.jsonl").write_bytes(b"{")
     hold(tmp_path / "out", "one")
     with pytest.raises(UsageError, match="the record of what it was begun with is damaged"):
         hold(tmp_path / "out", "two")

@@ -57,9 +57,7 @@ class ShardTask:
     def digest(self) -> str:
         """SHA-256 of all that decides the shard's bytes."""
         digest = hashlib.sha256(dump_json([self.format, self.number, self.meta, self.software]))
-        digest.update(dump_json(self.recipe.describe()))
-        for entry in self.source.entries:
-            digest.update(dump_json(entry))
+        digest.update(dump_json([self.recipe.describe(), list(self.source.entries)]))
         return digest.hexdigest()
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardkit.files import write_atomically
+from shardkit.files import published, write_atomically
 from shardkit.record import dump_json, load_json
 
 _NAMED = 3
 """Files that a message names; it counts the others."""
+
+_PLAN, _FILES = "plan.json", "files.jsonl"
+_FILES_A_LINE = 1000
 
 
 @dataclass(frozen=True)
@@ -32,19 +36,32 @@ class Terms:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of it all: two runs with equal digests do the same work."""
-        return hashlib.sha256(dump_json(asdict(self))).hexdigest()
+        digest = hashlib.sha256(dump_json(self._rest))
+        for line in self._lines():
+            digest.update(line)
+        return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the terms into ``folder``; the plan, with the digest, last."""
-        write_atomically(folder / "files.json", dump_json(self.files))
-        rest = {name: value for name, value in asdict(self).items() if name != "files"}
-        write_atomically(folder / "plan.json", dump_json({"digest": self.digest, **rest}))
+        with published(folder / _FILES) as temporary, temporary.open("wb") as file:
+            file.writelines(self._lines())
+        write_atomically(folder / _PLAN, dump_json({"digest": self.digest, **self._rest}))
+
+    @property
+    def _rest(self) -> dict[str, Any]:
+        return {"settings": self.settings, "images": self.images, "on_error": self.on_error}
+
+    def _lines(self) -> Iterator[bytes]:
+        """Give the files as JSON, some in each line: all at once would take as much memory again."""
+        files = iter(self.files.items())
+        while part := dict(itertools.islice(files, _FILES_A_LINE)):
+            yield dump_json(part) + b"\n"
 
 
 def saved_digest(folder: Path) -> str | None:
     """Return the digest of the terms in ``folder``, or None if there are none."""
     try:
-        digest = load_json((folder / "plan.json").read_bytes()).get("digest")
+        digest = load_json((folder / _PLAN).read_bytes()).get("digest")
     except (OSError, ValueError):
         return None
     return digest if isinstance(digest, str) else None
@@ -59,9 +76,12 @@ def differences(folder: Path, now: Terms, forgiven: Collection[str]) -> list[str
         forgiven: Files that may have been changed or taken away: the bad ones.
     """
     try:
-        plan = load_json((folder / "plan.json").read_bytes())
+        plan = load_json((folder / _PLAN).read_bytes())
         settings, images = dict(plan["settings"]), dict(plan["images"])
-        files = load_json((folder / "files.json").read_bytes())
+        files: dict[str, Any] = {}
+        with (folder / _FILES).open("rb") as lines:
+            for line in lines:
+                files.update(load_json(line))
     except (OSError, ValueError, TypeError, KeyError):
         return ["the record of what it was begun with is damaged"]
     found = [
