@@ -52,7 +52,7 @@ class Terms:
         return {"settings": self.settings, "images": self.images, "on_error": self.on_error}
 
     def _lines(self) -> Iterator[bytes]:
-        """Give the files as JSON, some in each line: all at once would take as much memory again."""
+        """Give the files as JSON, some in each line: all at once would double the memory."""
         files = iter(self.files.items())
         while part := dict(itertools.islice(files, _FILES_A_LINE)):
             yield dump_json(part) + b"\n"
