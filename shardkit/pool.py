@@ -6,7 +6,6 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -151,13 +150,14 @@ def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
     _report = channel.put
     _keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        set_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-    else:
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None:  # not Linux
         threading.Thread(target=_end_with_parent, daemon=True).start()
+        return
+    set_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
+    prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
 
 
 def _end_with_parent() -> None:
