@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import shutil
 import zlib
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.contracts import Format, ShardSpec, ShardWriter
-from shardkit.errors import BadImage, ConversionFailed, DiskFull, Problem
+from shardkit.conversion.space import as_failure
+from shardkit.errors import BadImage, ConversionFailed, Problem
 from shardkit.files import published, sha256_of, sync, write_atomically
 from shardkit.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.indexing import index_shard
@@ -102,7 +102,14 @@ def build_shard(task: ShardTask) -> Built:
         return Built(unwanted.result, kept=False)
     except OSError as error:
         raise as_failure(error, task.folder) from error
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise ConversionFailed(f"{error}: memory ran out. {_FEWER}") from error
     return Built(result, kept=False)
+
+
+_FEWER = "Give the same command again with fewer --workers: the shards that are done are kept."
 
 
 def load_result(task: ShardTask) -> ShardResult | None:
@@ -241,10 +248,8 @@ def _prepare(task: ShardTask, row: int) -> Record | Problem:
     except BadImage as error:
         return Problem(path=task.source.entries[row].path, reason=str(error))
     except MemoryError:  # the image is not to blame, and must not be left out for it
-        raise ConversionFailed(
-            f"memory ran out at {task.source.root / task.source.entries[row].path}. Give the same "
-            "command again with fewer --workers: the shards that are done are kept."
-        ) from None
+        path = task.source.root / task.source.entries[row].path
+        raise ConversionFailed(f"memory ran out at {path}. {_FEWER}") from None
 
 
 def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:
@@ -295,15 +300,3 @@ def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:
         labels=dict(sorted(tally.labels.items())),
         notes=dict(sorted(tally.notes.items())),
     )
-
-
-def as_failure(error: OSError, folder: Path) -> ConversionFailed:
-    """Return what a failure to write below ``folder`` means, as an error that says what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "disk" if error.errno == errno.ENOSPC else "disk quota"
-        return DiskFull(
-            f"the {what} of {folder} is full. Make room and give the same command again: the "
-            "shards that are done are kept."
-        )
-    where = f" ({error.filename})" if error.filename else ""
-    return ConversionFailed(f"{folder} cannot be written: {error.strerror or error}{where}")

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from shardkit.conversion.space import FULL, as_failure
 from shardkit.errors import UsageError
 from shardkit.record import dump_json
 
@@ -31,6 +32,7 @@ def locked(folder: Path, look: Callable[[], None]) -> Iterator[None]:
 
     Raises:
         UsageError: If another process holds it, or the folder cannot be written.
+        DiskFull: If there is no room for it.
     """
     release = None
     while release is None:  # another holder may remove the lock between the look and the try
@@ -38,6 +40,8 @@ def locked(folder: Path, look: Callable[[], None]) -> Iterator[None]:
         try:
             release = _take(folder)
         except OSError as error:
+            if error.errno in FULL:
+                raise as_failure(error, folder.parent) from error
             reason = error.strerror
             raise UsageError(f"{folder.parent} cannot be written: {reason}") from error
     try:

@@ -1,4 +1,4 @@
-"""Room on the disk: asked for before a conversion begins, and held while it lasts."""
+"""Room on the disk: asked for before a conversion begins, held while it lasts, and missed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shardkit.errors import DiskFull
+from shardkit.errors import ConversionFailed, DiskFull
 from shardkit.files import Reservation, free_bytes
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a disk says that has no more room, or none for this user."""
 
 
 class Room:
@@ -81,3 +84,15 @@ class Room:
 
 def _mib(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB"
+
+
+def as_failure(error: OSError, folder: Path) -> ConversionFailed:
+    """Return what a failure to write below ``folder`` means, as an error that says what to do."""
+    if error.errno in FULL:
+        what = "disk" if error.errno == errno.ENOSPC else "disk quota"
+        return DiskFull(
+            f"the {what} of {folder} is full. Make room and give the same command again: the "
+            "shards that are done are kept."
+        )
+    where = f" ({error.filename})" if error.filename else ""
+    return ConversionFailed(f"{folder} cannot be written: {error.strerror or error}{where}")

@@ -29,6 +29,9 @@ from shardkit.record import dump_json, load_json
 
 WORK_NAME = ".shardkit-work"
 
+TRASH_NAME = ".shardkit-trash"
+"""What the work folder is called once it is of no use, so that no rest of it is taken for work."""
+
 
 class Workplace:
     """The place where one conversion works."""
@@ -131,10 +134,12 @@ class Workplace:
 
     def discard(self) -> None:
         """Remove the work folder, and the folders above it that were made for it and are empty."""
-        if self._ready.exists():  # first of all: what is left must not look like work to publish
-            self._ready.unlink()
-            sync(self.state)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        trash = self.target / TRASH_NAME
+        shutil.rmtree(trash, ignore_errors=True)
+        self.folder.rename(trash)
+        sync(self.target)
+        shutil.rmtree(trash, ignore_errors=True)
+        sync(self.target)
         with contextlib.suppress(OSError):
             for path in self._made:
                 path.rmdir()
@@ -154,6 +159,8 @@ class Workplace:
         for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        # Or a power cut could bring back files that nobody knows of any more.
+        _sync_all({folder for folder in (self.target, *folders) if folder.exists()})
         write_atomically(listed, b"[]")
 
 
@@ -166,6 +173,7 @@ def workplace(target: Path, *, force: bool) -> Iterator[Workplace]:
             written, or another conversion works there.
     """
     place = Workplace(target)
+    shutil.rmtree(target / TRASH_NAME, ignore_errors=True)  # of a run that was killed in the end
     with locked(place.folder, lambda: check_target(target, force=force)):
         yield place
 

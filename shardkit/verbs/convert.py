@@ -12,13 +12,12 @@ from typing import TypeVar
 from shardkit.conversion.build import (
     ShardResult,
     ShardTask,
-    as_failure,
     build_shard,
     load_part,
     load_result,
 )
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, make_plan
-from shardkit.conversion.space import Room
+from shardkit.conversion.space import Room, as_failure
 from shardkit.conversion.workplace import Workplace, check_target, workplace
 from shardkit.errors import BadImages, DiskFull, Problem, UsageError
 from shardkit.files import sha256_of, sync
@@ -108,7 +107,7 @@ def _carry_out(
 ) -> int:
     """Make the dataset and put it in its place; return the number of shards found done."""
     place.begin(plan.terms(), force=force)
-    kept = 0
+    kept = sum(split.shards for split in plan.splits)
     if not place.is_ready:
         works = [_prepare(split, plan, place, workers) for split in plan.splits]
         try:

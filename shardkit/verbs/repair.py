@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from shardkit.conversion.build import ShardTask, as_failure, build_shard, load_part
+from shardkit.conversion.build import ShardTask, build_shard, load_part
 from shardkit.conversion.lock import locked
 from shardkit.conversion.origin import Origin, find_origin, match_rows, scan_source
 from shardkit.conversion.plan import shard_meta
+from shardkit.conversion.space import as_failure
 from shardkit.conversion.workplace import WORK_NAME
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.examine import Finding
