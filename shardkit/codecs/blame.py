@@ -18,6 +18,12 @@ _CARELESS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeE
 """What Pillow raises where it did not expect what it found."""
 
 
+_NO_MEMORY = re.compile(
+    r"(de|en)coder error -9|out of memory|Insufficient memory|Memory allocation failure"
+)
+"""How Pillow begins to say it, twice, then libjpeg, then TurboJPEG."""
+
+
 @contextmanager
 def blaming(what: str, pixels: int = 0) -> Iterator[None]:
     """Turn what a library raises into `BadImage`, unless the machine is short of memory.
@@ -44,7 +50,7 @@ def require_memory(reason: str, pixels: int = 0) -> None:
 
     Not all of them say so; but where an image of that size has no room, none could be decoded.
     """
-    if re.search(r"memory|decoder error -9", reason, re.IGNORECASE):
+    if _NO_MEMORY.match(reason):
         raise MemoryError(reason)
     np.empty(_WORKING_BYTES * pixels, np.uint8)
 

@@ -191,19 +191,12 @@ def decode(  # noqa: PLR0913 - each says one thing of one image
         pixels = _decode_jpeg(data, at_least, out, fast)
         if pixels is not None:
             return pixels
-    if field == "png":
-        check_png(data)
-    with quiet(), _open(data, field) as image:
-        if field == "jpg" and min(at_least) > 0:
-            image.draft(None, at_least)
-        with blaming("it cannot be decoded", image.width * image.height):
-            image.load()
-        if field == "png" and _ends_black(image) and not png_is_whole(data):
-            raise BadImage("it is damaged: its packed data end before its last row")
-        shape = (image.height, image.width, 3)
-        if out is not None and out.shape != shape:
-            raise BadImage(f"it is {shape[1]} x {shape[0]} pixels, not of the size given")
-        return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
+    try:
+        return _decode_by_pillow(data, field, background, at_least, out)
+    except BadImage as error:
+        if field != "jpg":
+            raise
+        raise BadImage(f"{error} ({jpeg_header(bytes(data)).coding})") from error
 
 
 def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
@@ -293,6 +286,28 @@ def _jpeg_frames(image: Image.Image) -> int:
         raise
     except Exception:  # damaged, in one of many ways
         return 1
+
+
+def _decode_by_pillow(
+    data: bytes | memoryview,
+    field: str,
+    background: Colour,
+    at_least: tuple[int, int],
+    out: Pixels | None,
+) -> Pixels:
+    if field == "png":
+        check_png(data)
+    with quiet(), _open(data, field) as image:
+        if field == "jpg" and min(at_least) > 0:
+            image.draft(None, at_least)
+        with blaming("it cannot be decoded", image.width * image.height):
+            image.load()
+        if field == "png" and _ends_black(image) and not png_is_whole(data):
+            raise BadImage("it is damaged: its packed data end before its last row")
+        shape = (image.height, image.width, 3)
+        if out is not None and out.shape != shape:
+            raise BadImage(f"it is {shape[1]} x {shape[0]} pixels, not of the size given")
+        return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
 
 
 def _decode_jpeg(
