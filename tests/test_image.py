@@ -457,6 +457,16 @@ def test_damage_raises_bad_image_or_nothing(field: str, mask: int) -> None:
             decode(bytes(damaged), field)
 
 
+@pytest.mark.parametrize("field", ["gif", "png", "webp", "tiff"])
+def test_an_animation_that_is_cut_raises_bad_image_or_nothing(field: str) -> None:
+    frames = [picture(6, 5, seed) for seed in range(3)]
+    data = encoded(frames[0], field.upper(), save_all=True, append_images=frames[1:])
+    for end in range(32, len(data)):
+        with contextlib.suppress(BadImage):
+            inspect(data[:end], field)
+            decode(data[:end], field)
+
+
 def overwritten(seed: int) -> bytes:
     """Return a JPEG that has 64 bytes of rubbish in the middle."""
     data = bytearray(jpeg(64, 64, quality=95))

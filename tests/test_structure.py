@@ -10,6 +10,7 @@ from helpers import encoded, exif, jpeg, opened, picture, png, png_chunk, png_fi
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.codecs.image import decode
 from shardkit.codecs.structure import (
     MAX_SCANS,
     check_png,
@@ -203,6 +204,30 @@ def test_a_png_is_whole_with_the_last_byte_and_not_without(
     counts = (0, enough - 1, enough, enough + 1)
     found = [png_is_whole(png_file(header, bytes(count))) for count in counts]
     assert found == [False, False, True, True]
+
+
+@pytest.mark.parametrize("interlaced", [0, 1])
+@pytest.mark.parametrize(
+    ("colour", "depth", "bits"),
+    [(0, 1, 1), (0, 8, 8), (0, 16, 16), (2, 8, 24), (3, 4, 4), (6, 8, 32)],
+)
+@pytest.mark.parametrize("size", [(3, 1), (9, 7)])
+@pytest.mark.parametrize("value", [0, 0xFF])
+def test_a_png_that_lacks_any_of_its_bytes_is_not_decoded(  # noqa: PLR0917
+    interlaced: int, colour: int, depth: int, bits: int, size: tuple[int, int], value: int
+) -> None:
+    header = struct.pack(">IIBBBBB", *size, depth, colour, 0, 0, interlaced)
+    palette = png_chunk(b"PLTE", bytes(48))
+    row = unpacked_bytes(size[0], 1, bits, 0)
+    enough = unpacked_bytes(*size, bits, interlaced)
+    content = (b"\0" + bytes((value,)) * (row - 1)) * size[1]
+    if interlaced:
+        content = bytes(enough)
+    assert len(content) == enough
+    decode(png_file(header, content, palette), "png")
+    for count in range(enough):
+        with pytest.raises(BadImage):
+            decode(png_file(header, content[:count], palette), "png")
 
 
 def test_a_bomb_in_the_packed_rows_of_a_png_is_not_unpacked() -> None:

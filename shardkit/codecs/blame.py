@@ -18,10 +18,9 @@ _CARELESS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeE
 """What Pillow raises where it did not expect what it found."""
 
 
-_NO_MEMORY = re.compile(
-    r"(de|en)coder error -9|out of memory|Insufficient memory|Memory allocation failure"
-)
-"""How Pillow begins to say it, twice, then libjpeg, then TurboJPEG."""
+_NO_MEMORY = re.compile(r"out of memory|Insufficient memory|Memory allocation failure")
+"""How Pillow, libjpeg and TurboJPEG begin to say it. Pillow's "decoder error -9" of a TIFF should
+mean it too, but stands for numbers out of range as well."""
 
 
 @contextmanager

@@ -153,7 +153,8 @@ def inspect(data: bytes, field: str) -> ImageInfo:
                 _check_size(width, height)
                 return ImageInfo(width, height)
     with quiet(), _open(data, field) as image:
-        frames = _frames(image, data, field)
+        with blaming("its frames cannot be counted"):
+            frames = _frames(image, data, field)
         return ImageInfo(image.width, image.height, _orientation(image, data, field), frames)
 
 
@@ -302,7 +303,7 @@ def _decode_by_pillow(
             image.draft(None, at_least)
         with blaming("it cannot be decoded", image.width * image.height):
             image.load()
-        if field == "png" and _ends_black(image) and not png_is_whole(data):
+        if field == "png" and _may_lack_rows(image, data) and not png_is_whole(data):
             raise BadImage("it is damaged: its packed data end before its last row")
         shape = (image.height, image.width, 3)
         if out is not None and out.shape != shape:
@@ -387,7 +388,8 @@ def _put(image: Image.Image, background: Colour, out: Pixels) -> Pixels:
     return out
 
 
-def _ends_black(image: Image.Image) -> bool:
-    """Tell whether rows may be missing: Pillow leaves them as they are when it begins, all zero."""
-    last = image.crop((0, max(0, image.height - 2), image.width, image.height))
-    return not np.asarray(last).any(axis=-1).reshape(last.height, -1).any(axis=1).all()
+def _may_lack_rows(image: Image.Image, data: bytes | memoryview) -> bool:
+    """Tell whether rows of a PNG may be missing: Pillow leaves them as they were, all zero."""
+    interlaced = data[28]
+    last = image.crop((0, image.height - 1, image.width, image.height))
+    return bool(interlaced) or not np.asarray(last).any()

@@ -84,6 +84,14 @@ def gif_cases() -> Iterator[Case]:
         "whose packed data lack a row", lambda: gif([frame(PLANE[:-1], size=(WIDTH, HEIGHT))]), CUT
     )
     yield _gif("with damaged packed data", lambda: BASE[:-60] + b"\xff" * 40 + BASE[-20:], CUT)
+    two = gif([FRAME, FRAME])
+    second = len(BASE) - 1
+    yield _gif(
+        "cut in the header of its second frame",
+        lambda: two[: second + 4],
+        Rejected(words="its frames cannot be counted", kind="gif"),
+    )
+    yield _gif("cut in the pixels of its second frame", lambda: two[:-40], good(frames=2))
     yield _gif("without a frame", lambda: gif([]), UNREADABLE)
     yield _gif("with a frame of no pixels", lambda: gif([frame(PLANE[:0])]), CUT)
     yield _gif("cut in its palette", lambda: BASE[:100], UNREADABLE)
@@ -164,6 +172,12 @@ def webp_cases() -> Iterator[Case]:
         "with EXIF orientation 6",
         lambda: webp(canvas(WIDTH, HEIGHT, HAS_EXIF), IMAGE, turned),
         shown(orientation=6),
+    )
+    changed = LOSSLESS[:-60] + b"\x55" * 20 + LOSSLESS[-40:]
+    yield _webp(
+        "damaged in its pixels, of which it has no checksum",
+        lambda: changed,
+        Stored(kind="webp", pixels=pillow(lambda: changed)),
     )
     extras: tuple[tuple[str, Callable[[], bytes]], ...] = (
         (

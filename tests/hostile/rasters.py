@@ -127,6 +127,11 @@ def tiff_cases() -> Iterator[Case]:
         lambda: tiff(FLAT, (273, LONG, 2**30, 8), (279, LONG, 2**30, 8)),
         UNREADABLE,
     )
+    yield _tiff(
+        "stating two billion rows in a strip",
+        lambda: tiff(packed, (278, LONG, 1, 2**31 + 1), packing=8),
+        CUT,
+    )
     yield _tiff("without strips", lambda: tiff(leave_out=(273, 279)), UNREADABLE)
     yield _tiff("without a width", lambda: tiff(leave_out=(256,)), UNREADABLE)
     yield _tiff("with height zero", lambda: tiff(size=(2**31 - 1, 0)), UNREADABLE)
