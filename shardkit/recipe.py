@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from shardkit.codecs.image import (
+    MAX_PIXELS,
     WHITE,
     Colour,
     ImageInfo,
@@ -25,6 +26,7 @@ from shardkit.codecs.image import (
     inspect,
     turn_upright,
 )
+from shardkit.codecs.quiet import quiet
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import META_FIELD, Record, dump_json
 
@@ -198,6 +200,7 @@ class Recipe:
             if info.orientation != 1:
                 notes["orientation"] = info.orientation
             return _stored(record, field, data, (info.width, info.height), notes)
+        _check_size(plan)
         image = self._change(data, field, info, plan)
         if self.raw_shape and (image.height, image.width) != self.resize:
             raise BadImage(
@@ -325,12 +328,22 @@ def _scaling() -> Any:
     return import_module("shardkit.codecs.scaling")
 
 
+def _check_size(plan: _Change) -> None:
+    """Refuse what enlarging would make of a long strip: 60,000 x 1 pixels at 256 rows are 4e9."""
+    for width, height in (plan.size, plan.canvas):
+        if width * height > MAX_PIXELS:
+            raise BadImage(
+                f"it would become {width} x {height} pixels, over the limit of {MAX_PIXELS}"
+            )
+
+
 def _cut(image: Image.Image, canvas: tuple[int, int], background: Colour) -> Image.Image:
     """Return the centre of ``image``, or ``image`` in the centre, on a canvas of the given size."""
     left = round((image.width - canvas[0]) / 2)
     top = round((image.height - canvas[1]) / 2)
     if left >= 0 and top >= 0:
-        return image.crop((left, top, left + canvas[0], top + canvas[1]))
+        with quiet():  # Pillow warns of large pieces as of bombs
+            return image.crop((left, top, left + canvas[0], top + canvas[1]))
     ground = Image.new("RGB", canvas, background)
     ground.paste(image, (-left, -top))
     return ground

@@ -8,12 +8,33 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
+from shardkit.codecs.blame import blaming, require_memory
+from shardkit.codecs.quiet import quiet
+from shardkit.codecs.structure import (
+    check_png,
+    check_ppm,
+    jpeg_header,
+    png_is_whole,
+    png_says_more,
+    tiff_frames,
+    webp_size,
+)
 from shardkit.errors import BadImage
 
 try:
@@ -37,6 +58,17 @@ _PILLOW_NAMES = {
     "ppm": "PPM",
 }
 
+_OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
+    "jpg": JpegImagePlugin.JpegImageFile,
+    "png": PngImagePlugin.PngImageFile,
+    "webp": WebPImagePlugin.WebPImageFile,
+    "bmp": BmpImagePlugin.BmpImageFile,
+    "gif": GifImagePlugin.GifImageFile,
+    "tiff": TiffImagePlugin.TiffImageFile,
+    "ppm": PpmImagePlugin.PpmImageFile,
+}
+"""Pillow's own readers; `Image.open` would ask them too, and keep to itself what they say."""
+
 _MAGIC = re.compile(
     rb"(?P<jpg>\xff\xd8\xff)"
     rb"|(?P<png>\x89PNG\r\n\x1a\n)"
@@ -49,18 +81,17 @@ _MAGIC = re.compile(
     re.DOTALL,
 )
 
-_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]..", re.DOTALL)
-"""How a segment of a JPEG's header begins: a marker, not one that stands alone, and a length."""
-
-_START_OF_SCAN = 0xDA
-_SPEAKING = (b"Exif\0", b"rientation", b"MPF\0")
-"""What a JPEG's header has if it may say more than its size: EXIF, XMP, further images."""
-
 SNIFF_BYTES = 32
 """As many of a file's first bytes as `sniff` looks at."""
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """A larger image is taken for a decompression bomb: Pillow's own limit."""
+
+_BAND = 1 << 22
+"""Pixels that are turned into RGB at a time, which takes up to 20 bytes for each."""
+
+_TILE = 4096
+"""Width and height of tiles in a TIFF file that are never too large, whatever the image's size."""
 
 _ORIENTATION_TAG = 0x0112
 _TRANSPOSITIONS = {
@@ -72,6 +103,9 @@ _TRANSPOSITIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+_CMYK = ("CMYK", "YCCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,27 +136,26 @@ def sniff(head: bytes) -> str | None:
 def inspect(data: bytes, field: str) -> ImageInfo:
     """Read the header of an encoded image.
 
+    Metadata that are damaged count for none.
+
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
-    header = _header_of(data) if field == "jpg" and simplejpeg is not None else None
-    if header is not None:
-        try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(header)
-        except (ValueError, KeyError):
-            pass  # Pillow knows more kinds, and says better what is wrong
-        else:
-            _check_size(width, height)
-            return ImageInfo(width, height)
-    with _open(data, field) as image:
-        try:
-            orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-            frames = getattr(image, "n_frames", 1)
-        except Exception as error:
-            raise BadImage(f"its metadata is damaged: {_reason(error)}") from error
-        if field == "tiff" or orientation not in _TRANSPOSITIONS:
-            orientation = 1  # Pillow turns TIFF files by itself
-        return ImageInfo(image.width, image.height, int(orientation), frames)
+    if field == "jpg":
+        header = jpeg_header(data)
+        data = header.content
+        if not header.speaks and simplejpeg is not None:
+            try:
+                height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            except (ValueError, KeyError):
+                pass  # Pillow knows more kinds, and says better what is wrong
+            else:
+                _check_size(width, height)
+                return ImageInfo(width, height)
+    with quiet(), _open(data, field) as image:
+        with blaming("its frames cannot be counted"):
+            frames = _frames(image, data, field)
+        return ImageInfo(image.width, image.height, _orientation(image, data, field), frames)
 
 
 def decode(  # noqa: PLR0913 - each says one thing of one image
@@ -159,18 +192,12 @@ def decode(  # noqa: PLR0913 - each says one thing of one image
         pixels = _decode_jpeg(data, at_least, out, fast)
         if pixels is not None:
             return pixels
-    if field == "png":
-        _check_chunks(data)
-    with _open(data, field) as image:
-        if field == "jpg" and min(at_least) > 0:
-            image.draft(None, at_least)
-        pixels = np.array(to_rgb(image, background))
-    if out is None:
-        return pixels
-    if out.shape != pixels.shape:
-        raise BadImage(f"it is {pixels.shape[1]} x {pixels.shape[0]} pixels, not of the size given")
-    out[:] = pixels
-    return out
+    try:
+        return _decode_by_pillow(data, field, background, at_least, out)
+    except BadImage as error:
+        if field != "jpg":
+            raise
+        raise BadImage(f"{error} ({jpeg_header(bytes(data)).coding})") from error
 
 
 def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
@@ -179,7 +206,7 @@ def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
     Raises:
         BadImage: If it cannot be loaded, or its pixels have no defined range (float, 32-bit).
     """
-    try:
+    with blaming("it cannot be decoded", image.width * image.height):
         image.load()
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
             # Pillow would clip at 255; the upper byte is the value that an 8-bit screen shows.
@@ -195,10 +222,6 @@ def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
             ground = Image.new("RGBA", layer.size, (*background, 255))
             return Image.alpha_composite(ground, layer).convert("RGB")
         return image if image.mode == "RGB" else image.convert("RGB")
-    except BadImage:
-        raise
-    except Exception as error:
-        raise BadImage(f"it cannot be decoded: {_reason(error)}") from error
 
 
 def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
@@ -223,28 +246,69 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
     # Not simplejpeg for JPEG: below quality 96 it takes libjpeg's fast DCT, for 0.06 dB less.
     buffer = io.BytesIO()
     options = {"png": {}}.get(field, {"quality": quality})
-    try:
+    size = f"{image.width} x {image.height}"
+    with blaming(f"{size} pixels cannot be stored as {field}", image.width * image.height):
         image.save(buffer, _PILLOW_NAMES[field], **options)
-    except (OSError, ValueError) as error:
-        raise BadImage(
-            f"{image.width} x {image.height} pixels cannot be stored as {field}: {_reason(error)}"
-        ) from error
     return buffer.getvalue()
 
 
-def _header_of(jpeg: bytes) -> bytes | None:
-    """Return a JPEG up to its first scan, or None if that may say more than its size.
+def _orientation(image: Image.Image, data: bytes, field: str) -> int:
+    if field == "tiff" or (field == "png" and not png_says_more(data)):
+        return 1  # Pillow turns TIFF files by itself
+    if field == "png" and "exif" not in image.info:
+        with blaming("it cannot be decoded", image.width * image.height):
+            image.load()  # they may stand behind the pixels
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except MemoryError:
+        raise
+    except Exception:  # damaged, in one of many ways
+        return 1
+    return int(orientation) if orientation in _TRANSPOSITIONS else 1
 
-    To look for EXIF data among its pixels as well would take longer than to copy them.
-    """
-    at = 2
-    while _SEGMENT.match(jpeg, at):
-        after = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        if jpeg[at + 1] == _START_OF_SCAN:
-            header = jpeg[:after]
-            return None if any(mark in header for mark in _SPEAKING) else header
-        at = after
-    return None
+
+def _frames(image: Image.Image, data: bytes, field: str) -> int:
+    if field == "tiff":
+        return tiff_frames(data)
+    if field == "jpg":
+        return _jpeg_frames(image)
+    frames = int(getattr(image, "n_frames", 1))
+    # A PNG states how many it has; they need not be there.
+    return min(frames, 1 + data.count(b"fcTL")) if field == "png" else frames
+
+
+def _jpeg_frames(image: Image.Image) -> int:
+    """Return the number of images in a JPEG file: more than one if it is an MPO file."""
+    try:
+        index = image._getmp()  # type: ignore[attr-defined]
+        frames = index and index[0xB001]
+        return frames if isinstance(frames, int) and 0 < frames == len(index[0xB002]) else 1
+    except MemoryError:
+        raise
+    except Exception:  # damaged, in one of many ways
+        return 1
+
+
+def _decode_by_pillow(
+    data: bytes | memoryview,
+    field: str,
+    background: Colour,
+    at_least: tuple[int, int],
+    out: Pixels | None,
+) -> Pixels:
+    if field == "png":
+        check_png(data)
+    with quiet(), _open(data, field) as image:
+        if field == "jpg" and min(at_least) > 0:
+            image.draft(None, at_least)
+        with blaming("it cannot be decoded", image.width * image.height):
+            image.load()
+        if field == "png" and _may_lack_rows(image, data) and not png_is_whole(data):
+            raise BadImage("it is damaged: its packed data end before its last row")
+        shape = (image.height, image.width, 3)
+        if out is not None and out.shape != shape:
+            raise BadImage(f"it is {shape[1]} x {shape[0]} pixels, not of the size given")
+        return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
 
 
 def _decode_jpeg(
@@ -255,25 +319,26 @@ def _decode_jpeg(
     try:
         stated_height, stated_width, space, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(stated_width, stated_height)
-        if space in ("CMYK", "YCCK"):
-            return None  # differs from Pillow by one
+        cmyk = space in _CMYK
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
+            colorspace="CMYK" if cmyk else "RGB",
             fastdct=fast,
             fastupsample=fast,
             min_height=height,
             min_width=width,
             min_factor=2 if height else 1,
-            buffer=out,
+            buffer=None if cmyk else out,
         )
     except BadImage:
         raise
     except (ValueError, KeyError) as error:  # a KeyError for subsampling that it has no name for
         reason = str(error)
+        require_memory(reason)
         if reason.startswith(("Corrupt", "Premature")) and not _is_padded(bytes(data), reason):
             raise BadImage(f"it is damaged: {reason}") from error
         return None
-    return pixels
+    return None if cmyk else pixels  # Pillow's differ by one
 
 
 def _is_padded(data: bytes, warning: str) -> bool:
@@ -283,21 +348,17 @@ def _is_padded(data: bytes, warning: str) -> bool:
     return match is not None and len(set(data[max(0, end - int(match[1])) : end])) == 1
 
 
-def _check_chunks(data: bytes | memoryview) -> None:
-    """Compare the checksums of all of a PNG's chunks; decoding skips those of the pixels."""
-    with _open(data, "png") as image:
-        try:
-            image.verify()
-        except Exception as error:
-            raise BadImage(f"it is damaged: {_reason(error)}") from error
-
-
 def _open(data: bytes | memoryview, field: str) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(data), formats=[_PILLOW_NAMES[field]])
-    except Exception as error:
-        raise BadImage(f"it cannot be identified: {_reason(error)}") from error
+    size = webp_size(data) if field == "webp" else None
+    if size is not None:
+        _check_size(*size)
+    if field == "ppm":
+        check_ppm(data)
+    with blaming("it cannot be identified", size[0] * size[1] if size else 0):
+        image = _OPENERS[field](io.BytesIO(data))
     _check_size(image.width, image.height)
+    if field == "tiff":
+        _check_tiles(image)
     return image
 
 
@@ -306,7 +367,29 @@ def _check_size(width: int, height: int) -> None:
         raise BadImage(f"it states {width} x {height} pixels, over the limit of {MAX_PIXELS}")
 
 
-def _reason(error: Exception) -> str:
-    """Return what an exception of Pillow says, without the address of the buffer it read from."""
-    text = re.sub(r" ?<_io\.BytesIO[^>]*>", "", str(error)).strip()
-    return text or type(error).__name__
+def _check_tiles(image: Image.Image) -> None:
+    """Refuse tiles that are larger than the image: libtiff makes room for a whole one."""
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    for tag, side in (322, image.width), (323, image.height):
+        stated = tags.get(tag, 0)
+        if isinstance(stated, int) and stated > max(_TILE, side + 15):
+            raise BadImage(f"it states tiles of {stated} pixels for a side of {side} pixels")
+
+
+def _put(image: Image.Image, background: Colour, out: Pixels) -> Pixels:
+    """Put the pixels of a loaded image into ``out``, a few rows at a time if it is large."""
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = image
+        if rows < image.height:
+            band = image.crop((0, top, image.width, min(top + rows, image.height)))
+            band.format = image.format
+        out[top : top + rows] = np.asarray(to_rgb(band, background))
+    return out
+
+
+def _may_lack_rows(image: Image.Image, data: bytes | memoryview) -> bool:
+    """Tell whether rows of a PNG may be missing: Pillow leaves them as they were, all zero."""
+    interlaced = data[28]
+    last = image.crop((0, image.height - 1, image.width, image.height))
+    return bool(interlaced) or not np.asarray(last).any()

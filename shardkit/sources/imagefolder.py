@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,9 @@ with another suffix is an image if its content is one, and is otherwise left out
 
 MAX_BYTES = 0x7FFFF000
 """The size of the largest image file: Linux reads no more at once."""
+
+_LARGE = 1 << 20
+"""Bytes of a file from which on its beginning is looked at before the rest is read."""
 
 
 class Entry(NamedTuple):
@@ -67,23 +72,54 @@ class ImageFolder:
         return ImageFolder(self.root, [self.entries[row] for row in rows])
 
     def _record(self, entry: Entry) -> Record:
-        if entry.bytes > MAX_BYTES:
-            raise BadImage(f"it has {entry.bytes} bytes, more than {MAX_BYTES}")
-        try:
-            with (self.root / entry.path).open("rb", buffering=0) as file:
-                data = file.read()
-                changed = os.fstat(file.fileno()).st_mtime_ns != entry.mtime_ns
-        except OSError as error:
-            raise BadImage(f"it cannot be read: {error.strerror}") from error
-        if changed or len(data) != entry.bytes:
-            raise BadImage("it changed since the scan")
-        kind = sniff(data[:SNIFF_BYTES])
-        if kind is None:
-            raise BadImage("it is empty" if not data else "its content is not an image")
-        fields = {kind: data, META_FIELD: dump_json({"path": entry.path})}
+        data = _read(self.root / entry.path, entry)
+        fields = {_kind_of(data): data, META_FIELD: dump_json({"path": entry.path})}
         if entry.label != NO_LABEL:
             fields[LABEL_FIELD] = b"%d" % entry.label
         return Record(entry.key, fields)
+
+
+def _read(path: Path, entry: Entry) -> bytes:
+    """Return the content of an image file, whatever stands in its place by now."""
+    if entry.bytes > MAX_BYTES:
+        raise BadImage(f"it has {entry.bytes} bytes, more than {MAX_BYTES}")
+    try:
+        with _open(path) as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode) and entry.bytes > _LARGE:
+                _kind_of(file.peek(SNIFF_BYTES))  # before so much is read
+            # One byte more than there should be, and not all: it may be growing.
+            data = file.read(entry.bytes + 1) if stat.S_ISREG(found.st_mode) else b""
+    except OSError as error:
+        _require_machine(error)
+        raise BadImage(f"it cannot be read: {error.strerror or error}") from error
+    if found.st_mtime_ns != entry.mtime_ns or len(data) != entry.bytes:
+        raise BadImage("it changed since the scan")
+    return data
+
+
+def _open(path: Path) -> BufferedReader:
+    return open(path, "rb", opener=_at_once)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file, without waiting for the other end if it is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _require_machine(error: OSError) -> None:
+    """Raise ``error`` if it is no fault of the file: it would leave out all other files, too."""
+    if error.errno == errno.ENOMEM:
+        raise MemoryError(f"{error.filename}: {error.strerror}") from error
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise error
+
+
+def _kind_of(head: bytes) -> str:
+    kind = sniff(head[:SNIFF_BYTES])
+    if kind is None:
+        raise BadImage("it is empty" if not head else "its content is not an image")
+    return kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +305,7 @@ class _Finder:
         try:
             return os.stat(self.root / path)
         except OSError as error:
-            dangling = os.path.islink(self.root / path)
+            dangling = error.errno == errno.ENOENT and os.path.islink(self.root / path)
             reason = "the link leads nowhere" if dangling else f"{error.strerror}"
             if not path.rpartition("/")[2].startswith("."):
                 report = self._blame if self._claims_image(path) else self._ignore
@@ -281,9 +317,10 @@ class _Finder:
 
     def _is_image(self, path: str) -> bool:
         try:
-            with (self.root / path).open("rb") as file:
+            with _open(self.root / path) as file:
                 head = file.read(SNIFF_BYTES)
         except OSError as error:
+            _require_machine(error)
             self._ignore(path, f"cannot be read: {error.strerror}")
             return False
         if sniff(head) is None:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+
+from shardkit.codecs.quiet import quiet
+
+
+def test_a_thread_that_is_quiet_is_so_alone() -> None:
+    said: list[str] = []
+    inside, done = threading.Event(), threading.Event()
+
+    def loud() -> None:
+        inside.wait(60)
+        try:
+            warnings.warn("loud", UserWarning, stacklevel=1)
+        except UserWarning as warning:
+            said.append(str(warning))
+        done.set()
+
+    thread = threading.Thread(target=loud)
+    thread.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with quiet(), quiet():
+            warnings.warn("quiet", UserWarning, stacklevel=1)
+            inside.set()
+            assert done.wait(60)
+        with pytest.raises(UserWarning, match="loud again"):
+            warnings.warn("loud again", UserWarning, stacklevel=1)
+    thread.join(60)
+    assert said == ["loud"]
+
+
+def test_quiet_needs_no_filters_to_be_as_it_left_them() -> None:
+    for change in (warnings.resetwarnings, lambda: warnings.simplefilter("error")):
+        with warnings.catch_warnings():
+            change()
+            count = len(warnings.filters)
+            for _ in range(3):
+                with quiet():
+                    warnings.warn("quiet", UserWarning, stacklevel=1)
+            assert len(warnings.filters) <= count + 1
+
+
+def test_quiet_ends_with_an_exception() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyError), quiet():
+            raise KeyError
+        with pytest.raises(UserWarning):
+            warnings.warn("loud", UserWarning, stacklevel=1)
