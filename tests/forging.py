@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardkit import verify
 from shardkit.contracts import ShardSpec
 from shardkit.files import sha256_of
 from shardkit.index import save_index
@@ -16,6 +16,7 @@ from shardkit.indexing import index_shard
 from shardkit.manifest import FileEntry, Manifest, ShardEntry, load_manifest, save_manifest
 from shardkit.record import Record, dump_json
 from shardkit.registry import get_format
+from shardkit.verbs.against import SourceReport
 
 Change = Callable[[list[Record]], list[Record]]
 
@@ -87,8 +88,23 @@ def with_meta(record: Record, **meta: Any) -> Record:
     return Record(record.key, {**record.fields, "json": dump_json({**record.meta, **meta})})
 
 
-def rewrite_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a file of JSON in place."""
-    value = json.loads(path.read_bytes())
-    change(value)
-    path.write_text(json.dumps(value))
+def proved(place: Path, source: Path, **options: Any) -> SourceReport:
+    """Return what a verification against the source reports that found nothing wrong."""
+    result = verify(place, against=source, **options)
+    assert result.findings == []
+    assert result.source is not None
+    assert result.source.files == result.source.same + result.source.alike == result.records
+    return result.source
+
+
+def blamed(place: Path, source: Path) -> dict[str, str]:
+    """Return file, or source path where a record is blamed, to the last reason for it."""
+    result = verify(place, against=source)
+    assert not result.ok
+    assert result.source is None
+    return {finding.path or finding.file: finding.reason for finding in result.findings}
+
+
+def with_other_pillow(place: Path) -> None:
+    """Have the manifest say that another version of Pillow made the dataset."""
+    restate(place, lambda m: replace(m, software={**m.software, "pillow": "1.0"}))
