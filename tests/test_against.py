@@ -15,6 +15,7 @@ from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png, tr
 
 from shardkit import Recipe, verify
 from shardkit.errors import UsageError
+from shardkit.manifest import MANIFEST_NAME
 
 KEEP = Recipe()
 JPEG = Recipe(encode="jpeg", resize=(12, 12), resize_mode="crop")
@@ -193,6 +194,14 @@ def test_a_source_without_its_class_folders_is_refused(
         verify(truths / "lmdb", against=source)
 
 
+def test_a_folder_beside_images_without_labels_is_named(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", {f"{n}.jpg": jpeg(seed=n) for n in range(3)})
+    place = make_dataset(source, tmp_path / "made")
+    make_tree(source, {"thumbs/0.jpg": jpeg()})
+    with pytest.raises(UsageError, match="folders are taken for classes"):
+        verify(place, against=source)
+
+
 def test_a_source_inside_of_the_dataset_is_a_source_all_the_same(
     jpegs: Path, truths: Path, tmp_path: Path
 ) -> None:
@@ -218,6 +227,14 @@ def test_splits_that_only_one_side_has_are_found(tmp_path: Path) -> None:
     assert found["test"] == "it is a split of the source, and not of the dataset"
     assert found["val"] == "the source has no such split"
     assert found["cat/000.jpg"] == "the source has no such file"
+
+
+def test_a_split_whose_manifest_is_damaged_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "photos/train").parent
+    make_folder(source / "val")
+    place = make_dataset(source, tmp_path / "made")
+    (place / "val" / MANIFEST_NAME).write_bytes(b"")
+    assert set(blamed(place, source)) == {f"val/{MANIFEST_NAME}"}
 
 
 @pytest.mark.parametrize("column", ["rows", "paths", "paths-ends", "keys"])

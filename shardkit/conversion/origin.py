@@ -88,9 +88,11 @@ def find_origins(
         {entry.path for entry in origin.images.entries}.isdisjoint(origin.stored or ())
         for origin in known
     ):  # else there would be a finding for every file
+        why = "is it the right folder?"
+        if scan.classes is not None and all(m.classes is None for m in manifests.values()):
+            why = "there were no folders in it then, and folders are taken for classes"
         raise UsageError(
-            f"{scan.root} holds none of the files that {directory} was made from; is it the right "
-            "folder?"
+            f"{scan.root} holds none of the files that {directory} was made from; {why}"
         )
     return origins
 

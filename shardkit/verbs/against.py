@@ -12,7 +12,7 @@ from shardkit.compare import Against, Compared
 from shardkit.conversion.origin import Origin, find_origins, match_rows, scan_source
 from shardkit.errors import BadImage
 from shardkit.examine import ExamineTask, Finding
-from shardkit.manifest import Manifest
+from shardkit.manifest import Manifest, dataset_directories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def attach_source(
     Args:
         tasks: The shards that can be read.
         directory: The dataset.
-        manifests: Split, or "", to its manifest.
+        manifests: Split, or "", to its manifest, of those that are whole.
         root: The source.
 
     Raises:
@@ -67,7 +67,7 @@ def attach_source(
     origins = find_origins(directory, manifests, scan)
     findings = [
         Finding(file=split, reason="it is a split of the source, and not of the dataset")
-        for split in sorted(scan.splits.keys() - manifests.keys())
+        for split in sorted(scan.splits.keys() - dataset_directories(directory).keys())
         if len(scan.splits[split]) or scan.problems.get(split)
     ]
     attached = []
