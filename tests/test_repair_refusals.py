@@ -95,6 +95,24 @@ def test_files_of_sound_shards_may_be_lost(photos: Path, place: Path, tmp_path: 
     assert healed(place, source, before).files == ["index/rows.npy", names[0]]
 
 
+@pytest.mark.parametrize("since", ["gone", "new"])
+def test_a_twin_that_made_a_key_longer_may_be_gone_or_new(tmp_path: Path, since: str) -> None:
+    files = {f"a/{n}.jpg": jpeg(seed=n) for n in range(6)}
+    twin = tmp_path / "photos/a/0.png"
+    source = make_tree(tmp_path / "photos", {**files, "a/0.png": jpeg(seed=9)})
+    if since == "new":
+        twin.unlink()
+    place = make(source, tmp_path / "made", "webdataset")
+    before, paths = tree(place), open_dataset(place).paths
+    if since == "new":
+        twin.write_bytes(jpeg(seed=9))
+    else:
+        twin.unlink()
+        assert list(paths).index("a/0.png") // 4 != list(paths).index("a/0.jpg") // 4
+    (place / f"shard-{list(paths).index('a/0.jpg') // 4:06}.tar").unlink()
+    assert healed(place, source, before).ok
+
+
 def test_without_the_paths_and_the_files_nobody_knows(
     photos: Path, place: Path, tmp_path: Path
 ) -> None:

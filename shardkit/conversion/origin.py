@@ -48,7 +48,9 @@ class Origin:
     rows: int
     """Rows of the dataset."""
     stored: list[str] | None
-    """The source path of each row, or None if the index is damaged."""
+    """The source path of each row, or None if that part of the index is damaged."""
+    keys: list[str] | None
+    """The key of each row, or None likewise. Another's may have made it longer that is gone now."""
     findings: list[Finding]
     """What is wrong with the source as a whole."""
 
@@ -80,7 +82,7 @@ def find_origins(
         UsageError: If the source holds none of the files.
     """
     origins = {
-        split: _find_origin(manifest, split, scan, _stored_paths(directory / split, manifest))
+        split: _find_origin(manifest, split, scan, directory / split)
         for split, manifest in manifests.items()
     }
     known = [origin for origin in origins.values() if origin.stored]
@@ -97,7 +99,7 @@ def find_origins(
     return origins
 
 
-def _find_origin(manifest: Manifest, split: str, scan: Scan, stored: list[str] | None) -> Origin:
+def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Origin:
     prefix = f"{split}/" if split else ""
     recipe, seed, limit = _how_made(manifest)
     findings = []
@@ -131,7 +133,8 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, stored: list[str] |
         changed_software=changed,
         exact=changed.keys() <= set(storage.libraries),
         rows=manifest.rows,
-        stored=stored,
+        stored=_stored(place, manifest, "paths"),
+        keys=_stored(place, manifest, "keys"),
         findings=findings,
     )
 
@@ -204,12 +207,13 @@ def _in_class_order(ignored: Sequence[Problem], classes: Sequence[str]) -> list[
     return sorted(ignored, key=place)
 
 
-def _stored_paths(place: Path, manifest: Manifest) -> list[str] | None:
-    """Return the source path of each row, if the index has the digests that the manifest gives."""
-    files = [e for e in manifest.files if e.name.startswith(f"{INDEX_DIRECTORY}/paths")]
+def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
+    """Return a string of each row, if its files in the index have the digests of the manifest."""
+    files = [e for e in manifest.files if e.name.startswith(f"{INDEX_DIRECTORY}/{name}")]
+    index = Index(place, manifest.rows)
     try:
         if files and all(sha256_of(place / file.name) == file.sha256 for file in files):
-            return list(Index(place, manifest.rows).paths())
+            return list(index.paths() if name == "paths" else index.keys())
     except (OSError, CorruptDataset, ValueError):
         pass
     return None

@@ -213,6 +213,9 @@ def _rebuild_shards(
             continue
         images = [entry for entry in rows[span] if entry is not None]
         if len(images) == shard.rows:
+            if origin.keys:
+                keyed = zip(images, origin.keys[span], strict=True)
+                images = [entry._replace(key=key) for entry, key in keyed]
             source = ImageFolder(origin.images.root, images)
             tasks.append(_task(place, origin, number, source, scratch))
         elif rows and origin.stored:
