@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -117,17 +118,18 @@ class _Records:
         """Return all that is wrong with the records."""
         findings = []
         meter = Meter()
-        for row in range(len(records)):
-            file, size = self.task.entry.name, 0
-            try:
-                (found,) = records.read([row])
-                size = int(found.row["length"][0])
-                file, reason = self._look(found, row)
-            except CorruptShard as error:
-                reason = str(error)
-            if reason:
-                findings.append(_record_finding(self.task, row, self.index, reason, file=file))
-            meter.add(images=1, size=size, bad=bool(reason))
+        with self.comparison.at_work() if self.comparison else nullcontext():
+            for row in range(len(records)):
+                file, size = self.task.entry.name, 0
+                try:
+                    (found,) = records.read([row])
+                    size = int(found.row["length"][0])
+                    file, reason = self._look(found, row)
+                except CorruptShard as error:
+                    reason = str(error)
+                if reason:
+                    findings.append(_record_finding(self.task, row, self.index, reason, file=file))
+                meter.add(images=1, size=size, bad=bool(reason))
         meter.flush()
         return findings
 

@@ -65,7 +65,9 @@ def repair_command(
 
 def _show(dst: Path, result: Repaired, seconds: float) -> None:
     for finding in result.findings[:_LISTED]:
-        click.echo(f"  not repaired: {printable(finding.file)}: {finding.reason}", err=True)
+        click.echo(
+            f"  not repaired: {printable(finding.file)}: {printable(finding.reason)}", err=True
+        )
     if len(result.findings) > _LISTED:
         more = len(result.findings) - _LISTED
         click.echo(f"  not repaired: ... and {more:,} more (--json gives all)", err=True)

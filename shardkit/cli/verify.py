@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some
-from shardkit.errors import CorruptDataset, ShardkitError
+from shardkit.errors import ShardkitError
 from shardkit.examine import Finding
 from shardkit.manifest import dataset_directories, load_manifest
 from shardkit.pool import available_workers
@@ -86,7 +86,7 @@ def verify_command(dst: Path, level: str, against: Path | None, **given: Any) ->
             on_progress=on_progress,
         )
     if known and result.datasets:
-        with contextlib.suppress(CorruptDataset):  # a damaged manifest is a finding already
+        with contextlib.suppress(ShardkitError):  # a damaged manifest is a finding already
             result.findings += check_receipt(known, dst)
     if receipt is not None and result.source is not None:
         save_receipt(receipt, dst, result)
@@ -127,6 +127,8 @@ def _show(dst: Path, result: Verification, seconds: float) -> None:
 
 def _show_source(source: SourceReport) -> None:
     files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
+    if source.left_out:
+        files += f", without {source.left_out:,} that were skipped or are beyond the limit"
     if not source.alike:
         line("source", f"{files}: each is there once, and every byte is what it makes")
         return
@@ -139,19 +141,19 @@ def _show_source(source: SourceReport) -> None:
 
 def _show_receipt(receipt: Path | None, known: dict[str, Any] | None, result: Verification) -> None:
     if known and result.ok:
-        line("receipt", f"of {known['time']}, against {printable(known['source']['name'])}: holds")
+        against = printable(known["source"]["name"])
+        line("receipt", f"of {printable(known['time'])}, against {against}: holds")
     elif known:
-        line("receipt", f"of {known['time']}: does not hold")
+        line("receipt", f"of {printable(known['time'])}: does not hold")
     elif receipt is not None:
         line("receipt", f"written to {receipt}" if result.ok else "none: there are findings")
 
 
 def _describe(finding: Finding) -> str:
+    file, reason = printable(finding.file), printable(finding.reason)
     if finding.row is None:
-        return f"{finding.file}: {finding.reason}"
+        return f"{file}: {reason}"
     if finding.key is None:
-        return f"{finding.file}: row {finding.row}: {finding.reason}"
+        return f"{file}: row {finding.row}: {reason}"
     source = printable(finding.path or "")
-    return (
-        f"{finding.file}: record {finding.key} (row {finding.row}, from {source}): {finding.reason}"
-    )
+    return f"{file}: record {finding.key} (row {finding.row}, from {source}): {reason}"

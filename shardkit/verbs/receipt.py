@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -26,18 +27,21 @@ _LIBRARIES = ("numpy", "pillow", "simplejpeg", "h5py", "lmdb", "torch")
 
 
 def require_new(path: Path) -> None:
-    """Refuse to write a receipt where something stands: it would be lost.
+    """Refuse a place for a receipt where something stands, or where nothing can be written.
 
     Raises:
-        UsageError: If ``path`` exists, or its folder does not.
+        UsageError: If it is one.
     """
     if os.path.lexists(path):
         raise UsageError(
             f"{path} exists already; choose another name for the new receipt, or leave out "
             "--against to hold the dataset against the old one"
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"the receipt {path} cannot be written: {path.parent} is not a folder")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"the receipt {path} cannot be written: {error.strerror}") from error
 
 
 def save_receipt(path: Path, directory: Path, result: Verification) -> None:
@@ -49,17 +53,25 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
         result: A verification against a source, without findings.
 
     Raises:
-        UsageError: If it cannot be written.
+        UsageError: If it cannot be written, or something stands there meanwhile.
+        CorruptDataset: If the dataset is another one meanwhile.
     """
     assert result.ok
     assert result.source is not None
+    dataset = _describe(directory)
+    if dataset["manifests"] != result.manifests:
+        raise CorruptDataset(
+            f"{directory} was written anew while it was verified, so that there is no receipt; "
+            "verify it again"
+        )
+    require_new(path)
     body = {
         "kind": _KIND,
         "version": _VERSION,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "level": result.level,
         "software": _software(),
-        "dataset": _describe(directory),
+        "dataset": dataset,
         "source": asdict(result.source),
     }
     text = json.dumps({**body, "digest": _digest(body)}, indent=1) + "\n"
@@ -90,9 +102,23 @@ def load_receipt(path: Path) -> dict[str, Any]:
     if value.get("version") != _VERSION:
         raise UsageError(f"{path} is of version {value.get('version')}; this shardkit reads 1")
     digest = value.pop("digest", None)
-    if digest != _digest(value):
+    if digest is None or digest != _digest(value):
         raise CorruptDataset(f"the receipt {path} was changed after it was written")
+    if not _is_complete(value):
+        raise CorruptDataset(f"{path} is a receipt that lacks something, or holds something else")
     return value
+
+
+def _is_complete(receipt: dict[str, Any]) -> bool:
+    """Tell whether all is there that is looked at later: a digest does not say who made it."""
+    dataset, source = receipt.get("dataset"), receipt.get("source")
+    if not isinstance(dataset, dict) or not isinstance(source, dict):
+        return False
+    tables = [dataset.get(name) for name in ("manifests", "files")]
+    texts = [receipt.get("time"), dataset.get("digest"), source.get("name")]
+    for table in tables:
+        texts += table.values() if isinstance(table, dict) else [None]
+    return all(isinstance(text, str) for text in texts)
 
 
 def check_receipt(receipt: dict[str, Any], directory: Path) -> list[Finding]:
@@ -132,8 +158,11 @@ def _describe(directory: Path) -> dict[str, Any]:
     }
 
 
-def _digest(body: dict[str, Any]) -> str:
-    return hashlib.sha256(dump_json(body)).hexdigest()
+def _digest(body: dict[str, Any]) -> str | None:
+    try:
+        return hashlib.sha256(dump_json(body)).hexdigest()
+    except (RecursionError, ValueError):  # too deep, or numbers too large: nothing of ours
+        return None
 
 
 def _software() -> dict[str, str]:

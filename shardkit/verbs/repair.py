@@ -10,25 +10,30 @@ from pathlib import Path
 
 from shardkit.conversion.build import ShardTask, build_shard, load_part
 from shardkit.conversion.lock import locked
-from shardkit.conversion.origin import Origin, find_origin, match_rows, scan_source
+from shardkit.conversion.origin import Origin, find_origins, match_rows, scan_source
 from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.space import as_failure
 from shardkit.conversion.workplace import WORK_NAME
-from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
 from shardkit.examine import Finding
 from shardkit.files import sha256_of, sync
-from shardkit.index import INDEX_DIRECTORY, Index
+from shardkit.index import INDEX_DIRECTORY, ROWS_NAME, Index
 from shardkit.manifest import (
+    MANIFEST_NAME,
     FileEntry,
     Manifest,
     ShardEntry,
-    dataset_directories,
+    SplitsManifest,
+    load_any_manifest,
     load_manifest,
 )
 from shardkit.pool import Meter, Report, run_tasks
 from shardkit.record import dump_json
-from shardkit.sources.imagefolder import Entry
+from shardkit.sources.imagefolder import ImageFolder
 from shardkit.verbs.reindex import reindex
+
+_NAMED = 3
+"""Source files that a message names; it counts them all."""
 
 
 @dataclass(kw_only=True)
@@ -73,22 +78,34 @@ def repair(
         ConversionFailed: If writing fails.
     """
     directory, source = Path(directory), Path(source)
-    manifests = {name: load_manifest(p) for name, p in dataset_directories(directory).items()}
     result = Repaired()
     with _scratch(directory) as scratch:
+        manifests = _manifests(directory)
         damaged = _find_damage(directory, manifests, result, workers, on_progress)
         if not damaged:
             return result
-        scan = scan_source(source, manifests)
+        origins = find_origins(directory, manifests, scan_source(source, manifests))
         for split, entries in damaged.items():
             place = _Place(directory / split, split, manifests[split], result)
-            origin = find_origin(manifests[split], split, scan)
-            try:
-                _rebuild(place, origin, entries, scratch, (workers, on_progress))
-            except OSError as error:
-                raise as_failure(error, directory) from error
+            _rebuild(place, origins[split], entries, scratch, (workers, on_progress))
     result.files.sort()
+    result.findings.sort(key=lambda finding: finding.file)
     return result
+
+
+def _manifests(directory: Path) -> dict[str, Manifest]:
+    """Return split, or "", to its manifest."""
+    top = load_any_manifest(directory)
+    if isinstance(top, Manifest):
+        return {"": top}
+    manifests = {split: load_manifest(directory / split) for split in top.splits}
+    for split, manifest in manifests.items():
+        if manifest.digest != top.splits[split]:
+            raise CorruptDataset(
+                f"{directory / split / MANIFEST_NAME} is not the manifest that was written with "
+                "the other splits. Restore the original, or convert again."
+            )
+    return manifests
 
 
 @dataclass(frozen=True)
@@ -186,40 +203,28 @@ def _rebuild_shards(
     scratch: Path,
     how: tuple[int, Report | None],
 ) -> None:
-    manifest = place.manifest
-    rows = _rows(place, origin)
-    starts = {}
-    start = 0
-    for number, entry in enumerate(manifest.shards):
-        starts[entry.name] = number, start
-        start += entry.rows
+    rows, unknown = match_rows(origin, "")
     tasks = []
-    for shard in shards:
-        number, start = starts[shard.name]
-        wanted = rows[start : start + shard.rows]
-        images = [entry for entry in wanted if entry is not None]
-        if len(images) != shard.rows:
-            place.fail(shard, f"the source lacks {shard.rows - len(images)} of its files")
+    start = 0
+    starts = {}
+    for number, shard in enumerate(place.manifest.shards):
+        span = slice(start, start + shard.rows)
+        starts[shard.name], start = start, span.stop
+        if shard not in shards:
             continue
-        tasks.append(
-            ShardTask(
-                split=place.split,
-                number=number,
-                folder=scratch,
-                part=scratch / "parts" / place.split / f"{number:06d}",
-                format=manifest.format,
-                recipe=origin.recipe,
-                source=type(origin.images)(origin.images.root, images),
-                meta=shard_meta(
-                    to=manifest.format,
-                    classes=manifest.classes,
-                    recipe=origin.recipe,
-                    source=manifest.source,
-                ),
-                software=manifest.software,
-                keep=False,
-            )
-        )
+        images = [entry for entry in rows[span] if entry is not None]
+        if len(images) == shard.rows:
+            if origin.keys:
+                keyed = zip(images, origin.keys[span], strict=True)
+                images = [entry._replace(key=key) for entry, key in keyed]
+            source = ImageFolder(origin.images.root, images)
+            tasks.append(_task(place, origin, number, source, scratch))
+        elif rows and origin.stored:
+            pairs = zip(rows[span], origin.stored[span], strict=True)
+            lost = [path for entry, path in pairs if entry is None]
+            place.fail(shard, f"the source lacks {len(lost)} of its files ({_some(lost)})")
+        else:
+            place.fail(shard, unknown[0].reason)
     of_name = {entry.name: entry for entry in shards}
     workers, on_progress = how
     for task, built in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
@@ -228,43 +233,40 @@ def _rebuild_shards(
             problem = built.result.bad[0]
             place.fail(entry, f"a file of the source is bad: {problem.path}: {problem.reason}")
         elif built.result.entry is None or built.result.entry.sha256 != entry.sha256:
-            place.fail(entry, _why_other(place, origin, task, starts[entry.name][1]))
+            place.fail(entry, _why_other(place, origin, task, starts[entry.name]))
         else:
             place.put(task.path, entry)
 
 
-def _rows(place: _Place, origin: Origin) -> list[Entry | None]:
-    """Return the file of each row: by the index, where that is sound, or by the plan."""
-    index = {e.name: e.sha256 for e in place.manifest.files if e.name.startswith(INDEX_DIRECTORY)}
-    try:
-        if all(sha256_of(place.folder / name) == digest for name, digest in index.items()):
-            stored = list(Index(place.folder, place.manifest.rows).paths())
-            return match_rows(origin, stored, "")[0]
-    except (OSError, CorruptDataset, ValueError):
-        pass
-    entries = origin.images.entries
-    known: list[Entry | None] = list(entries)
-    return known if len(entries) == place.manifest.rows else [None] * place.manifest.rows
+def _task(
+    place: _Place, origin: Origin, number: int, source: ImageFolder, scratch: Path
+) -> ShardTask:
+    manifest = place.manifest
+    return ShardTask(
+        split=place.split,
+        number=number,
+        folder=scratch,
+        part=scratch / "parts" / place.split / f"{number:06d}",
+        format=manifest.format,
+        recipe=origin.recipe,
+        source=source,
+        meta=shard_meta(
+            to=manifest.format,
+            classes=manifest.classes,
+            recipe=origin.recipe,
+            source=manifest.source,
+        ),
+        software=manifest.software,
+        keep=False,
+    )
 
 
 def _why_other(place: _Place, origin: Origin, task: ShardTask, start: int) -> str:
     """Return why a shard that was made anew is not the one that the manifest describes."""
     said = "made anew it is another file"
-    try:
-        count = len(task.source)
-        new = load_part(task, count)
-        old = Index(place.folder, place.manifest.rows)
-        rows = old.rows()[start : start + count]
-        changed = [
-            path
-            for path, one, other in zip(new.paths, new.rows, rows, strict=True)
-            if one["checksum"] != other["checksum"]
-        ]
-    except (CorruptDataset, ValueError, OSError):
-        changed = []
+    changed = _changed_images(place, task, start)
     if changed:
-        some = ", ".join(changed[:3]) + (" ..." if len(changed) > 3 else "")
-        said += f": of {len(changed)} of its images ({some})"
+        said += f": of {len(changed)} of its images ({_some(changed)})"
     if origin.changed_software:
         versions = ", ".join(
             f"{name} was {then} and is {now}"
@@ -272,6 +274,28 @@ def _why_other(place: _Place, origin: Origin, task: ShardTask, start: int) -> st
         )
         return f"{said}. It was written with other libraries: {versions}"
     return f"{said}. The source has changed since the conversion"
+
+
+def _changed_images(place: _Place, task: ShardTask, start: int) -> list[str]:
+    """Return the files that give other records than the index says; none if it is damaged."""
+    count = len(task.source)
+    try:
+        (stated,) = (file.sha256 for file in place.manifest.files if file.name == ROWS_NAME)
+        if sha256_of(place.folder / ROWS_NAME) != stated:
+            return []
+        old = Index(place.folder, place.manifest.rows).rows()[start : start + count]
+        new = load_part(task, count)
+    except (CorruptDataset, ValueError, OSError):
+        return []
+    return [
+        path
+        for path, one, other in zip(new.paths, new.rows, old, strict=True)
+        if one["checksum"] != other["checksum"]
+    ]
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_NAMED]) + (" ..." if len(paths) > _NAMED else "")
 
 
 def _rebuild_index(place: _Place, entries: Sequence[FileEntry]) -> None:
@@ -288,7 +312,7 @@ def _rebuild_report(place: _Place, origin: Origin, entry: FileEntry, scratch: Pa
     """Make ``skipped.jsonl`` or ``ignored.jsonl`` anew."""
     problems: Sequence[Problem] = place.manifest.skipped
     if entry.name != "skipped.jsonl":
-        problems = origin.scan.ignored.get(place.split, [])
+        problems = origin.ignored
     made = scratch / entry.name
     made.write_bytes(b"".join(dump_json(asdict(problem)) + b"\n" for problem in problems))
     if sha256_of(made) == entry.sha256:
@@ -300,15 +324,30 @@ def _rebuild_report(place: _Place, origin: Origin, entry: FileEntry, scratch: Pa
 @contextmanager
 def _scratch(directory: Path) -> Iterator[Path]:
     """Give a folder to make files in, on the disk of the dataset; other writers are locked out."""
-    work = directory / WORK_NAME
-    had_work = (work / "state").exists()
+    work = _owner(directory) / WORK_NAME
     scratch = work / "repair"
-    with locked(work, lambda: None):
+    with locked(work, lambda: _require_dataset(directory)):
+        others = {path.name for path in work.iterdir()} - {"lock", "owner", scratch.name}
         try:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             yield scratch
         except OSError as error:
             raise as_failure(error, directory) from error
-        finally:
-            shutil.rmtree(scratch if had_work else work, ignore_errors=True)
+        finally:  # an unfinished conversion's work stays
+            shutil.rmtree(scratch if others else work, ignore_errors=True)
+
+
+def _require_dataset(directory: Path) -> None:
+    _manifests(directory)
+
+
+def _owner(directory: Path) -> Path:
+    """Return where a conversion would work that replaces ``directory``: for a split, above it."""
+    parent = directory.absolute().parent
+    try:
+        top = load_any_manifest(parent)
+    except ShardkitError:
+        return directory
+    is_split = isinstance(top, SplitsManifest) and directory.name in top.splits
+    return parent if is_split else directory

@@ -30,6 +30,8 @@ class Verification:
     """What a verification found."""
 
     level: str
+    manifests: dict[str, str] = field(default_factory=dict)
+    """Split, or "" where there are none, to the digest of its manifest."""
     datasets: int = 0
     shards: int = 0
     records: int = 0
@@ -81,7 +83,9 @@ def verify(
     if against is not None and level == "quick":
         raise UsageError("the level quick reads no record, so that none can be compared")
     result = Verification(level=level)
+    left_out = 0
     manifests = dict(_manifests(directory, result))
+    result.manifests = {prefix.removesuffix("/"): m.digest for prefix, m in manifests.items()}
     named = {MANIFEST_NAME}
     tasks: list[ExamineTask] = []
     for prefix, manifest in manifests.items():
@@ -91,12 +95,13 @@ def verify(
         result.extras = _others(directory, named)
     if against is not None and manifests:
         by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
-        tasks, findings = attach_source(tasks, directory, by_split, Path(against))
-        result.findings += findings
+        attached = attach_source(tasks, directory, by_split, Path(against))
+        tasks, left_out = attached.tasks, attached.left_out
+        result.findings += attached.findings
     if level != "quick":
         compared = _examine(tasks, result, workers, on_progress)
         if against is not None and result.ok:
-            result.source = report_source(Path(against), compared)
+            result.source = report_source(Path(against), compared, left_out)
     result.findings.sort(
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
     )
