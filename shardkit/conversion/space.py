@@ -94,5 +94,10 @@ def as_failure(error: OSError, folder: Path) -> ConversionFailed:
             f"the {what} of {folder} is full. Make room and give the same command again: the "
             "shards that are done are kept."
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ConversionFailed(
+            "too many files are open. Raise the limit (`ulimit -n`) and give the same command "
+            "again: the shards that are done are kept."
+        )
     where = f" ({error.filename})" if error.filename else ""
     return ConversionFailed(f"{folder} cannot be written: {error.strerror or error}{where}")
