@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import resource
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from shardkit.contracts import ShardReader
-from shardkit.errors import CorruptShard, ShardkitError
+from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError
+from shardkit.files import sha256_of
 from shardkit.record import Record
 
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
@@ -26,6 +28,8 @@ MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 """The flag that asks for what is in memory only; 0 where there is none."""
+
+_REMEDY = "Restore it from a copy, or convert again."
 
 _Handle = TypeVar("_Handle")
 
@@ -44,7 +48,8 @@ class ShardFile:
         self._size = size
         self._descriptor = -1
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without waiting for somebody to write into a pipe that stands in its place.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ShardkitError(
@@ -52,12 +57,14 @@ class ShardFile:
                     "shards at once, or raise the limit (`ulimit -n`)."
                 ) from error
             raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
-        found = os.fstat(self._descriptor).st_size
-        if found != size:
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptShard(f"the shard {path} is not a file. {_REMEDY}")
+        if found.st_size != size:
             raise CorruptShard(
-                f"the shard {path} has {found} bytes; the manifest says {size}. "
-                "Restore it from a copy, or convert again."
+                f"the shard {path} has {found.st_size} bytes; the manifest says {size}. {_REMEDY}"
             )
+        os.set_blocking(self._descriptor, True)
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -99,17 +106,21 @@ class ShardFile:
             CorruptShard: If the file has fewer, or the device cannot read them.
         """
         self._require_within(offset, len(buffer))
-        try:
-            found = os.preadv(self._descriptor, [buffer], offset)
-        except OSError as error:
-            raise CorruptShard(
-                f"the shard {self._path} cannot be read at byte {offset}: {error.strerror}"
-            ) from error
-        if found != len(buffer):
-            raise CorruptShard(
-                f"the shard {self._path} ends at byte {offset + found}, "
-                f"in a record of {len(buffer)} bytes at {offset}"
-            )
+        found = 0
+        while found < len(buffer):  # a network filesystem may give a part, and then the rest
+            try:
+                part = os.preadv(self._descriptor, [buffer[found:]], offset + found)
+            except OSError as error:
+                raise CorruptShard(
+                    f"the shard {self._path} cannot be read at byte {offset + found}: "
+                    f"{error.strerror}"
+                ) from error
+            if not part:
+                raise CorruptShard(
+                    f"the shard {self._path} ends at byte {offset + found}, "
+                    f"in a record of {len(buffer)} bytes at {offset}"
+                )
+            found += part
 
     def _require_within(self, offset: int, length: int) -> None:
         if not 0 <= offset <= self._size - length:  # to the kernel, -1 is where others read
@@ -201,3 +212,34 @@ def shard_reader(path: Path, identity: str, read: Callable[[Path], ShardReader])
         CorruptShard: If it is not a whole shard of its format.
     """
     return _POOL.get((path, identity, "library"), lambda: LockedReader(read(path)))
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is there and is not a file: to open a pipe would wait for ever.
+
+    Raises:
+        CorruptDataset: If that is so; what is missing is for others to name.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode):
+        raise CorruptDataset(f"{path} is not a file. {_REMEDY}")
+
+
+def require_content(path: Path, sha256: str) -> None:
+    """Refuse a file of the index that is another than the manifest names.
+
+    Raises:
+        CorruptDataset: If that is so, or if it cannot be read.
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise CorruptDataset(f"{path} cannot be read: {error.strerror}") from error
+    if found != sha256:
+        raise CorruptDataset(
+            f"{path} is not the one that the manifest names: its SHA-256 differs. "
+            f"`shardkit index {path.parents[1]}` rebuilds the index from the shards."
+        )
