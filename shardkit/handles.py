@@ -18,9 +18,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.contracts import ShardReader
 from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError
 from shardkit.files import sha256_of
+from shardkit.index import ROW, Rows
+from shardkit.npy import npy_header
 from shardkit.record import Record
 
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
@@ -28,6 +33,12 @@ MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 """The flag that asks for what is in memory only; 0 where there is none."""
+
+_SPAN = 32
+"""Rows of the index that are read for each that is wanted, 1 KiB, rather than one by one."""
+
+_AT_ONCE = 1 << 15
+"""Rows of the index that are read at a time where all are wanted: 1 MiB."""
 
 _REMEDY = "Restore it from a copy, or convert again."
 
@@ -122,6 +133,21 @@ class ShardFile:
                 )
             found += part
 
+    def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
+        """Return pieces of one length, one after the other.
+
+        Raises:
+            CorruptShard: If the file ends before one, or the device cannot read it.
+        """
+        read, descriptor = os.pread, self._descriptor
+        try:
+            found = b"".join([read(descriptor, length, offset) for offset in offsets])
+        except OSError as error:
+            raise CorruptShard(f"{self._path} cannot be read: {error.strerror}") from error
+        if len(found) != length * len(offsets):
+            raise CorruptShard(f"{self._path} was cut: it ends before byte {max(offsets) + length}")
+        return found
+
     def _require_within(self, offset: int, length: int) -> None:
         if not 0 <= offset <= self._size - length:  # to the kernel, -1 is where others read
             raise CorruptShard(
@@ -192,6 +218,58 @@ def shard_file(path: Path, size: int, identity: str) -> ShardFile:
         CorruptShard: If it is missing or of another size.
     """
     return _POOL.get((path, identity), lambda: ShardFile(path, size))
+
+
+class IndexRows:
+    """The rows of an index, read as images are."""
+
+    def __init__(self, path: Path, count: int, identity: str) -> None:
+        """Find the rows.
+
+        Args:
+            path: The file of the rows, known to be whole.
+            count: How many there are.
+            identity: The digest of the dataset's manifest.
+        """
+        self._path = path
+        self._count = count
+        self._identity = identity
+        self._start = len(npy_header((count,), ROW))
+        self._size = self._start + count * ROW.itemsize
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Return the entries of ``rows``, in that order.
+
+        Raises:
+            CorruptShard: If the file was cut since it was found whole, or cannot be read.
+        """
+        if not len(rows):
+            return np.zeros(0, ROW)
+        file = shard_file(self._path, self._size, self._identity)
+        first, last = int(rows.min()), int(rows.max())
+        if last - first >= _SPAN * len(rows):
+            offsets = (rows * ROW.itemsize + self._start).tolist()
+            return np.frombuffer(file.pieces(ROW.itemsize, offsets), ROW)
+        length = (last - first + 1) * ROW.itemsize
+        near = file.pieces(length, [self._start + first * ROW.itemsize])
+        found: Rows = np.frombuffer(near, ROW)[rows - first]
+        return found
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Return the label of each row, int64 of shape (N,).
+
+        Raises:
+            CorruptShard: As `read` does.
+        """
+        labels = np.empty(self._count, np.int64)
+        for start in range(0, self._count, _AT_ONCE):
+            part = np.arange(start, min(start + _AT_ONCE, self._count))
+            labels[part] = self.read(part)["label"]
+        return labels
+
+    def forget(self) -> None:
+        """Open the file anew at its next use."""
+        forget(self._path, self._identity)
 
 
 def forget(path: Path, identity: str) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardkit.contracts import Format
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
 from shardkit.handles import (
+    IndexRows,
     ShardFile,
     forget,
     require_content,
@@ -152,7 +153,7 @@ class ShardSet:
         Raises:
             CorruptDataset: If they are not those that the manifest counts.
         """
-        labels = self.rows["label"].astype(np.int64)
+        labels = self.entries.labels()
         require_counts(labels, self.manifest.class_counts)
         labels.setflags(write=False)
         return labels
@@ -169,7 +170,7 @@ class ShardSet:
             CorruptDataset: If another dataset took the place of this one.
         """
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        index = self.rows[rows]
+        index = self.entries.read(rows)
         files = self._open_all(set(shards.tolist()))
         ends = index["offset"] + index["length"].astype(np.int64)
         beyond = (index["offset"] >= 0) & (ends > self._sizes[shards])
@@ -178,17 +179,19 @@ class ShardSet:
             raise found.corrupt(int(beyond.argmax()), "it ends beyond its shard")
         return found
 
+    @cached_property
+    def entries(self) -> IndexRows:
+        """The index as it is read: a map of a file that is then cut would end the process."""
+        return IndexRows(self.directory / ROWS_NAME, len(self.rows), self.manifest.digest)
+
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
-        """Have the kernel read the images of ``rows`` into its cache, and do not wait for it.
+        """Have the kernel read the images of ``rows``, from 0 on, into its cache; do not wait.
 
-        Neighbouring rows are announced in one piece. What is wrong with a shard shows when it is
-        read, not here.
-
-        Args:
-            rows: From 0 on.
+        Neighbours are announced in one piece. What is wrong with a shard shows when it is read.
         """
-        entries = self.rows[np.unique(rows)]
-        shards = np.searchsorted(self._starts, np.unique(rows), side="right") - 1
+        rows = np.unique(rows)
+        entries = self.entries.read(rows)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
         shards, starts = shards[order], entries["offset"][order].astype(np.int64)
         ends = starts + entries["length"][order]
@@ -232,8 +235,9 @@ class ShardSet:
         }
         try:
             return self._unchanged(files)
-        except CorruptDataset:
-            for shard in shards:  # or they would be read if the older dataset came back
+        except CorruptDataset:  # or they would be read if the older dataset came back
+            self.entries.forget()
+            for shard in shards:
                 forget(self.shard_path(shard), entries[shard].sha256)
             raise
 

@@ -207,7 +207,7 @@ class ShardDataset(Dataset[Sample]):
 
     def mean_pixels(self, rows: int) -> int:
         """Return the mean number of pixels of the first ``rows`` images, as stored."""
-        sizes = self._shards.rows[:rows]
+        sizes = self._shards.entries.read(np.arange(min(rows, len(self))))
         return int((sizes["width"].astype(np.int64) * sizes["height"]).mean()) if len(sizes) else 0
 
     @property
