@@ -245,7 +245,13 @@ class IndexRows:
         """
         if not len(rows):
             return np.zeros(0, ROW)
-        file = shard_file(self._path, self._size, self._identity)
+        try:
+            return self._read(shard_file(self._path, self._size, self._identity), rows)
+        except CorruptShard:
+            self.forget()  # a copy that is put in its place is to be opened
+            raise
+
+    def _read(self, file: ShardFile, rows: npt.NDArray[np.int64]) -> Rows:
         first, last = int(rows.min()), int(rows.max())
         if last - first >= _SPAN * len(rows):
             offsets = (rows * ROW.itemsize + self._start).tolist()

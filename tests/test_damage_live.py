@@ -174,6 +174,20 @@ def read_columns(damage: str, name: str, place: Path) -> str:
     return "right" if right else "wrong"
 
 
+def test_an_index_restored_from_a_copy_is_read_without_a_new_process(place: Path) -> None:
+    path = place / "index/rows.npy"
+    dataset = open_dataset(place, decode="bytes")
+    expected = list(dataset[:])
+    copy = path.read_bytes()
+    empty(path)
+    for rows in ([0], [0, ROWS - 1], range(ROWS)):
+        with pytest.raises(CorruptDataset, match=r"index/rows\.npy"):
+            dataset[rows]
+    path.unlink()  # as cp --remove-destination, rsync and mv do
+    path.write_bytes(copy)
+    assert list(dataset[:]) == expected
+
+
 @pytest.mark.parametrize("engine", ["thread", "process"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_dataset_written_anew_under_a_loader_is_never_mixed_in(
