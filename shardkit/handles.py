@@ -11,14 +11,21 @@ import contextlib
 import errno
 import os
 import resource
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.contracts import ShardReader
-from shardkit.errors import CorruptShard, ShardkitError
+from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError
+from shardkit.files import sha256_of
+from shardkit.index import ROW, Rows
+from shardkit.npy import npy_header
 from shardkit.record import Record
 
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
@@ -26,6 +33,14 @@ MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 """The flag that asks for what is in memory only; 0 where there is none."""
+
+_SPAN = 32
+"""Rows of the index that are read for each that is wanted, 1 KiB, rather than one by one."""
+
+_AT_ONCE = 1 << 15
+"""Rows of the index that are read at a time where all are wanted: 1 MiB."""
+
+_REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
 
 _Handle = TypeVar("_Handle")
 
@@ -44,7 +59,8 @@ class ShardFile:
         self._size = size
         self._descriptor = -1
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without waiting for somebody to write into a pipe that stands in its place.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ShardkitError(
@@ -52,12 +68,14 @@ class ShardFile:
                     "shards at once, or raise the limit (`ulimit -n`)."
                 ) from error
             raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
-        found = os.fstat(self._descriptor).st_size
-        if found != size:
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptShard(f"the shard {path} is not a file. {_REMEDY}")
+        if found.st_size != size:
             raise CorruptShard(
-                f"the shard {path} has {found} bytes; the manifest says {size}. "
-                "Restore it from a copy, or from the source with `shardkit repair`."
+                f"the shard {path} has {found.st_size} bytes; the manifest says {size}. {_REMEDY}"
             )
+        os.set_blocking(self._descriptor, True)
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -99,17 +117,36 @@ class ShardFile:
             CorruptShard: If the file has fewer, or the device cannot read them.
         """
         self._require_within(offset, len(buffer))
+        found = 0
+        while found < len(buffer):  # a network filesystem may give a part, and then the rest
+            try:
+                part = os.preadv(self._descriptor, [buffer[found:]], offset + found)
+            except OSError as error:
+                raise CorruptShard(
+                    f"the shard {self._path} cannot be read at byte {offset + found}: "
+                    f"{error.strerror}"
+                ) from error
+            if not part:
+                raise CorruptShard(
+                    f"the shard {self._path} ends at byte {offset + found}, "
+                    f"in a record of {len(buffer)} bytes at {offset}"
+                )
+            found += part
+
+    def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
+        """Return pieces of one length, one after the other.
+
+        Raises:
+            CorruptShard: If the file ends before one, or the device cannot read it.
+        """
+        read, descriptor = os.pread, self._descriptor
         try:
-            found = os.preadv(self._descriptor, [buffer], offset)
+            found = b"".join([read(descriptor, length, offset) for offset in offsets])
         except OSError as error:
-            raise CorruptShard(
-                f"the shard {self._path} cannot be read at byte {offset}: {error.strerror}"
-            ) from error
-        if found != len(buffer):
-            raise CorruptShard(
-                f"the shard {self._path} ends at byte {offset + found}, "
-                f"in a record of {len(buffer)} bytes at {offset}"
-            )
+            raise CorruptShard(f"{self._path} cannot be read: {error.strerror}") from error
+        if len(found) != length * len(offsets):
+            raise CorruptShard(f"{self._path} was cut: it ends before byte {max(offsets) + length}")
+        return found
 
     def _require_within(self, offset: int, length: int) -> None:
         if not 0 <= offset <= self._size - length:  # to the kernel, -1 is where others read
@@ -183,6 +220,64 @@ def shard_file(path: Path, size: int, identity: str) -> ShardFile:
     return _POOL.get((path, identity), lambda: ShardFile(path, size))
 
 
+class IndexRows:
+    """The rows of an index, read as images are."""
+
+    def __init__(self, path: Path, count: int, identity: str) -> None:
+        """Find the rows.
+
+        Args:
+            path: The file of the rows, known to be whole.
+            count: How many there are.
+            identity: The digest of the dataset's manifest.
+        """
+        self._path = path
+        self._count = count
+        self._identity = identity
+        self._start = len(npy_header((count,), ROW))
+        self._size = self._start + count * ROW.itemsize
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Return the entries of ``rows``, in that order.
+
+        Raises:
+            CorruptShard: If the file was cut since it was found whole, or cannot be read.
+        """
+        if not len(rows):
+            return np.zeros(0, ROW)
+        try:
+            return self._read(shard_file(self._path, self._size, self._identity), rows)
+        except CorruptShard:
+            self.forget()  # a copy that is put in its place is to be opened
+            raise
+
+    def _read(self, file: ShardFile, rows: npt.NDArray[np.int64]) -> Rows:
+        first, last = int(rows.min()), int(rows.max())
+        if last - first >= _SPAN * len(rows):
+            offsets = (rows * ROW.itemsize + self._start).tolist()
+            return np.frombuffer(file.pieces(ROW.itemsize, offsets), ROW)
+        length = (last - first + 1) * ROW.itemsize
+        near = file.pieces(length, [self._start + first * ROW.itemsize])
+        found: Rows = np.frombuffer(near, ROW)[rows - first]
+        return found
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Return the label of each row, int64 of shape (N,).
+
+        Raises:
+            CorruptShard: As `read` does.
+        """
+        labels = np.empty(self._count, np.int64)
+        for start in range(0, self._count, _AT_ONCE):
+            part = np.arange(start, min(start + _AT_ONCE, self._count))
+            labels[part] = self.read(part)["label"]
+        return labels
+
+    def forget(self) -> None:
+        """Open the file anew at its next use."""
+        forget(self._path, self._identity)
+
+
 def forget(path: Path, identity: str) -> None:
     """Open the shard at ``path`` anew at its next use."""
     _POOL.drop((path, identity))
@@ -201,3 +296,34 @@ def shard_reader(path: Path, identity: str, read: Callable[[Path], ShardReader])
         CorruptShard: If it is not a whole shard of its format.
     """
     return _POOL.get((path, identity, "library"), lambda: LockedReader(read(path)))
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is there and is not a file: to open a pipe would wait for ever.
+
+    Raises:
+        CorruptDataset: If that is so; what is missing is for others to name.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode):
+        raise CorruptDataset(f"{path} is not a file. {_REMEDY}")
+
+
+def require_content(path: Path, sha256: str) -> None:
+    """Refuse a file of the index that is another than the manifest names.
+
+    Raises:
+        CorruptDataset: If that is so, or if it cannot be read.
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise CorruptDataset(f"{path} cannot be read: {error.strerror}") from error
+    if found != sha256:
+        raise CorruptDataset(
+            f"{path} is not the one that the manifest names: its SHA-256 differs. "
+            f"`shardkit index {path.parents[1]}` rebuilds the index from the shards."
+        )

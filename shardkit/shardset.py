@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,8 +17,27 @@ import numpy.typing as npt
 
 from shardkit.contracts import Format
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
-from shardkit.handles import ShardFile, forget, shard_file, shard_reader
-from shardkit.index import HEAD, ROW, Index, Rows, StringTable, checksum, require_counts, unsound
+from shardkit.handles import (
+    IndexRows,
+    ShardFile,
+    forget,
+    require_content,
+    require_file,
+    shard_file,
+    shard_reader,
+)
+from shardkit.index import (
+    HEAD,
+    INDEX_DIRECTORY,
+    ROW,
+    ROWS_NAME,
+    Index,
+    Rows,
+    StringTable,
+    checksum,
+    require_counts,
+    unsound,
+)
 from shardkit.manifest import MANIFEST_NAME, Manifest, load_manifest
 from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
@@ -27,6 +46,11 @@ _Opened = TypeVar("_Opened")
 
 _GAP = 16384
 """Bytes between two images that are announced together."""
+
+
+_HASHED = 64 << 20
+"""Bytes of a file of the index up to which it is hashed when it is opened, at some 2 GB/s: all rows
+of a dataset of 2 million. Opening one of 10 million is to take no longer than one of 10."""
 
 
 class StoredImage(NamedTuple):
@@ -57,6 +81,7 @@ class ShardSet:
     def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
         self.directory = directory.expanduser().absolute()
         self._stamp = _stamp(self.directory)
+        require_file(self.directory / MANIFEST_NAME)
         self.manifest: Manifest = load_manifest(self.directory)
         self._paths: dict[int, Path] = {}
         self._verify_option = verify
@@ -71,17 +96,33 @@ class ShardSet:
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""
-        return self._unchanged(Index(self.directory, len(self)).keys())
+        return self._whole(Index.keys, *_files_of("keys"))
 
     @cached_property
     def paths(self) -> StringTable:
         """The source path of each row."""
-        return self._unchanged(Index(self.directory, len(self)).paths())
+        return self._whole(Index.paths, *_files_of("paths"))
 
     @cached_property
     def rows(self) -> Rows:
         """The index: one `shardkit.index.ROW` for each row, memory-mapped and read-only."""
-        return self._unchanged(Index(self.directory, len(self)).rows())
+        return self._whole(Index.rows, ROWS_NAME)
+
+    def _whole(self, load: Callable[[Index], _Opened], *names: str) -> _Opened:
+        """Return a column of the index, if its files are those that the manifest names.
+
+        Each row checks itself, but not whether it stands in its place, nor in its dataset.
+
+        Raises:
+            CorruptDataset: If one is missing, cut, or another.
+        """
+        for name in names:
+            require_file(self.directory / name)
+        column = self._unchanged(load(Index(self.directory, len(self))))
+        for entry in self.manifest.files if self._verify_option is not False else ():
+            if entry.name in names and (entry.bytes <= _HASHED or self._verify_option):
+                require_content(self.directory / entry.name, entry.sha256)
+        return column
 
     def normalise(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,), negative ones counted from the end.
@@ -112,7 +153,7 @@ class ShardSet:
         Raises:
             CorruptDataset: If they are not those that the manifest counts.
         """
-        labels = self.rows["label"].astype(np.int64)
+        labels = self.entries.labels()
         require_counts(labels, self.manifest.class_counts)
         labels.setflags(write=False)
         return labels
@@ -129,8 +170,8 @@ class ShardSet:
             CorruptDataset: If another dataset took the place of this one.
         """
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        index = self.rows[rows]
-        files = self._unchanged({shard: self._open(shard) for shard in set(shards.tolist())})
+        index = self.entries.read(rows)
+        files = self._open_all(set(shards.tolist()))
         ends = index["offset"] + index["length"].astype(np.int64)
         beyond = (index["offset"] >= 0) & (ends > self._sizes[shards])
         found = Found(self, rows, index, [files[shard] for shard in shards.tolist()])
@@ -138,17 +179,19 @@ class ShardSet:
             raise found.corrupt(int(beyond.argmax()), "it ends beyond its shard")
         return found
 
+    @cached_property
+    def entries(self) -> IndexRows:
+        """The index as it is read: a map of a file that is then cut would end the process."""
+        return IndexRows(self.directory / ROWS_NAME, len(self.rows), self.manifest.digest)
+
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
-        """Have the kernel read the images of ``rows`` into its cache, and do not wait for it.
+        """Have the kernel read the images of ``rows``, from 0 on, into its cache; do not wait.
 
-        Neighbouring rows are announced in one piece. What is wrong with a shard shows when it is
-        read, not here.
-
-        Args:
-            rows: From 0 on.
+        Neighbours are announced in one piece. What is wrong with a shard shows when it is read.
         """
-        entries = self.rows[np.unique(rows)]
-        shards = np.searchsorted(self._starts, np.unique(rows), side="right") - 1
+        rows = np.unique(rows)
+        entries = self.entries.read(rows)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
         shards, starts = shards[order], entries["offset"][order].astype(np.int64)
         ends = starts + entries["length"][order]
@@ -158,7 +201,8 @@ class ShardSet:
         for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
             with contextlib.suppress(CorruptDataset, OSError):  # opening it may fail
                 length = max(0, int(ends[last] - starts[first]))
-                self._open(int(shards[first])).announce(int(starts[first]), length)
+                number = int(shards[first])
+                self._open_all([number])[number].announce(int(starts[first]), length)
 
     def shard_path(self, shard: int) -> Path:
         """Return the file of the shard of the given number."""
@@ -182,9 +226,20 @@ class ShardSet:
     def _format(self) -> Format:
         return get_format(self.manifest.format)
 
-    def _open(self, shard: int) -> ShardFile:
-        entry = self.manifest.shards[shard]
-        return shard_file(self.shard_path(shard), entry.bytes, entry.sha256)
+    def _open_all(self, shards: Collection[int]) -> dict[int, ShardFile]:
+        """Return the files of some shards, unless they may be those of another dataset."""
+        entries = self.manifest.shards
+        files = {
+            shard: shard_file(self.shard_path(shard), entries[shard].bytes, entries[shard].sha256)
+            for shard in shards
+        }
+        try:
+            return self._unchanged(files)
+        except CorruptDataset:  # or they would be read if the older dataset came back
+            self.entries.forget()
+            for shard in shards:
+                forget(self.shard_path(shard), entries[shard].sha256)
+            raise
 
     def _unchanged(self, opened: _Opened) -> _Opened:
         """Return what was just opened, if the dataset is still the one whose manifest was read.
@@ -197,6 +252,11 @@ class ShardSet:
         """
         stamp = _stamp(self.directory)
         if stamp != self._stamp:
+            if stamp is None:
+                raise CorruptDataset(
+                    f"{self.directory} has no manifest any more: it was removed, or is being "
+                    "written anew, since it was opened; open it again"
+                )
             _require_digest(load_manifest(self.directory), self.manifest.digest, self.directory)
             self._stamp = stamp
         return opened
@@ -214,7 +274,10 @@ class ShardSet:
         """
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         entry = self.manifest.shards[shard]
-        reader = shard_reader(self.shard_path(shard), entry.sha256, self._format.read)
+        self._open_all([shard])  # a file, of its size, and of this dataset
+        reader = self._unchanged(
+            shard_reader(self.shard_path(shard), entry.sha256, self._format.read)
+        )
         (record,) = reader.read([row - int(self._starts[shard])])
         return record.fields[record.image_field or ""]
 
@@ -322,6 +385,10 @@ def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:
 def _require_digest(manifest: Manifest, digest: str, directory: Path) -> None:
     if manifest.digest != digest:
         raise CorruptDataset(f"{directory} was written anew since it was opened; open it again")
+
+
+def _files_of(column: str) -> tuple[str, str]:
+    return f"{INDEX_DIRECTORY}/{column}.npy", f"{INDEX_DIRECTORY}/{column}-ends.npy"
 
 
 def _stamp(directory: Path) -> tuple[int, int, int, int] | None:

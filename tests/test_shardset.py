@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import FORMATS, make_folder
 
-from shardkit import ConvertOptions, Recipe, convert, handles, scan_imagefolder
+from shardkit import ConvertOptions, Recipe, convert, handles, scan_imagefolder, shardset
 from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
 from shardkit.index import HEAD, ROW, row_check
 from shardkit.shardset import ShardSet, StoredImage
@@ -176,6 +176,13 @@ def test_a_flipped_byte_of_an_image_names_the_record(place: Path) -> None:
         shard.write_bytes(good)
 
 
+@pytest.fixture
+def _index_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the index were that of so many rows that it is not hashed when it is opened."""
+    monkeypatch.setattr(shardset, "_HASHED", 0)
+
+
+@pytest.mark.usefixtures("_index_not_hashed")
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
 def test_a_flipped_byte_of_the_index_never_gives_another_sample(place: Path, mask: int) -> None:
     row = 4
@@ -197,11 +204,12 @@ def test_a_flipped_byte_of_the_index_never_gives_another_sample(place: Path, mas
     assert refused >= 2 * (HEAD.stop - 1)
 
 
+@pytest.mark.usefixtures("_index_not_hashed")
 def test_swapped_offsets_are_noticed_by_the_checksums(place: Path) -> None:
     rows = np.load(place / "index/rows.npy")
     rows["offset"][[1, 2]] = rows["offset"][[2, 1]]
     np.save(place / "index/rows.npy", rows)
-    for verify in (True, False):  # by the image's checksum, or by the row's own
+    for verify in (None, False):  # by the image's checksum, or by the row's own
         with pytest.raises(CorruptRecord):
             read(ShardSet(place, verify=verify), 1)
 
@@ -212,6 +220,7 @@ def test_an_unknown_field_code_is_damage_without_checksums_too(place: Path) -> N
         read(ShardSet(place, verify=False), 2)
 
 
+@pytest.mark.usefixtures("_index_not_hashed")
 @pytest.mark.parametrize("length", [1 << 31, 1 << 20])
 def test_no_memory_is_taken_for_an_image_that_ends_beyond_its_shard(
     place: Path, length: int
@@ -224,6 +233,42 @@ def test_no_memory_is_taken_for_an_image_that_ends_beyond_its_shard(
     shards = ShardSet(place)
     with pytest.raises(CorruptRecord, match=r"\(row 2, .*it ends beyond its shard"):
         shards.find(shards.normalise([0, 2, 1]))
+
+
+@pytest.mark.parametrize("change", ["swapped rows", "rows of another dataset", "swapped names"])
+def test_an_index_that_is_sound_in_itself_but_another_is_refused(place: Path, change: str) -> None:
+    """Each of its rows is one of this dataset, or could be; no checksum of a row shows it."""
+    rows = np.load(place / "index/rows.npy")
+    if change == "swapped rows":
+        rows[[1, 2]] = rows[[2, 1]]
+        np.save(place / "index/rows.npy", rows)
+    elif change == "rows of another dataset":
+        rows["label"] = rows["label"][::-1]
+        for row in range(ROWS):
+            rows["check"][row] = tuple(row_check(rows[row : row + 1].tobytes()))
+        np.save(place / "index/rows.npy", rows)
+    else:
+        for name in ("keys.npy", "keys-ends.npy"):
+            (place / "index" / name).rename(place / "index/aside")
+            (place / "index" / name.replace("keys", "paths")).rename(place / "index" / name)
+            (place / "index/aside").rename(place / "index" / name.replace("keys", "paths"))
+    name = "keys" if change == "swapped names" else "rows"
+    for verify in (None, True):
+        with pytest.raises(CorruptDataset, match=rf"index/{name}.npy .*shardkit index"):
+            getattr(ShardSet(place, verify=verify), name)
+    assert len(getattr(ShardSet(place, verify=False), name)) == ROWS
+
+
+def test_a_large_index_is_hashed_only_on_request(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardset, "_HASHED", 300)  # less than rows.npy has
+    rows = np.load(place / "index/rows.npy")
+    rows[[1, 2]] = rows[[2, 1]]
+    np.save(place / "index/rows.npy", rows)
+    assert len(ShardSet(place).rows) == ROWS
+    with pytest.raises(CorruptDataset, match="SHA-256"):
+        ShardSet(place, verify=True).rows  # noqa: B018
 
 
 def test_advice_that_the_kernel_refuses_changes_nothing(

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 from shardkit.codecs.image import WHITE, Pixels
 from shardkit.codecs.turbo import available
 from shardkit.decode import Decoding, decode_stored
-from shardkit.errors import BadImage, TransformFailed, UsageError
-from shardkit.manifest import Manifest
+from shardkit.errors import BadImage, CorruptDataset, TransformFailed, UsageError
+from shardkit.manifest import MANIFEST_NAME, Manifest
 from shardkit.scratch import scratch
 from shardkit.shardset import Found, ShardSet
 from shardkit.torch.collate import BatchView, Sample
@@ -207,7 +207,7 @@ class ShardDataset(Dataset[Sample]):
 
     def mean_pixels(self, rows: int) -> int:
         """Return the mean number of pixels of the first ``rows`` images, as stored."""
-        sizes = self._shards.rows[:rows]
+        sizes = self._shards.entries.read(np.arange(min(rows, len(self))))
         return int((sizes["width"].astype(np.int64) * sizes["height"]).mean()) if len(sizes) else 0
 
     @property
@@ -222,7 +222,12 @@ class ShardDataset(Dataset[Sample]):
 
     @cached_property
     def _decoding(self) -> Decoding:
-        red, green, blue = self.manifest.recipe.get("background", WHITE)
+        colour = self.manifest.recipe.get("background", WHITE)
+        if not _is_colour(colour):
+            raise CorruptDataset(
+                f"{self.path / MANIFEST_NAME} is damaged: {colour!r} is no colour of a background"
+            )
+        red, green, blue = colour
         return Decoding((red, green, blue), fast=self.jpeg == "fast")
 
     def _block(self, images: _Images, size: tuple[int, int], labels: list[Any]) -> BatchView:
@@ -289,6 +294,12 @@ class ShardDataset(Dataset[Sample]):
             return decode_stored(stored, self._decoding, out=out)
         except BadImage as error:
             raise BadImage(f"{self.describe_row(row)}: {error}") from error
+
+
+def _is_colour(value: Any) -> bool:
+    """Tell whether what a manifest says is red, green and blue."""
+    parts = value if isinstance(value, list | tuple) else ()
+    return len(parts) == 3 and all(type(part) is int and 0 <= part <= 255 for part in parts)
 
 
 class _Images:
