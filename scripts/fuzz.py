@@ -36,9 +36,7 @@ def main(arguments: list[str]) -> int:
 
     def one(name: str) -> dict[str, Any]:
         share = options.seconds * options.jobs / len(names)
-        summary = fuzz(
-            name, seconds=share, count=options.count, seed=options.seed, engine=engine
-        )
+        summary = fuzz(name, seconds=share, count=options.count, seed=options.seed, engine=engine)
         saved = _save(summary, options.corpus) if summary.found else []
         return _report(summary, saved)
 
@@ -55,7 +53,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/fuzz", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--seconds", type=float, default=60, help="time for all targets together")
     parser.add_argument("--count", type=int, default=1 << 62, help="inputs for each target at most")
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="again for more")

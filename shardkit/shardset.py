@@ -131,8 +131,8 @@ class ShardSet:
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         index = self.rows[rows]
         files = self._unchanged({shard: self._open(shard) for shard in set(shards.tolist())})
-        ends = index["offset"] + index["length"].astype(np.int64)
-        beyond = (index["offset"] >= 0) & (ends > self._sizes[shards])
+        beyond = index["offset"] > self._sizes[shards] - index["length"].astype(np.int64)
+        beyond |= index["length"] > self._sizes[shards]  # also of one that its library reads
         found = Found(self, rows, index, [files[shard] for shard in shards.tolist()])
         if beyond.any():  # before memory is taken for what cannot be there
             raise found.corrupt(int(beyond.argmax()), "it ends beyond its shard")

@@ -155,7 +155,9 @@ def _with_atheris(run: Run, seed: int, folder: Path) -> None:
     limits = ["-timeout=100000", "-rss_limit_mb=0", "-malloc_limit_mb=0", f"-max_len={MAX_BYTES}"]
     more = [f"-seed={seed + 1}", "-print_final_stats=0", "-verbosity=0", "-len_control=0"]
     attempt: Callable[[bytes], None] = run.attempt
-    atheris.Setup([sys.argv[0], str(corpus), *quiet, *limits, *more], attempt, custom_mutator=mutate)
+    atheris.Setup(
+        [sys.argv[0], str(corpus), *quiet, *limits, *more], attempt, custom_mutator=mutate
+    )
     atheris.Fuzz()
 
 

@@ -63,7 +63,9 @@ def _run_child(target: Target, data: bytes, writing: int, log: IO[bytes]) -> Non
         limit_memory()
         result = attempt(target, data)
         found = result.finding._asdict() if result.finding else None
-        os.write(writing, json.dumps({"outcome": result.outcome, "finding": found}).encode()[:60000])
+        os.write(
+            writing, json.dumps({"outcome": result.outcome, "finding": found}).encode()[:60000]
+        )
     os._exit(0)
 
 
@@ -85,7 +87,7 @@ def died(target: str, status: int, trace: str, *, hung: bool) -> Finding:
     return Finding(kind, f"{target} {how} in {where}", f"{how}\n{trace[:4000]}")
 
 
-def shrink(target: Target, data: bytes, signature: str, seconds: float = 30.0) -> bytes:
+def shrink(target: Target, data: bytes, signature: str, seconds: float = 8.0) -> bytes:
     """Return a smaller input that leads to the same finding."""
     end = time.monotonic() + seconds
 

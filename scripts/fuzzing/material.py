@@ -67,7 +67,11 @@ def pictures() -> dict[str, list[bytes]]:
             encoded("WEBP", **_animated()),
         ],
         "bmp": [encoded("BMP", mode) for mode in ("RGB", "L", "1", "P", "RGBA")],
-        "gif": [encoded("GIF", "P"), encoded("GIF", "L", transparency=3), encoded("GIF", **_animated())],
+        "gif": [
+            encoded("GIF", "P"),
+            encoded("GIF", "L", transparency=3),
+            encoded("GIF", **_animated()),
+        ],
         "tiff": [
             encoded("TIFF"),
             encoded("TIFF", "I;16"),
@@ -111,7 +115,11 @@ def _images(raw: bool) -> list[tuple[str, bytes]]:
         return [("raw", bytes(range(row, row + 18))) for row in range(5)]
     kinds = pictures()
     large = struct.pack("<5000H", *range(5000))  # in LMDB on a page of its own; no image at all
-    return [("jpg", kinds["jpg"][0]), ("png", kinds["png"][1]), ("jpg", kinds["jpg"][1] + large)] + [
+    return [
+        ("jpg", kinds["jpg"][0]),
+        ("png", kinds["png"][1]),
+        ("jpg", kinds["jpg"][1] + large),
+    ] + [
         ("webp", kinds["webp"][0]),
         ("gif", kinds["gif"][0]),
     ]

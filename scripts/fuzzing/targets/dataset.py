@@ -80,9 +80,7 @@ class DatasetTarget(Target):
             broken("verify does not find the damage", (name, [f.file for f in found]))
         shards = ShardSet(place, verify=True)
         right = 0
-        for row, (one, whole) in enumerate(
-            zip(_read(shards), self._whole[number], strict=True)
-        ):
+        for row, (one, whole) in enumerate(zip(_read(shards), self._whole[number], strict=True)):
             if one is None:
                 continue
             right += one == whole

@@ -21,8 +21,26 @@ class FieldsTarget(Target):
     name = "fields"
     allowed = (CorruptShard,)
     tokens = (
-        *(b'{"path":', b'"path"', b'"width":', b'"height":', b"[" * 500, b'{"a":' * 300, b'"\\ud800"'),
-        *(b"NaN", b"Infinity", b"-1", b"1e999", b"1e308", b"9" * 400, b"9" * 5000, b"null", b"true"),
+        *(
+            b'{"path":',
+            b'"path"',
+            b'"width":',
+            b'"height":',
+            b"[" * 500,
+            b'{"a":' * 300,
+            b'"\\ud800"',
+        ),
+        *(
+            b"NaN",
+            b"Infinity",
+            b"-1",
+            b"1e999",
+            b"1e308",
+            b"9" * 400,
+            b"9" * 5000,
+            b"null",
+            b"true",
+        ),
         *(b"0x1", b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"4294967296", b"1.5", b'"1"', "٣".encode()),
     )
 

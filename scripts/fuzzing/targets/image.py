@@ -36,11 +36,38 @@ class ImageTarget(Target):
     allowed = (BadImage,)
     instrumented = ("shardkit", "PIL")
     tokens = (
-        *(b"Exif\0\0MM\0*", b"Exif\0\0II*\0", b"MPF\0", b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda", b"\xff\xc4"),
+        *(
+            b"Exif\0\0MM\0*",
+            b"Exif\0\0II*\0",
+            b"MPF\0",
+            b"\xff\xd8\xff",
+            b"\xff\xd9",
+            b"\xff\xda",
+            b"\xff\xc4",
+        ),
         *(b"\xff" + bytes((0xC0 + kind,)) for kind in range(16)),
         *(b"IHDR", b"IDAT", b"IEND", b"PLTE", b"tRNS", b"iCCP", b"zTXt", b"acTL", b"fcTL", b"fdAT"),
-        *(b"VP8 ", b"VP8L", b"VP8X", b"ANIM", b"ANMF", b"ALPH", b"EXIF", b"\x12\x01\x03\0\x01\0\0\0"),
-        *(b"GIF89a", b"\x21\xf9\x04", b"\x2c", b"\x3b", b"II*\0", b"MM\0*", b"BM", b"P6 ", b"65535"),
+        *(
+            b"VP8 ",
+            b"VP8L",
+            b"VP8X",
+            b"ANIM",
+            b"ANMF",
+            b"ALPH",
+            b"EXIF",
+            b"\x12\x01\x03\0\x01\0\0\0",
+        ),
+        *(
+            b"GIF89a",
+            b"\x21\xf9\x04",
+            b"\x2c",
+            b"\x3b",
+            b"II*\0",
+            b"MM\0*",
+            b"BM",
+            b"P6 ",
+            b"65535",
+        ),
     )
 
     def __init__(self, folder: Path) -> None:

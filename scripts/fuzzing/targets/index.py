@@ -31,8 +31,20 @@ class IndexTarget(Target):
     name = "index"
     allowed = (CorruptDataset,)
     tokens = (
-        *(b"'|O'", b"'descr': '|O'", b"True", b"__import__('os')", b"\x93NUMPY\x02\0", b"\x80\x04."),
-        *((1 << 63).to_bytes(8, "little"), (1 << 64).to_bytes(9, "little")[:8], b"\xff" * 8, b"\xff" * 4),
+        *(
+            b"'|O'",
+            b"'descr': '|O'",
+            b"True",
+            b"__import__('os')",
+            b"\x93NUMPY\x02\0",
+            b"\x80\x04.",
+        ),
+        *(
+            (1 << 63).to_bytes(8, "little"),
+            (1 << 64).to_bytes(9, "little")[:8],
+            b"\xff" * 8,
+            b"\xff" * 4,
+        ),
     )
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +52,9 @@ class IndexTarget(Target):
         self.place = dataset("webdataset", folder)
         whole = ShardSet(self.place)
         self._texts = {"keys": list(whole.keys), "paths": list(whole.paths)}
-        self._images = [_sample(whole.find(np.arange(len(whole))), row) for row in range(len(whole))]
+        self._images = [
+            _sample(whole.find(np.arange(len(whole))), row) for row in range(len(whole))
+        ]
         self._files = [(self.place / f"index/{name}.npy").read_bytes() for name in _NAMES]
         self.seeds = [bytes((number,)) + data for number, data in enumerate(self._files)]
         self.seeds += [self.seeds[0]] * 4  # the rows count for most

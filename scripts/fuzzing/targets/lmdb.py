@@ -27,7 +27,10 @@ class LmdbTarget(ShardTarget):
         b"__shardkit__",
         *(b"%09d." % row for row in (0, 1, 4, 5, 10, 999999999)),
         *(b"%09d.__key__" % row for row in (0, 4, 5)),
-        *(b"000000000." + name for name in (b"jpg", b"raw.npy", b"raw", b"cls", b"json", b"", b".")),
+        *(
+            b"000000000." + name
+            for name in (b"jpg", b"raw.npy", b"raw", b"cls", b"json", b"", b".")
+        ),
         b"\x93NUMPY\x01\x00",
     )
 

@@ -48,7 +48,15 @@ class ManifestTarget(Target):
     instrumented = ("shardkit", "json")
     tokens = (
         *(b'"kind": "splits"', b'"format_version": 2', b'"rows"', b'"shards"', b'"name"', b"NaN"),
-        *(b"[" * 2000, b'{"a":' * 2000, b"9" * 4400, b"-Infinity", b"\\ud800", b"../../", b"\\u0000"),
+        *(
+            b"[" * 2000,
+            b'{"a":' * 2000,
+            b"9" * 4400,
+            b"-Infinity",
+            b"\\ud800",
+            b"../../",
+            b"\\u0000",
+        ),
     )
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +95,11 @@ class ManifestTarget(Target):
             path = shards.shard_path(number)
             if self.place.absolute() not in path.parents or ".." in path.parts:
                 broken("a shard lies elsewhere", str(path))
-        for action in (lambda: shards.find(np.arange(1)), lambda: shards.labels, lambda: shards.keys):
+        for action in (
+            lambda: shards.find(np.arange(1)),
+            lambda: shards.labels,
+            lambda: shards.keys,
+        ):
             try:
                 action()
             except (UsageError, CorruptDataset, IndexError):

@@ -20,7 +20,17 @@ class StateTarget(Target):
     name = "state"
     allowed = (ShardkitError,)
     tokens = (
-        *(b'"entry"', b'"bad"', b'"fields"', b'"labels"', b'"notes"', b"null", b"[]", b"{}", b"NaN"),
+        *(
+            b'"entry"',
+            b'"bad"',
+            b'"fields"',
+            b'"labels"',
+            b'"notes"',
+            b"null",
+            b"[]",
+            b"{}",
+            b"NaN",
+        ),
         *(b'"name"', b'"rows"', b'"bytes"', b'"sha256"', b"7", b"-1", b"9" * 5000, b"[" * 3000),
         *(b"1e999", b"true", b'"\\ud800"', b"0", b'"7"', b"7.0"),
     )

@@ -72,7 +72,12 @@ def _by_tarfile(kind: int) -> bytes:
         folder = tarfile.TarInfo("folder")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
-        for name in ("folder/a.gif", "folder/a.json", "x" * 99 + "/" + "y" * 80 + ".gif", "ü/é.gif"):
+        for name in (
+            "folder/a.gif",
+            "folder/a.json",
+            "x" * 99 + "/" + "y" * 80 + ".gif",
+            "ü/é.gif",
+        ):
             content = b'{"path":"p","width":1,"height":1}' if "json" in name else b"GIF89a"
             info = tarfile.TarInfo(name)
             info.size = len(content)
