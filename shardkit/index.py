@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -164,10 +165,7 @@ class StringTable(Sequence[str]):
             )
         first = bounds[0]
         text = self._text[first : bounds[-1]].tobytes()
-        return [
-            text[begin - first : end - first].decode(*_UTF8)
-            for begin, end in zip(bounds, bounds[1:], strict=False)
-        ]
+        return [text[begin - first : end - first].decode(*_UTF8) for begin, end in pairwise(bounds)]
 
 
 class Index:

@@ -54,7 +54,9 @@ def isolated(target: Target, data: bytes, deadline: float = DEADLINE) -> Result:
             return Result(value["outcome"], "", Finding(**found) if found else None, seconds)
         log.seek(0)
         text = log.read().decode(errors="replace")
-    return Result("died", "", died(target.name, status, text, hung=seconds >= deadline), seconds)
+    return Result(
+        "died", "", died(target.name, os.WTERMSIG(status), text, hung=seconds >= deadline), seconds
+    )
 
 
 def _run_child(target: Target, data: bytes, writing: int, log: IO[bytes]) -> None:
@@ -69,19 +71,19 @@ def _run_child(target: Target, data: bytes, writing: int, log: IO[bytes]) -> Non
     os._exit(0)
 
 
-def died(target: str, status: int, trace: str, *, hung: bool) -> Finding:
+def died(target: str, killer: int, trace: str, *, hung: bool) -> Finding:
     """Return the finding that a process is, of which the log of `faulthandler` is left.
 
     Args:
         target: Name of the target.
-        status: As `os.waitpid` gives it.
+        killer: The signal that ended it; 0 if it ended by itself.
         trace: The log.
         hung: Whether it was killed for taking too long.
     """
-    code = os.waitstatus_to_exitcode(status)
     kind = "hang" if hung else "crash"
-    how = "hangs" if hung else (signal.Signals(-code).name if code < 0 else f"exit {code}")
-    trace = trace[trace.rfind("Fatal Python error") :]
+    how = "hangs" if hung else (signal.Signals(killer).name if killer else "exits")
+    start = trace.rfind("Fatal Python error")
+    trace = trace[start:] if start >= 0 else trace[-4000:]
     match = re.search(r'File "[^"]*/shardkit/([^"]*)\.py", line \d+ in (\w+)', trace)
     where = ".".join(match.groups()) if match else "?"
     return Finding(kind, f"{target} {how} in {where}", f"{how}\n{trace[:4000]}")

@@ -92,10 +92,9 @@ def _run(folder: Path, options: dict[str, Any], summary: Summary) -> bool:
     _collect(folder, summary, executions)
     if process.returncode == 0:
         return True
-    if not executions and not data:
-        raise RuntimeError(f"the target {summary.target} does not begin:\n{text[-4000:]}")
-    status = -process.returncode if process.returncode < 0 else process.returncode << 8
-    finding = died(summary.target, status, text, hung=hung)
+    if process.returncode > 0 or not (executions or data):
+        raise RuntimeError(f"the target {summary.target} itself is broken:\n{text[-4000:]}")
+    finding = died(summary.target, -process.returncode, text, hung=hung)
     summary.executions += 1
     summary.outcomes[finding.kind] += 1
     summary.times[finding.signature] += 1

@@ -86,6 +86,8 @@ class RangeReader(abc.ABC):
             raise CorruptShard(f"{path} cannot be opened: {error.strerror}") from error
         try:
             self._find()
+            if sum(range_.length for row in self._fields for range_ in row.values()) > self._size:
+                self._fail("its values overlap")  # read together, they would fill the memory
         except BaseException:
             self.close()
             raise

@@ -51,6 +51,7 @@ class FieldsTarget(Target):
             b'j{"path":"\\udc80","width":1,"height":1,"frames":2}',
             b'j{"path":{"a":[1,2]},"width":"7","height":1.0}',
             b"j" + b'{"a":' * 200 + b"1" + b"}" * 200,
+            b'j{"path":"\\ud800","width":1,"height":1}',
             b"c0",
             b"c17",
             b"c999999999",

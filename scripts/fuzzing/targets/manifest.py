@@ -170,7 +170,7 @@ def _change(value: Any, rng: random.Random) -> None:
     elif what < 0.2 and isinstance(holder, dict):
         holder[rng.choice(("a", "", "rows", "name", "\ud800", "digest", "../x"))] = holder[key]
     elif what < 0.3 and isinstance(holder, list):
-        holder.insert(key, copy.deepcopy(holder[key]))
+        holder.insert(key, _copied(holder[key]))
     elif what < 0.4:
         nested: Any = 1
         for _ in range(rng.choice((3, 60, 110, 200, 320, 450, 900))):
@@ -178,9 +178,9 @@ def _change(value: Any, rng: random.Random) -> None:
         holder[key] = nested
     elif what < 0.5:
         other, name = rng.choice(places)
-        holder[key] = copy.deepcopy(other[name]) if other is not holder else 7
+        holder[key] = _copied(other[name]) if other is not holder else 7
     else:
-        holder[key] = copy.deepcopy(rng.choice(NASTY))
+        holder[key] = _copied(rng.choice(NASTY))
 
 
 def _places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
@@ -191,3 +191,10 @@ def _places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
     return [(value, key) for key in keys] + [
         place for key in keys for place in _places(value[key], depth + 1)
     ]
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return None
