@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
 
     def one(name: str) -> dict[str, Any]:
         share = options.seconds * options.jobs / len(names)
-        summary = fuzz(name, seconds=share, count=options.count, seed=options.seed, engine=engine)
+        how = engine if TARGETS[name].guided else "own"
+        summary = fuzz(name, seconds=share, count=options.count, seed=options.seed, engine=how)
         saved = _save(summary, options.corpus) if summary.found else []
         return _report(summary, saved)
 
@@ -103,6 +104,7 @@ def _report(summary: Summary, saved: list[str]) -> dict[str, Any]:
         findings[-1] |= {"input": place, "detail": found.detail[-4000:]}
     return {
         "target": summary.target,
+        "engine": summary.engine,
         "executions": summary.executions,
         "seconds": round(summary.seconds, 1),
         "per_second": round(rate),

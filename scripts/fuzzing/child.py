@@ -103,7 +103,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     context: Any = nullcontext()
     if options["engine"] == "atheris":
-        import atheris
+        import atheris  # type: ignore[import-untyped, unused-ignore]
 
         names = _INSTRUMENTED.get(options["target"], ["shardkit"])
         context = atheris.instrument_imports(include=names)
@@ -136,7 +136,7 @@ def _alone(run: Run, seed: int, folder: Path) -> None:
 
 def _with_atheris(run: Run, seed: int, folder: Path) -> None:
     """Have libFuzzer choose what to change, by the branches that it led to."""
-    import atheris
+    import atheris  # type: ignore[import-untyped, unused-ignore]
 
     from scripts.fuzzing.mutate import MAX_BYTES
 
@@ -151,7 +151,8 @@ def _with_atheris(run: Run, seed: int, folder: Path) -> None:
             return run.target.mend(atheris.Mutate(data, longest), rng)[:longest]
         return run.target.mutate(data, rng)[:longest]
 
-    quiet = ["-handle_%s=0" % name for name in ("abrt", "segv", "bus", "fpe", "ill", "int", "term")]
+    signals = ("abrt", "segv", "bus", "fpe", "ill", "int", "term")
+    quiet = [f"-handle_{name}=0" for name in signals]
     limits = ["-timeout=100000", "-rss_limit_mb=0", "-malloc_limit_mb=0", f"-max_len={MAX_BYTES}"]
     more = [f"-seed={seed + 1}", "-print_final_stats=0", "-verbosity=0", "-len_control=0"]
     attempt: Callable[[bytes], None] = run.attempt

@@ -66,7 +66,7 @@ class _Watch:
     def __init__(self) -> None:
         self.folder: str | None = None
         self.seen: list[str] = []
-        self.code = tuple({os.path.abspath(place) for place in (*sys.path, sys.prefix, ROOT)})
+        self.code = tuple(map(os.path.abspath, (*sys.path, sys.prefix, str(ROOT))))
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:

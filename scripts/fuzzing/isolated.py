@@ -2,9 +2,9 @@
 
     python -m scripts.fuzzing.isolated FOLDER < JOBS > RESULTS
 
-A job is a line of JSON: ``target``, ``data`` in hexadecimal and, if the finding it leads to is to be
-kept while the input is made smaller, ``signature``. A result is a line with ``data``, ``outcome``,
-``seconds`` and ``finding``, in the order of the jobs.
+A job is a line of JSON: ``target``, ``data`` in hexadecimal, and the ``signature`` of its finding
+if the input is to be made smaller. A result is a line with ``data``, ``outcome``, ``seconds`` and
+``finding``, in the order of the jobs.
 """
 
 from __future__ import annotations

@@ -119,7 +119,6 @@ def _images(raw: bool) -> list[tuple[str, bytes]]:
         ("jpg", kinds["jpg"][0]),
         ("png", kinds["png"][1]),
         ("jpg", kinds["jpg"][1] + large),
-    ] + [
         ("webp", kinds["webp"][0]),
         ("gif", kinds["gif"][0]),
     ]

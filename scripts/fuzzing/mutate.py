@@ -1,4 +1,4 @@
-"""Changes to bytes: small, seeded, and where a target says so, at the places that mean something."""
+"""Changes to bytes: small, seeded, and most often at places that mean something."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ SECRET = b"this stands in a file outside of the dataset "
 
 
 class BrokenPromiseError(Exception):
-    """A target gave a wrong answer; the message says which promise was broken, and begins alike
-    for alike findings."""
+    """A target gave a wrong answer; the message begins with the promise that was broken."""
 
 
 class Target(abc.ABC):
@@ -32,8 +31,8 @@ class Target(abc.ABC):
     """The exceptions that are documented, and so no findings."""
     tokens: Sequence[bytes] = ()
     """Pieces of bytes that mean something to the parser."""
-    instrumented: Sequence[str] = ("shardkit",)
-    """The modules whose branches guide the fuzzer."""
+    guided = True
+    """Whether it is worth while to follow the branches that an input leads to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

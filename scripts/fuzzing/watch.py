@@ -61,7 +61,7 @@ def fuzz(target: str, *, seconds: float, count: int, seed: int, engine: str) -> 
     try:
         while (left := seconds - (time.monotonic() - begun)) > 0 and summary.executions < count:
             options = {"target": target, "engine": engine, "seed": seed + summary.restarts}
-            options |= {"seconds": left, "count": count - summary.executions}  # type: ignore[dict-item]
+            options |= {"seconds": left, "count": count - summary.executions}
             if _run(folder, options, summary):
                 break
             summary.restarts += 1

@@ -76,10 +76,7 @@ class FieldsTarget(Target):
 
     def _parse(self, record: Record, name: str) -> str:
         try:
-            if name == "cls":
-                _ = record.label
-            else:
-                _ = record.meta
+            _ = record.label if name == "cls" else record.meta
         except ValueError:
             return "refused"
         return "parsed"

@@ -34,7 +34,6 @@ class ImageTarget(Target):
 
     name = "image"
     allowed = (BadImage,)
-    instrumented = ("shardkit", "PIL")
     tokens = (
         *(
             b"Exif\0\0MM\0*",
@@ -108,7 +107,9 @@ class ImageTarget(Target):
             top, left = region.top - part.top, region.left - part.left
             piece = part.pixels[top : top + region.height, left : left + region.width]
             whole = pixels[region.top :, region.left :][: region.height, : region.width]
-            if piece.shape != whole.shape or (piece != whole).any():
+            # Of a progressive image that lacks its last scans each library smooths what is there.
+            progressive = b"\xff\xc2" in image
+            if piece.shape != whole.shape or not (progressive or (piece == whole).all()):
                 broken("a piece decoded alone is another", region)
         return f"{field} refused by a recipe" if failed else field
 

@@ -45,7 +45,6 @@ class ManifestTarget(Target):
 
     name = "manifest"
     allowed = (UsageError, CorruptDataset)
-    instrumented = ("shardkit", "json")
     tokens = (
         *(b'"kind": "splits"', b'"format_version": 2', b'"rows"', b'"shards"', b'"name"', b"NaN"),
         *(

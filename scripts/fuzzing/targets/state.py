@@ -7,8 +7,8 @@ from pathlib import Path
 from scripts.fuzzing.target import Target
 from shardkit.conversion.build import ShardTask, load_result
 from shardkit.errors import ShardkitError
-from shardkit.record import dump_json
 from shardkit.recipe import Recipe
+from shardkit.record import dump_json
 from shardkit.sources.imagefolder import ImageFolder
 
 _SHARD = b"a shard"

@@ -22,7 +22,6 @@ class TarTarget(ShardTarget):
 
     name = "tar"
     storage = FORMAT
-    instrumented = ("shardkit", "tarfile")
     tokens = (
         *(b"%c" % letter for letter in b"0123456789xgLKSDMVNX\0"),
         *(b"%011o\0" % size for size in (0, 1, 511, 512, 513, 4096, 8**11 - 1)),
