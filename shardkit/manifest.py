@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 import types
 import typing
@@ -301,7 +302,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return _build(kind, value)
     if kind is Any:
-        _require_flat(value, name, _DEEPEST)
+        _require_plain(value, name, _DEEPEST)
         return value
     fits = isinstance(value, kind) and not isinstance(value, bool)
     if not fits or (kind is int and not 0 <= value < _TOO_MANY):
@@ -309,14 +310,16 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     return value
 
 
-def _require_flat(value: Any, name: str, deepest: int) -> None:
-    """Refuse a value within which others stand too deep for what walks over it.
+def _require_plain(value: Any, name: str, deepest: int) -> None:
+    """Refuse a value that is no JSON, or within which others stand too deep to walk over it.
 
     Raises:
         ValueError: If that is so.
     """
     if deepest == 0:
         raise ValueError(f"{name} is nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} has the number {value}, which is no JSON")
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in parts:
-        _require_flat(part, name, deepest - 1)
+        _require_plain(part, name, deepest - 1)
