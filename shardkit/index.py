@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -124,7 +125,11 @@ def require_counts(labels: npt.NDArray[np.integer[Any]], counts: Sequence[int] |
 
 
 class StringTable(Sequence[str]):
-    """Strings of a dataset, one for each row, read from memory-mapped files when asked for."""
+    """Strings of a dataset, one for each row, read from memory-mapped files when asked for.
+
+    Raises:
+        CorruptDataset: On access, if the files do not say where a string begins and ends.
+    """
 
     def __init__(self, text: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
         self._text = text
@@ -144,8 +149,7 @@ class StringTable(Sequence[str]):
                 return [self[position] for position in range(start, stop, step)]
             return self._run(start, max(start, stop))
         position = range(len(self))[row]
-        start = int(self._ends[position - 1]) if position else 0
-        return self._text[start : int(self._ends[position])].tobytes().decode(*_UTF8)
+        return self._run(position, position + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _RUN):
@@ -153,12 +157,15 @@ class StringTable(Sequence[str]):
 
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighbouring rows, read in one piece."""
-        first = int(self._ends[start - 1]) if start else 0
-        ends = [end - first for end in self._ends[start:stop].tolist()]
-        text = self._text[first : first + (ends[-1] if ends else 0)].tobytes()
-        return [
-            text[begin:end].decode(*_UTF8) for begin, end in zip([0, *ends], ends, strict=False)
-        ]
+        bounds = [int(self._ends[start - 1]) if start else 0, *self._ends[start:stop].tolist()]
+        if not 0 <= bounds[0] <= bounds[-1] <= len(self._text) or bounds != sorted(bounds):
+            raise CorruptDataset(
+                f"the index is damaged: the texts of the rows {start} to {stop - 1} overlap. "
+                "`shardkit index` rebuilds it from the shards"
+            )
+        first = bounds[0]
+        text = self._text[first : bounds[-1]].tobytes()
+        return [text[begin - first : end - first].decode(*_UTF8) for begin, end in pairwise(bounds)]
 
 
 class Index:

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,7 +109,20 @@ class ShardRecords:
             size=(int(meta["width"]), int(meta["height"])),
             field=name,
         )
-        return IndexedRecord(record, made, str(meta["path"]))
+        return IndexedRecord(record, made, _path(meta))
+
+
+def _path(meta: dict[str, Any]) -> str:
+    """Return the source path that a record's metadata give.
+
+    Raises:
+        ValueError: If it is none that a file can have.
+    """
+    path = meta["path"]
+    if not isinstance(path, str):
+        raise ValueError(f"the path {path!r:.40} is not text")
+    path.encode("utf-8", "surrogateescape")  # of a lone surrogate no bytes can be made
+    return path
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 import types
 import typing
@@ -23,6 +24,12 @@ from shardkit.record import dump_json, load_json
 MANIFEST_NAME = "shardkit.json"
 FORMAT_VERSION = 1
 """Raised when a reader of an older version would misread what is written."""
+
+_DEEPEST = 32
+"""Objects and lists within each other in a recipe or a source; no writer makes more than three."""
+
+_TOO_MANY = 1 << 63
+"""Above this numbers do not fit where they are computed with."""
 
 _T = TypeVar("_T")
 
@@ -295,7 +302,24 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return _build(kind, value)
     if kind is Any:
+        _require_plain(value, name, _DEEPEST)
         return value
-    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if not fits or (kind is int and not 0 <= value < _TOO_MANY):
         raise TypeError(f"{name} must be {'a count' if kind is int else kind.__name__}")
     return value
+
+
+def _require_plain(value: Any, name: str, deepest: int) -> None:
+    """Refuse a value that is no JSON, or within which others stand too deep to walk over it.
+
+    Raises:
+        ValueError: If that is so.
+    """
+    if deepest == 0:
+        raise ValueError(f"{name} is nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} has the number {value}, which is no JSON")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _require_plain(part, name, deepest - 1)

@@ -172,8 +172,8 @@ class ShardSet:
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         index = self.entries.read(rows)
         files = self._open_all(set(shards.tolist()))
-        ends = index["offset"] + index["length"].astype(np.int64)
-        beyond = (index["offset"] >= 0) & (ends > self._sizes[shards])
+        room = self._sizes[shards] - index["length"].astype(np.int64)
+        beyond = (index["offset"] >= 0) & (index["offset"] > room)
         found = Found(self, rows, index, [files[shard] for shard in shards.tolist()])
         if beyond.any():  # before memory is taken for what cannot be there
             raise found.corrupt(int(beyond.argmax()), "it ends beyond its shard")

@@ -94,37 +94,45 @@ def test_a_path_that_is_taken_is_an_os_error_and_left_as_it_was(tmp_path: Path) 
     assert (tmp_path / "s.h5").read_bytes() == b"precious"
 
 
-def test_compressed_and_chunked_values_have_no_ranges_and_are_read(path: Path) -> None:
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_values_that_are_packed_or_cut_into_chunks_are_refused(
+    path: Path, compression: str | None
+) -> None:
     with h5py.File(path, "r+") as file:
-        for name in ("raw/data", "jpg/data"):
-            values = file[name][()]
-            del file[name]
-            file.create_dataset(name, data=values, chunks=True, compression="gzip")
-    assert read_shard(FORMAT, path) == CONTENT
-    reader = Hdf5Reader(path)
-    assert [sorted(fields) for fields in reader.ranges()] == [[], ["png"], []]
-    reader.close()
+        values = file["jpg/data"][()]
+        del file["jpg/data"]
+        file.create_dataset("jpg/data", data=values, chunks=True, compression=compression)
+    with pytest.raises(CorruptShard, match="as shardkit"):
+        Hdf5Reader(path)
 
 
-def test_values_in_another_file_have_no_ranges(path: Path) -> None:
+def test_values_in_another_file_are_refused(path: Path) -> None:
     outside = path.with_name("outside.bin")
     outside.write_bytes(b"JPEG")
     with h5py.File(path, "r+") as file:
         del file["jpg/data"]
         file.create_dataset("jpg/data", (4,), np.uint8, external=[(str(outside), 0, 4)])
-    reader = Hdf5Reader(path)
-    assert all("jpg" not in fields for fields in reader.ranges())
-    reader.close()
+    with pytest.raises(CorruptShard, match="as shardkit"):
+        Hdf5Reader(path)
 
 
-def test_values_that_were_never_written_have_no_ranges(path: Path) -> None:
+@pytest.mark.parametrize("link", [h5py.ExternalLink("other.h5", "/jpg"), h5py.SoftLink("/jpg")])
+@pytest.mark.parametrize("name", ["txt", "jpg/more"])
+def test_links_are_refused(path: Path, name: str, link: object) -> None:
+    with h5py.File(path.with_name("other.h5"), "x") as other, h5py.File(path) as file:
+        file.copy("jpg", other)
+    with h5py.File(path, "r+") as file:
+        file[name] = link
+    with pytest.raises(CorruptShard, match=r"is a link|as shardkit"):
+        Hdf5Reader(path)
+
+
+def test_values_that_were_never_written_are_refused(path: Path) -> None:
     with h5py.File(path, "r+") as file:
         del file["jpg/data"]
         file.create_dataset("jpg/data", (4,), np.uint8)
-    reader = Hdf5Reader(path)
-    assert all("jpg" not in fields for fields in reader.ranges())
-    assert reader.read([0])[0].fields["jpg"] == bytes(4)
-    reader.close()
+    with pytest.raises(CorruptShard, match="bytes that it states"):
+        Hdf5Reader(path)
 
 
 def test_a_user_block_moves_the_ranges(path: Path, tmp_path: Path) -> None:
@@ -272,11 +280,10 @@ def test_a_file_that_the_user_has_open_with_h5py_is_read(path: Path) -> None:
 def test_values_of_more_than_one_block_are_moved_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The spool is moved from its end, in blocks; and what is not small is read value by value."""
+    """The spool is moved from its end, in blocks."""
     records = [Record(f"k{n}", {"jpg": bytes([n]) * (37 * n), "json": b"{}"}) for n in range(40)]
     write_shard(FORMAT, tmp_path / "at_once.h5", records)
     monkeypatch.setattr("shardkit.formats.hdf5._COPY_BYTES", 100)
-    monkeypatch.setattr("shardkit.formats.hdf5._SMALL_BYTES", 100)
     write_shard(FORMAT, tmp_path / "in_blocks.h5", records)
     content = (tmp_path / "at_once.h5").read_bytes()
     assert (tmp_path / "in_blocks.h5").read_bytes() == content

@@ -11,32 +11,27 @@ import io
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.errors import CorruptShard
 from shardkit.files import Appender, write_all
-from shardkit.formats.ranges import KEY, META, RAW, check_raw
+from shardkit.formats.hdf5_layout import MalformedHdf5Error, StoredArray, find_arrays
+from shardkit.formats.ranges import KEY, META, RAW, RangeReader, check_raw
 from shardkit.record import (
     LABEL_FIELD,
     NO_LABEL,
     Record,
     dump_json,
     is_field_name,
-    load_json,
     parse_label,
 )
 
 _COPY_BYTES = 1 << 20
-
-_SMALL_BYTES = 1 << 18
-"""A field of no more bytes is read at once: h5py takes 10 us to find a value, however short."""
 
 _STRUCTURE_BYTES = 1 << 16
 """More than HDF5 needs for groups and headers of some twenty datasets."""
@@ -44,8 +39,7 @@ _STRUCTURE_BYTES = 1 << 16
 # Files must open with h5py of years ago: "latest" would use structures that HDF5 1.14 cannot read.
 _WRITE_VERSIONS = ("earliest", "v110")
 
-_H5PY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What h5py, and a layout other than ours, raise on damage; none of it means wrong usage."""
+_BYTE, _LABEL = "|u1", "<i8"
 
 
 class _Column:
@@ -223,166 +217,100 @@ def _probe(path: Path, size: int) -> None:
             path.unlink()
 
 
-class Hdf5Reader:
-    """Reads a finished file with h5py.
+class Hdf5Reader(RangeReader):
+    """Reads a finished file by what its structure says of its datasets; without HDF5's library.
 
     Raises:
         CorruptShard: If the file is cut, or is not an HDF5 file as shardkit writes it.
     """
 
-    meta: Mapping[str, Any]
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = _open(path)
-        except _H5PY_ERRORS as error:
-            raise CorruptShard(f"{path} is damaged: h5py cannot open it: {error}") from error
-        try:
-            self._find()
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        """Return the records of ``rows``: same order, duplicates and all."""
-        return [self._record(row) for row in rows]
-
-    def ranges(self) -> Sequence[Mapping[str, Range]]:
-        """Return, for each row, where each of its fields lies in the file."""
-        found: list[dict[str, Range]] = [{} for _ in range(self._rows)]
-        for name, column in self._columns.items():
-            if name not in (KEY, LABEL_FIELD):
-                for row, range_ in column.ranges():
-                    found[row][name] = range_
-        return found
-
-    def close(self) -> None:
-        """Release the file; closing twice does nothing."""
-        self._file.close()
-
     def _find(self) -> None:
         try:
-            self.meta = load_json(self._file[META][()].tobytes())
-            self._columns = {
-                name: _StoredColumn(name, group)
-                for name, group in self._file.items()
-                if name != META
-            }
-        except _H5PY_ERRORS as error:
-            self._fail(f"it is not laid out as shardkit does it: {error!r}")
-        self._rows = len(self._columns[KEY]) if KEY in self._columns else 0
-        for name, column in self._columns.items():
-            if len(column) != self._rows:
-                self._fail(f"field {name!r} has {len(column)} rows, not {self._rows}")
+            arrays = find_arrays(self._file.fileno(), self._size)
+        except MalformedHdf5Error as error:
+            self._fail(str(error))
+        meta = arrays.pop(META, None)
+        if meta is None or (meta.dtype, len(meta.shape)) != (_BYTE, 1):
+            self._fail("it has no description of itself")
+        self.meta = self._parse_meta(Range(meta.offset, meta.length))
+        columns: dict[str, dict[str, StoredArray]] = {}
+        for name, array in arrays.items():
+            field, _, part = name.partition("/")
+            columns.setdefault(field, {})[part] = array
+        self._labels = self._list(columns.pop(LABEL_FIELD, {}).get("data"), _LABEL)
+        self._keys = self._read_keys(columns.pop(KEY, {}))
+        rows = len(self._keys)
+        if self._labels is not None and len(self._labels) != rows:
+            self._fail(f"it has {len(self._labels)} labels for {rows} rows")
+        self._fields = [{} for _ in range(rows)]
+        for name, parts in columns.items():
+            if not is_field_name(name):
+                self._fail(f"it has a field {name!r}")
+            ranges = self._ranges(name, parts)
+            if len(ranges) != rows:
+                self._fail(f"field {name!r} has {len(ranges)} rows, not {rows}")
+            for fields, range_ in zip(self._fields, ranges, strict=True):
+                if range_ is not None:
+                    fields[name] = range_
 
     def _record(self, row: int) -> Record:
-        if not 0 <= row < self._rows:
-            raise IndexError(f"row {row} is not in {self.path}, which has {self._rows} rows")
-        try:
-            fields = {
-                name: column.value(row) for name, column in self._columns.items() if column.has(row)
-            }
-            return Record(fields.pop(KEY).decode(), fields)
-        except _H5PY_ERRORS as error:
-            self._fail(f"row {row} cannot be read: {error!r}")
+        record = super()._record(row)
+        if not _is_utf8(record.key):
+            self._fail(f"the key {record.key!r} of row {row} is not UTF-8")
+        return record
 
-    def _fail(self, reason: str) -> NoReturn:
-        raise CorruptShard(f"{self.path} is damaged: {reason}")
+    def _numbers(self, row: int) -> dict[str, bytes]:
+        if self._labels is None or self._labels[row] == NO_LABEL:
+            return {}
+        return {LABEL_FIELD: b"%d" % self._labels[row]}
 
-
-def _open(path: Path) -> h5py.File:
-    try:
-        # Locking fails on read-only and network mounts; finished files have no writer.
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        if "lock" not in str(error):
-            raise
-        return h5py.File(path, "r")  # this process has it open already, in h5py's usual way
-
-
-class _StoredColumn:
-    """One field of a finished file: labels, values of different lengths, or images of one shape."""
-
-    def __init__(self, name: str, group: h5py.Group) -> None:
-        self._data: h5py.Dataset = group["data"]
-        self._labels: npt.NDArray[np.int64] | None = None
-        self._offsets: list[int] = []
-        self._small: bytes | None = None
-        self._present: npt.NDArray[np.uint8] | None = None
-        if name == LABEL_FIELD:
-            self._labels = _array(self._data, np.int64)
-            return
-        if self._data.dtype != np.uint8 or (name != KEY and not is_field_name(name)):
-            raise ValueError(f"field {name!r} does not hold bytes")
-        if "offsets" in group:
-            self._read_offsets(group)
-        elif name == RAW and self._data.ndim > 1:
-            stride = int(np.prod(self._data.shape[1:]))
-            self._offsets = [row * stride for row in range(self._data.shape[0] + 1)]
-        else:
-            raise ValueError(f"field {name!r} has no offsets")
-
-    def _read_offsets(self, group: h5py.Group) -> None:
-        offsets = _array(group["offsets"], np.int64)
-        if self._data.ndim != 1 or len(offsets) == 0:
-            raise ValueError(f"field {group.name!r} is not a list of values")
-        if offsets[0] != 0 or offsets[-1] != len(self._data) or np.any(np.diff(offsets) < 0):
-            raise ValueError(f"the offsets of field {group.name!r} do not fit its data")
-        self._offsets = offsets.tolist()
-        if "present" in group:
-            self._present = _array(group["present"], np.uint8)
-            if len(self._present) != len(self):
-                raise ValueError(f"field {group.name!r} is present in another number of rows")
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1 if self._labels is None else len(self._labels)
-
-    def has(self, row: int) -> bool:
-        if self._labels is not None:
-            return bool(self._labels[row] != NO_LABEL)
-        return self._present is None or bool(self._present[row])
-
-    def value(self, row: int) -> bytes:
-        if self._labels is not None:
-            return b"%d" % self._labels[row]
-        span = slice(self._offsets[row], self._offsets[row + 1])
-        if self._small is None and self._data.ndim == 1 and self._data.size <= _SMALL_BYTES:
-            self._small = self._data[()].tobytes()
-        if self._small is not None:
-            return self._small[span]
-        values: npt.NDArray[np.uint8] = self._data[row if self._data.ndim > 1 else span]
-        return values.tobytes()
-
-    def ranges(self) -> list[tuple[int, Range]]:
-        """Return row and range of each value, or nothing where HDF5 does not store plain bytes."""
-        base = self._data.id.get_offset()
-        if base is None:  # nothing is allocated for a dataset of no bytes
-            base = 0 if self._data.size == 0 else None
-        if base is None or self._data.external:
-            return []
+    def _read_keys(self, parts: dict[str, StoredArray]) -> list[str]:
+        ranges = self._ranges(KEY, parts)
+        first = parts["data"].offset
+        text = self._pread(Range(first, parts["data"].length))
+        # One that is damaged spoils its own record alone.
         return [
-            (row, Range(base + start, stop - start))
-            for row, (start, stop) in enumerate(
-                zip(self._offsets[:-1], self._offsets[1:], strict=True)
-            )
-            if self.has(row)
+            text[start - first : start - first + length].decode("utf-8", "surrogateescape")
+            for start, length in filter(None, ranges)
         ]
 
+    def _ranges(self, name: str, parts: dict[str, StoredArray]) -> list[Range | None]:
+        """Return where the value of each row lies; None where there is none."""
+        data = parts.get("data")
+        if data is None or data.dtype != _BYTE:
+            self._fail(f"field {name!r} has no values, or not bytes")
+        ends = self._list(parts.get("offsets"), _LABEL)
+        present = self._list(parts.get("present"), _BYTE)
+        if ends is None and name == RAW and len(data.shape) > 1:
+            stride = math.prod(data.shape[1:])
+            rows = data.length // stride if stride else 0
+            if rows != data.shape[0]:
+                self._fail(f"field {name!r} has images of no pixels")
+            return [Range(data.offset + row * stride, stride) for row in range(rows)]
+        if ends is None or len(data.shape) != 1 or not len(ends):
+            self._fail(f"field {name!r} is not a list of values")
+        if ends[0] != 0 or ends[-1] != data.length or np.any(np.diff(ends) < 0):
+            self._fail(f"the offsets of field {name!r} do not fit its values")
+        if present is not None and len(present) != len(ends) - 1:
+            self._fail(f"field {name!r} is present in another number of rows")
+        starts = (data.offset + ends[:-1]).tolist()
+        return [
+            Range(start, length) if present is None or present[row] else None
+            for row, (start, length) in enumerate(zip(starts, np.diff(ends).tolist(), strict=True))
+        ]
 
-def _array(dataset: h5py.Dataset, dtype: type[Any]) -> npt.NDArray[Any]:
-    """Return a whole dataset of one dimension.
+    def _list(self, array: StoredArray | None, dtype: str) -> npt.NDArray[Any] | None:
+        """Return the values of a dataset of one dimension, if it is there."""
+        if array is None:
+            return None
+        if array.dtype != dtype or len(array.shape) != 1:
+            self._fail(f"a list of numbers has the shape {array.shape}")
+        return np.frombuffer(self._pread(Range(array.offset, array.length)), dtype)
 
-    Raises:
-        ValueError: If it has another type or shape.
-    """
-    if dataset.dtype != dtype or dataset.ndim != 1:
-        raise ValueError(f"{dataset.name!r} is not a list of {dtype.__name__}")
-    values: npt.NDArray[Any] = dataset[()]
-    return values
+
+def _is_utf8(text: str) -> bool:
+    """Tell whether text was decoded without leaving bytes as they are."""
+    return not any("\udc80" <= letter <= "\udcff" for letter in text)
 
 
 FORMAT = Format(

@@ -100,10 +100,10 @@ class _Walk:
         if stated != number or count < 1 or lower > len(page):
             raise MalformedLmdbError(f"page {number} is not a page of its tree")
         pointers = struct.unpack_from(f"<{count}H", page, _PAGE_HEADER.size)
-        if flags & _LEAF:
+        if flags == _LEAF:
             for pointer in pointers:
                 yield self._entry(page, number, pointer)
-        elif flags & _BRANCH:
+        elif flags == _BRANCH:
             for pointer in pointers:
                 low, high, top, _ = self._node(page, number, pointer)
                 yield from self._tree(low | high << 16 | top << 32, depth + 1)

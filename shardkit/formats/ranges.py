@@ -86,6 +86,8 @@ class RangeReader(abc.ABC):
             raise CorruptShard(f"{path} cannot be opened: {error.strerror}") from error
         try:
             self._find()
+            if sum(range_.length for row in self._fields for range_ in row.values()) > self._size:
+                self._fail("its values overlap")  # read together, they would fill the memory
         except BaseException:
             self.close()
             raise
@@ -110,9 +112,13 @@ class RangeReader(abc.ABC):
             raise IndexError(f"row {row} is not in {self.path}, which has {len(self._keys)} rows")
         fields = {name: self._pread(range_) for name, range_ in self._fields[row].items()}
         try:
-            return Record(self._keys[row], fields)
+            return Record(self._keys[row], fields | self._numbers(row))
         except ValueError as error:
             self._fail(str(error))
+
+    def _numbers(self, row: int) -> dict[str, bytes]:
+        """Return the fields of a row that the file keeps as numbers."""
+        return {}
 
     def _pread(self, range_: Range) -> bytes:
         if range_.offset < 0 or range_.offset + range_.length > self._size:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.errors import CorruptShard
 from shardkit.files import Appender
 from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
@@ -17,6 +16,21 @@ from shardkit.record import Record, dump_json
 _BLOCK = 512
 _RECORD = 20 * _BLOCK
 """Tar files end with zeros up to a multiple of this, as GNU tar and Python's write them."""
+
+_PIECE = 1 << 20
+"""Bytes of the end of an archive that are looked at together."""
+
+_LONGEST_EXTENSION = 1 << 20
+"""No name takes as many bytes; a header of more would fill the memory."""
+
+_FILES = (b"0", b"\0", b"7")
+_FOLDER = b"5"
+_GNU_NAME, _PAX, _PAX_FOR_ALL = b"L", b"x", b"g"
+_EXTENSIONS = (_GNU_NAME, _PAX, _PAX_FOR_ALL)
+
+_OCTAL = re.compile(rb"[0-7]{1,12}")
+_DECIMAL = re.compile(rb"[0-9]{1,18}")
+_PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)\Z", re.DOTALL)
 """WebDataset's rule: the key is all up to the first dot of the last part of the name."""
@@ -68,58 +82,89 @@ class TarWriter:
 class TarReader(RangeReader):
     """Finds the members by walking the headers: ten times faster than `tarfile`, same result.
 
+    And it takes no size below zero, which leads `tarfile`, in many a version of Python, back and
+    round in a circle.
+
     Raises:
         CorruptShard: If the file is cut, is not a tar, or breaks WebDataset's rules.
     """
 
     def _find(self) -> None:
-        try:
-            members = list(self._walk())
-        except _NotPlainError:
-            members = list(self._walk_with_tarfile())
-        self._group(members)
+        self._group(self._walk())
 
     def _walk(self) -> Iterator[tuple[str, Range]]:
+        """Give name and range of every file; what headers before it say of it counts for it."""
         offset = 0
+        said: dict[str, bytes] = {}
         while (header := self._pread(Range(offset, _BLOCK))) != bytes(_BLOCK):
-            name, size = self._parse(header, offset)
-            yield name, Range(offset + _BLOCK, size)
+            kind, size = self._parse(header, offset)
+            if said.get("size") and kind not in _EXTENSIONS:
+                size = self._number(said["size"], offset)
+            content = Range(offset + _BLOCK, size)
+            if content.offset + size > self._size:
+                self._fail(f"the file ends before byte {content.offset + size}")
+            if kind in _EXTENSIONS:
+                said |= self._extension(kind, content)
+            elif kind in _FILES:
+                name = said.get("path") or _name(header)
+                if kind != b"\0" or not name.endswith(b"/"):  # so folders were marked once
+                    yield name.decode("utf-8", "surrogateescape"), content
+            elif kind != _FOLDER or size:
+                self._fail(f"the member at byte {offset} is neither a file nor a folder")
+            if kind not in _EXTENSIONS:
+                said = {}
             offset += _BLOCK + size + -size % _BLOCK
         self._check_end(offset)
 
-    def _parse(self, header: bytes, offset: int) -> tuple[str, int]:
-        stated, size = (_octal(header[148:156]), _octal(header[124:136]))
+    def _parse(self, header: bytes, offset: int) -> tuple[bytes, int]:
+        """Return the kind of a member and its size, as its header states them."""
+        stated = self._number(header[148:156], offset)
         if stated != sum(header) - sum(header[148:156]) + 8 * 0x20:
             self._fail(f"the member header at byte {offset} does not match its checksum")
-        # Prefixed names, links, PAX and GNU extensions are left to the library that knows them all.
-        name = header[:100].partition(b"\0")[0]
-        if header[156:157] not in (b"0", b"\0") or header[345:346] != b"\0":
-            raise _NotPlainError
-        if not name.isascii() or name.endswith(b"/"):
-            raise _NotPlainError
-        return name.decode(), size
+        return header[156:157], self._number(header[124:136], offset)
 
-    def _walk_with_tarfile(self) -> Iterator[tuple[str, Range]]:
-        end = 0
-        try:
-            with tarfile.open(self.path, "r:") as archive:
-                for member in archive:
-                    if member.isreg() and not member.issparse():
-                        yield member.name, Range(member.offset_data, member.size)
-                    elif not member.isdir():
-                        self._fail(f"the member {member.name!r} is neither a file nor a folder")
-                    end = member.offset_data + (member.size if member.isreg() else 0)
-        except CorruptShard:
-            raise
-        except Exception as error:
-            self._fail(f"it is not a whole tar file: {error!r}")
-        self._check_end(end + -end % _BLOCK)
+    def _number(self, field: bytes, offset: int) -> int:
+        """Return a number of a header: octal digits, or where they do not suffice binary."""
+        if field[:1] == b"\x80":
+            return int.from_bytes(field[1:], "big")
+        digits = field.strip(b" \0")
+        if not _OCTAL.fullmatch(digits):
+            self._fail(f"the member header at byte {offset} has no number in {field!r}")
+        return int(digits, 8)
+
+    def _extension(self, kind: bytes, content: Range) -> dict[str, bytes]:
+        """Return what a PAX or GNU header says of the next member: its ``path`` or ``size``."""
+        if content.length > _LONGEST_EXTENSION:
+            self._fail(f"the header at byte {content.offset} has {content.length} bytes")
+        text = self._pread(content)
+        if kind == _GNU_NAME:
+            return {"path": text.partition(b"\0")[0]}
+        said: dict[str, bytes] = {}
+        while text:
+            match = _PAX_LENGTH.match(text)
+            length = int(match[1]) if match else 0
+            keyword, equals, value = text[match.end() if match else 0 : length - 1].partition(b"=")
+            if not equals or text[length - 1 : length] != b"\n":
+                self._fail(f"the PAX header at byte {content.offset} is damaged")
+            if keyword.startswith(b"GNU.sparse"):
+                self._fail(f"the member after byte {content.offset} has holes")
+            if keyword == b"size" and not _DECIMAL.fullmatch(value):
+                self._fail(f"the PAX header at byte {content.offset} has no size in {value!r}")
+            said[keyword.decode("latin-1")] = value
+            text = text[length:]
+        size = {"size": b"%o" % int(said["size"])} if "size" in said else {}
+        path = {"path": said["path"]} if "path" in said else {}
+        if kind == _PAX_FOR_ALL and (size or path):
+            self._fail(f"the PAX header at byte {content.offset} names all members alike")
+        return size | path
 
     def _check_end(self, offset: int) -> None:
         """Refuse an archive without its end: a cut between two members is noticed nowhere else."""
-        rest = self._pread(Range(offset, self._size - offset))
-        if len(rest) < 2 * _BLOCK or rest.strip(b"\0"):
+        if self._size - offset < 2 * _BLOCK:
             self._fail(f"the archive does not end properly at byte {offset}")
+        for start in range(offset, self._size, _PIECE):
+            if self._pread(Range(start, min(_PIECE, self._size - start))).strip(b"\0"):
+                self._fail(f"the archive does not end properly at byte {offset}")
 
     def _group(self, members: Iterable[tuple[str, Range]]) -> None:
         seen: set[str] = set()
@@ -143,10 +188,6 @@ class TarReader(RangeReader):
             self._fields[-1][name] = range_
 
 
-class _NotPlainError(Exception):
-    """A member that the plain walk leaves to `tarfile`."""
-
-
 FORMAT = Format(
     name="webdataset",
     suffix=".tar",
@@ -157,11 +198,11 @@ FORMAT = Format(
 )
 
 
-def _octal(field: bytes) -> int:
-    digits = field.strip(b" \0")
-    if not re.fullmatch(rb"[0-7]+", digits):
-        raise _NotPlainError
-    return int(digits, 8)
+def _name(header: bytes) -> bytes:
+    """Return a member's name: of a POSIX archive in two parts, if it is long."""
+    name = header[:100].partition(b"\0")[0]
+    prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
+    return prefix + b"/" + name if prefix else name
 
 
 def _header(name: str, size: int) -> bytes:

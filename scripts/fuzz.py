@@ -1,0 +1,120 @@
+"""Hostile bytes for everything that parses bytes it did not write; called by scripts/fuzz.
+
+    scripts/fuzz --seconds 3600              all targets, an hour together
+    scripts/fuzz --seconds 60 --target lmdb  one of them
+
+For each target it prints how many inputs were tried and what came of them. What breaks a promise is
+made smaller, saved in tests/fuzz_corpus, and the exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.fuzzing.targets import TARGETS  # noqa: E402
+from scripts.fuzzing.watch import Summary, fuzz, replay  # noqa: E402
+
+CORPUS = ROOT / "tests" / "fuzz_corpus"
+
+
+def main(arguments: list[str]) -> int:
+    options = _options(arguments)
+    names = options.target or list(TARGETS)
+    engine = options.engine or ("atheris" if find_spec("atheris") else "own")
+    print(f"{len(names)} targets, engine {engine}, seed {options.seed}", flush=True)
+
+    def one(name: str) -> dict[str, Any]:
+        share = options.seconds * options.jobs / len(names)
+        how = engine if TARGETS[name].guided else "own"
+        summary = fuzz(name, seconds=share, count=options.count, seed=options.seed, engine=how)
+        saved = _save(summary, options.corpus) if summary.found else []
+        return _report(summary, saved)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        reports = list(pool.map(one, names))
+    total = sum(report["executions"] for report in reports)
+    findings = sum(len(report["findings"]) for report in reports)
+    print(f"{total} inputs in all, {findings} findings")
+    if options.json:
+        value = {"engine": engine, "seed": options.seed, "seconds": options.seconds}
+        value |= {"executions": total, "findings": findings, "targets": reports}
+        options.json.write_text(json.dumps(value, indent=1) + "\n")
+    return 1 if findings else 0
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/fuzz", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--seconds", type=float, default=60, help="time for all targets together")
+    parser.add_argument("--count", type=int, default=1 << 62, help="inputs for each target at most")
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="again for more")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
+    parser.add_argument("--engine", choices=("atheris", "own"), help="atheris, if it is installed")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help="where findings are saved")
+    return parser.parse_args(arguments)
+
+
+def _save(summary: Summary, corpus: Path) -> list[str]:
+    """Make the inputs of all findings smaller, and save them; return where."""
+    jobs = [
+        {"target": summary.target, "data": found.data.hex(), "signature": found.signature}
+        for found in summary.found
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        smaller = [bytes.fromhex(result["data"]) for result in replay(jobs, Path(folder))]
+    saved = []
+    for data in smaller:
+        path = corpus / summary.target / hashlib.sha256(data).hexdigest()[:16]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        saved.append(str(path.relative_to(corpus)))
+    return saved
+
+
+def _report(summary: Summary, saved: list[str]) -> dict[str, Any]:
+    """Print what came of a target, and return it."""
+    rate = summary.executions / max(summary.seconds, 1e-9)
+    print(
+        f"\n{summary.target}: {summary.executions} inputs in {summary.seconds:.0f} s "
+        f"({rate:.0f}/s), decided at {summary.sites} places, slowest {summary.slowest:.2f} s, "
+        f"{summary.restarts} restarts"
+    )
+    outcomes = dict(summary.outcomes.most_common())
+    print("  " + ", ".join(f"{name} {times}" for name, times in outcomes.items()))
+    findings = []
+    for found, place in zip(summary.found, saved, strict=True):
+        times = summary.times[found.signature]
+        print(f"  FOUND {times} times: {found.kind}: {found.signature}: {place}")
+        print("    " + found.detail.strip().replace("\n", "\n    ")[-1500:], flush=True)
+        findings.append({"kind": found.kind, "signature": found.signature, "times": times})
+        findings[-1] |= {"input": place, "detail": found.detail[-4000:]}
+    return {
+        "target": summary.target,
+        "engine": summary.engine,
+        "executions": summary.executions,
+        "seconds": round(summary.seconds, 1),
+        "per_second": round(rate),
+        "sites": summary.sites,
+        "slowest": summary.slowest,
+        "restarts": summary.restarts,
+        "outcomes": outcomes,
+        "findings": findings,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

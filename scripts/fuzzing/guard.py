@@ -1,0 +1,171 @@
+"""One input tried under guard: what came of it, and which promise it broke, if one.
+
+Only what a process can notice about itself; that it crashes or hangs its parent must notice.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.fuzzing.target import BrokenPromiseError, Target
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ADDRESS_SPACE = 4 << 30
+"""Bytes of address space that a process may take beyond what it has when it begins."""
+
+GROWTH = 160 << 20
+"""Bytes by which memory in use may grow for one input; all are below `MAX_BYTES`, and images that
+state more than a megapixel are not decoded."""
+
+_DEEDS = {
+    "pickle.find_class": "unpickled something",
+    "os.system": "ran a command",
+    "os.exec": "ran a program",
+    "os.posix_spawn": "ran a program",
+    "subprocess.Popen": "ran a program",
+    "socket.connect": "opened a connection",
+    "socket.bind": "opened a connection",
+    "ctypes.dlopen": "loaded a library",
+}
+_CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod")
+
+
+class Finding(NamedTuple):
+    """A broken promise."""
+
+    kind: str
+    """``exception``, ``wrong``, ``memory``, ``deed``, ``crash`` or ``hang``."""
+    signature: str
+    """Equal for findings that are probably the same."""
+    detail: str
+
+
+class Result(NamedTuple):
+    """What came of one input."""
+
+    outcome: str
+    """Name of the exception, or what the target says."""
+    site: str
+    """Where that was decided; a new one makes an input worth keeping."""
+    finding: Finding | None
+    seconds: float
+
+
+class _Watch:
+    """What an audit hook, which can never be taken away again, saw while it was to look."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.seen: list[str] = []
+        self.code = tuple(map(os.path.abspath, (*sys.path, sys.prefix, str(ROOT))))
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event == "open":
+            self._opened(*arguments[:3])
+        elif event in _DEEDS:
+            self.seen.append(f"it {_DEEDS[event]}: {arguments!r:.200}")
+        elif event in _CHANGING and not self._inside(arguments[0]):
+            self.seen.append(f"it changed files elsewhere: {event}{arguments!r:.200}")
+        elif event == "exec" and arguments[0].co_filename.startswith("<"):
+            self.seen.append(f"it executed text: {arguments[0].co_filename}")
+
+    def _opened(self, path: object, mode: object, flags: object) -> None:
+        if isinstance(path, int) or self._inside(path):
+            return
+        text = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if writes or not any(text.startswith(place + os.sep) for place in self.code):
+            self.seen.append(f"it opened {text}")
+
+    def _inside(self, path: object) -> bool:
+        if not isinstance(path, (str, bytes, os.PathLike)) or self.folder is None:
+            return True  # a descriptor, of something opened before
+        return os.path.abspath(os.fsdecode(path)).startswith(self.folder)
+
+    @contextmanager
+    def looking(self, folder: Path) -> Iterator[None]:
+        self.seen = []
+        self.folder = os.path.abspath(folder) + os.sep
+        try:
+            yield
+        finally:
+            self.folder = None
+
+
+_watch: _Watch | None = None
+
+
+def limit_memory() -> None:
+    """Have this process fail rather than fill the machine's memory."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + ADDRESS_SPACE
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def attempt(target: Target, data: bytes) -> Result:
+    """Try one input in this process."""
+    global _watch  # noqa: PLW0603 - an audit hook belongs to the process
+    _watch = _watch or _Watch()
+    finding: Finding | None = None
+    site = ""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begun = time.perf_counter()
+    try:
+        with _watch.looking(target.folder):
+            outcome = target.check(data)
+    except BrokenPromiseError as error:
+        promise = str(error).partition(":")[0]
+        outcome, finding = "wrong", Finding("wrong", f"{target.name} {promise}", str(error))
+    except MemoryError as error:
+        outcome, finding = "MemoryError", _finding("memory", target, error)
+    except target.allowed as error:
+        outcome, site = type(error).__name__, _site(error)
+    except Exception as error:
+        outcome, finding = type(error).__name__, _finding("exception", target, error)
+    seconds = time.perf_counter() - begun
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    if _watch.seen:
+        what = _watch.seen[0]
+        finding = Finding("deed", f"{target.name} {what.split(':')[0][:60]}", what)
+    if finding is None and grown > GROWTH:
+        finding = Finding("memory", f"{target.name} grew at {site}", f"it grew by {grown} bytes")
+    return Result(outcome, f"{outcome} {site}", finding, seconds)
+
+
+def _finding(kind: str, target: Target, error: BaseException) -> Finding:
+    text = "".join(traceback.format_exception(error))[-6000:]
+    return Finding(kind, f"{target.name} {type(error).__name__} in {_place(error)}", text)
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost function of shardkit that an exception passed through."""
+    found = "?"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if f"{os.sep}shardkit{os.sep}" in frame.filename:
+            found = f"{Path(frame.filename).stem}.{frame.name}"
+    return found
+
+
+def _site(error: BaseException | None) -> str:
+    """Return where an exception came from, and those that caused it."""
+    lines: list[str] = []
+    while error is not None and len(lines) < 12:
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        lines += [f"{Path(frame.filename).stem}:{frame.lineno}" for frame in frames]
+        error = error.__cause__
+    return " ".join(lines)

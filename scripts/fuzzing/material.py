@@ -1,0 +1,163 @@
+"""Valid things to be damaged: pictures of all kinds, records, shards and datasets of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shardkit.contracts import Format, ShardSpec
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.recipe import Recipe
+from shardkit.record import Record, dump_json
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.verbs.convert import convert
+
+RAW_SHAPE = (2, 3, 3)
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (12, 9), seed: int = 0) -> Image.Image:
+    """Return a small picture, smooth with a little noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0 : size[1], 0 : size[0]]
+    planes = [(x * (9 + c) + y * (5 + seed) + rng.integers(0, 9, x.shape)) % 256 for c in range(4)]
+    image = Image.fromarray(np.stack(planes, axis=-1).astype(np.uint8), "RGBA")
+    if mode == "I;16":
+        return Image.fromarray((planes[0] * 250).astype(np.uint16))
+    return image if mode == "RGBA" else image.convert("RGB").convert(mode)
+
+
+def encoded(kind: str, mode: str = "RGB", **options: Any) -> bytes:
+    """Return a picture as the bytes of a file; ``kind`` is Pillow's name of the format."""
+    buffer = io.BytesIO()
+    picture(mode).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pictures() -> dict[str, list[bytes]]:
+    """Return pictures of each kind of image field but ``raw``, as many as differ in structure."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    text = {"icc_profile": b"icc " * 40, "exif": exif.tobytes()}
+    return {
+        "jpg": [
+            encoded("JPEG", quality=80),
+            encoded("JPEG", quality=80, progressive=True, exif=exif.tobytes()),
+            encoded("JPEG", "L"),
+            encoded("JPEG", "CMYK"),
+            encoded("JPEG", subsampling=1, restart_marker_blocks=1, comment=b"hello"),
+            encoded("MPO", **_animated()),
+        ],
+        "png": [
+            encoded("PNG"),
+            encoded("PNG", "P", transparency=b"\0\x80\xff"),
+            encoded("PNG", "LA"),
+            encoded("PNG", "I;16"),
+            encoded("PNG", "1"),
+            encoded("PNG", "RGBA", **text),
+            encoded("PNG", **_animated()),
+        ],
+        "webp": [
+            encoded("WEBP", quality=60),
+            encoded("WEBP", "RGBA", lossless=True, **text),
+            encoded("WEBP", **_animated()),
+        ],
+        "bmp": [encoded("BMP", mode) for mode in ("RGB", "L", "1", "P", "RGBA")],
+        "gif": [
+            encoded("GIF", "P"),
+            encoded("GIF", "L", transparency=3),
+            encoded("GIF", **_animated()),
+        ],
+        "tiff": [
+            encoded("TIFF"),
+            encoded("TIFF", "I;16"),
+            encoded("TIFF", "CMYK"),
+            *(
+                encoded("TIFF", "L", compression=name)
+                for name in ("tiff_lzw", "packbits", "tiff_adobe_deflate")
+            ),
+            encoded("TIFF", compression="jpeg", exif=exif),
+            encoded("TIFF", "1", compression="group4"),
+            encoded("TIFF", **_animated()),
+        ],
+        "ppm": [
+            *(encoded("PPM", mode) for mode in ("RGB", "L", "1", "I;16")),
+            b"P3 2 2 255 1 2 3 4 5 6 7 8 9 10 11 12\n",
+            b"P2\n# a comment\n2 1 65535 1 60000\n",
+            b"P1 3 1 101\n",
+        ],
+    }
+
+
+def _animated() -> dict[str, Any]:
+    more = [picture(seed=1), picture(seed=2)]  # new ones: saving leaves settings in an image
+    return {"save_all": True, "append_images": more, "duration": 50}
+
+
+def records(raw: bool = False) -> list[Record]:
+    """Return five records of one shard: labels, metadata, images of two kinds, or raw pixels."""
+    made = []
+    for row, (field, image) in enumerate(_images(raw)):
+        meta = {"path": f"class {row % 2}/{row}.{field}", "width": 12, "height": 9, "n": row}
+        fields = {field: image, "json": dump_json(meta)}
+        if row != 3:
+            fields["cls"] = b"%d" % (row % 2)
+        made.append(Record(f"class%20{row % 2}/{row}", fields))
+    return made
+
+
+def _images(raw: bool) -> list[tuple[str, bytes]]:
+    if raw:
+        return [("raw", bytes(range(row, row + 18))) for row in range(5)]
+    kinds = pictures()
+    large = struct.pack("<5000H", *range(5000))  # in LMDB on a page of its own; no image at all
+    return [
+        ("jpg", kinds["jpg"][0]),
+        ("png", kinds["png"][1]),
+        ("jpg", kinds["jpg"][1] + large),
+        ("webp", kinds["webp"][0]),
+        ("gif", kinds["gif"][0]),
+    ]
+
+
+def write_shard(storage: Format, path: Path, made: list[Record]) -> Path:
+    """Write a shard; return its path."""
+    writer = storage.write(path, ShardSpec(meta={"shard": 0}, raw_shape=RAW_SHAPE))
+    for record in made:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def shards(storage: Format, folder: Path) -> list[bytes]:
+    """Return shards of a format: of pictures, of raw pixels, of nothing, of many small records."""
+    many = [
+        Record(f"{row:03d}/" + "x" * (1 + row % 90), {"txt": b"%d" % row, "gif": b"GIF89a"})
+        for row in range(130)
+    ]
+    found = []
+    for number, made in enumerate((records(), records(raw=True), [], many)):
+        path = write_shard(storage, folder / f"made-{number}{storage.suffix}", made)
+        found.append(path.read_bytes())
+        path.unlink()
+    return found
+
+
+def dataset(to: str, folder: Path, *, raw: bool = False) -> Path:
+    """Convert eleven small pictures to a dataset of three shards; return its directory."""
+    source = folder / f"source-{to}-{raw}"
+    for row in range(11):
+        kind = ("JPEG", "PNG", "WEBP")[row % 3]
+        path = source / f"class {row % 2}" / f"{row:02d}.{kind.lower()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = (8, 8) if row else (40, 90)
+        picture(size=size, seed=row).save(path, kind)
+    recipe = Recipe(encode="raw", resize=(6, 5), resize_mode="stretch", enlarge=True)
+    options = ConvertOptions(to=to, recipe=recipe if raw else Recipe(), shard_samples=4)
+    target = folder / f"dataset-{to}-{raw}"
+    convert(scan_imagefolder(source), target, options)
+    return target

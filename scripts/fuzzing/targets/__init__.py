@@ -1,0 +1,41 @@
+"""The targets: one file for each thing that parses bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.fuzzing.target import Target
+from scripts.fuzzing.targets.dataset import HDF5_DATASET, LMDB_DATASET, TAR_DATASET
+from scripts.fuzzing.targets.fields import FieldsTarget
+from scripts.fuzzing.targets.hdf5 import Hdf5Target
+from scripts.fuzzing.targets.image import ImageTarget
+from scripts.fuzzing.targets.index import IndexTarget
+from scripts.fuzzing.targets.lmdb import LmdbTarget
+from scripts.fuzzing.targets.manifest import ManifestTarget
+from scripts.fuzzing.targets.state import StateTarget
+from scripts.fuzzing.targets.tar import TarTarget
+
+TARGETS: dict[str, type[Target]] = {
+    target.name: target
+    for target in (
+        ManifestTarget,
+        IndexTarget,
+        TarTarget,
+        LmdbTarget,
+        Hdf5Target,
+        ImageTarget,
+        FieldsTarget,
+        StateTarget,
+        LMDB_DATASET,
+        HDF5_DATASET,
+        TAR_DATASET,
+    )
+}
+
+
+def make(name: str, folder: Path) -> Target:
+    """Return the target of this name, to work in ``folder``."""
+    target = TARGETS[name](folder)
+    for seed in target.seeds[:2]:  # what is loaded or made at first use is so now, not under guard
+        target.check(seed)
+    return target

@@ -1,0 +1,145 @@
+"""The image decoder, for every kind of image, and the recipe on top of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from pathlib import Path
+
+from scripts.fuzzing.material import pictures
+from scripts.fuzzing.target import Target, broken
+from shardkit.codecs.image import MAX_PIXELS, ImageInfo, decode, inspect, sniff
+from shardkit.codecs.turbo import VARIABLE, Region, available
+from shardkit.decode import Decoding, decode_part, reduction
+from shardkit.errors import BadImage
+from shardkit.recipe import Recipe
+from shardkit.record import IMAGE_FIELDS, Record
+from shardkit.shardset import StoredImage
+
+_LARGE = 1 << 20
+"""Pixels above which an image is not decoded here, but only inspected: it takes too long."""
+
+_KINDS = IMAGE_FIELDS[:-1]
+_RECIPES = (
+    Recipe(resize=(6, 5), resize_mode="crop", encode="jpeg"),
+    Recipe(resize=(7, 7), resize_mode="stretch", enlarge=True, encode="raw", filter="box"),
+    Recipe(resize=(20, 20), resize_mode="pad", encode="png", orient=True),
+    Recipe(orient=True),
+)
+
+
+class ImageTarget(Target):
+    """An input is a byte for the kind, one for the recipe, and the encoded image."""
+
+    name = "image"
+    allowed = (BadImage,)
+    tokens = (
+        *(
+            b"Exif\0\0MM\0*",
+            b"Exif\0\0II*\0",
+            b"MPF\0",
+            b"\xff\xd8\xff",
+            b"\xff\xd9",
+            b"\xff\xda",
+            b"\xff\xc4",
+        ),
+        *(b"\xff" + bytes((0xC0 + kind,)) for kind in range(16)),
+        *(b"IHDR", b"IDAT", b"IEND", b"PLTE", b"tRNS", b"iCCP", b"zTXt", b"acTL", b"fcTL", b"fdAT"),
+        *(
+            b"VP8 ",
+            b"VP8L",
+            b"VP8X",
+            b"ANIM",
+            b"ANMF",
+            b"ALPH",
+            b"EXIF",
+            b"\x12\x01\x03\0\x01\0\0\0",
+        ),
+        *(
+            b"GIF89a",
+            b"\x21\xf9\x04",
+            b"\x2c",
+            b"\x3b",
+            b"II*\0",
+            b"MM\0*",
+            b"BM",
+            b"P6 ",
+            b"65535",
+        ),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        libraries = Path(__file__).parents[3].glob(".venv/turbojpeg/*.libs/libturbojpeg*")
+        for library in libraries:
+            os.environ.setdefault(VARIABLE, str(library))
+        available()  # it is loaded now, and not under guard
+        for number, kind in enumerate(_KINDS):
+            for place, image in enumerate(pictures()[kind]):
+                self.seeds.append(bytes((number, place)) + image)
+        for seed in self.seeds:  # Pillow imports its plugins when they are first needed
+            try:
+                self.check(seed)
+            except BadImage as error:
+                raise AssertionError(seed) from error
+
+    def check(self, data: bytes) -> str:
+        field, choice, image = _KINDS[(data[0] if data else 0) % len(_KINDS)], data[1:2], data[2:]
+        sniff(image[:32])
+        info = inspect(image, field)
+        self._check_info(info)
+        if info.width * info.height > _LARGE:
+            return "large"
+        failed = self._recipe(image, field, choice[0] if choice else 0)
+        pixels = decode(image, field)
+        if pixels.shape != (info.height, info.width, 3):
+            broken("it decodes to another size than its header states", (field, pixels.shape))
+        if (decode(image, field) != pixels).any():
+            broken("it decodes to other pixels each time", field)
+        reduced = decode(image, field, at_least=(3, 2))
+        if reduction(reduced.shape, pixels.shape) is None:
+            broken("it is reduced to an impossible size", (field, reduced.shape))
+        if field == "jpg" and pixels.shape[0] > 4 and pixels.shape[1] > 4:
+            region = Region(1, 2, pixels.shape[1] - 3, pixels.shape[0] - 3)
+            stored = StoredImage(image, field, 0, info.width, info.height)
+            part = decode_part(stored, region, Decoding())
+            top, left = region.top - part.top, region.left - part.left
+            piece = part.pixels[top : top + region.height, left : left + region.width]
+            whole = pixels[region.top :, region.left :][: region.height, : region.width]
+            # Of a progressive image that lacks its last scans each library smooths what is there.
+            progressive = b"\xff\xc2" in image
+            if piece.shape != whole.shape or not (progressive or (piece == whole).all()):
+                broken("a piece decoded alone is another", region)
+        return f"{field} refused by a recipe" if failed else field
+
+    def _check_info(self, info: ImageInfo) -> None:
+        if min(info.width, info.height, info.frames) < 1 or not 1 <= info.orientation <= 8:
+            broken("its header is read as something impossible", info)
+        if info.width * info.height > MAX_PIXELS:
+            broken("it is over the limit of pixels", info)
+
+    def _recipe(self, image: bytes, field: str, choice: int) -> bool:
+        record = Record("a", {field: image, "json": b"{}"})
+        try:
+            made = _RECIPES[choice % len(_RECIPES)].apply(record)
+        except BadImage:
+            return True
+        if made.image_field is None:
+            broken("the recipe made no image")
+        return False
+
+    def mend(self, data: bytes, rng: random.Random) -> bytes:
+        """Make the checksums of a PNG's chunks fit."""
+        at = data.find(b"\x89PNG\r\n\x1a\n") + 8
+        if at < 8 or rng.random() < 0.2:
+            return data
+        mended = bytearray(data)
+        while at + 12 <= len(mended):
+            length = int.from_bytes(mended[at : at + 4], "big")
+            end = at + 8 + length
+            if end + 4 > len(mended):
+                break
+            mended[end : end + 4] = zlib.crc32(mended[at + 4 : end]).to_bytes(4, "big")
+            at = end + 4
+        return bytes(mended)

@@ -1,0 +1,124 @@
+"""The files of the index, read through the dataset that they belong to."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from scripts.fuzzing.material import dataset
+from scripts.fuzzing.mutate import Hint
+from scripts.fuzzing.target import SECRET, Target, broken
+from shardkit.errors import CorruptDataset
+from shardkit.index import ROW
+from shardkit.shardset import Found, ShardSet
+
+_NAMES = ("rows", "keys", "keys-ends", "paths", "paths-ends")
+_HEADER = 128
+
+
+class IndexTarget(Target):
+    """An input is a byte that says which file, and the file's bytes.
+
+    Each row's own check is made to fit again; its checksum, which covers the image, never is. So
+    what is read is right, or another of the dataset's images where whole rows changed places.
+    """
+
+    name = "index"
+    allowed = (CorruptDataset,)
+    tokens = (
+        *(
+            b"'|O'",
+            b"'descr': '|O'",
+            b"True",
+            b"__import__('os')",
+            b"\x93NUMPY\x02\0",
+            b"\x80\x04.",
+        ),
+        *(
+            (1 << 63).to_bytes(8, "little"),
+            (1 << 64).to_bytes(9, "little")[:8],
+            b"\xff" * 8,
+            b"\xff" * 4,
+        ),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.place = dataset("webdataset", folder)
+        whole = ShardSet(self.place)
+        self._texts = {"keys": list(whole.keys), "paths": list(whole.paths)}
+        self._images = [
+            _sample(whole.find(np.arange(len(whole))), row) for row in range(len(whole))
+        ]
+        self._files = [(self.place / f"index/{name}.npy").read_bytes() for name in _NAMES]
+        self.seeds = [bytes((number,)) + data for number, data in enumerate(self._files)]
+        self.seeds += [self.seeds[0]] * 4  # the rows count for most
+
+    def check(self, data: bytes) -> str:
+        number = data[0] % len(_NAMES) if data else 0
+        path = self.place / f"index/{_NAMES[number]}.npy"
+        try:
+            _replace(path, data[1:])
+            return self._read(ShardSet(self.place))
+        finally:
+            _replace(path, self._files[number])
+
+    def _read(self, shards: ShardSet) -> str:
+        right = 0
+        for row in range(len(shards)):
+            try:
+                if _sample(shards.find(np.array([row])), 0) not in self._images:
+                    broken("an image is read that was never stored", row)
+                right += 1
+            except CorruptDataset:
+                continue
+        try:
+            _sample(shards.find(np.arange(len(shards))), 0)
+        except CorruptDataset:
+            right -= 1
+        shards.announce(np.arange(len(shards)))
+        for name, expected in self._texts.items():
+            texts = list(getattr(shards, name))
+            if len(texts) != len(expected) or [*getattr(shards, name)[0:3]] != texts[:3]:
+                broken("a text is another when it is read in another way", name)
+            if [getattr(shards, name)[row] for row in range(len(texts))] != texts:
+                broken("a text is another when it is read alone", name)
+            if any(SECRET.decode() in text for text in texts):
+                broken("what stands outside came out")
+        _ = shards.labels
+        return "all right" if right == len(shards) else "some right"
+
+    def hints(self, data: bytes) -> Sequence[Hint]:
+        found: list[Hint] = [(9, 2), (11, 8)]
+        found += [(start, 8) for start in range(1 + _HEADER, len(data), 8)]
+        if data[:1] == b"\0":
+            for start in range(1 + _HEADER, len(data), ROW.itemsize):
+                found += [(start, 8), (start + 8, 4), (start + 12, 4), (start + 16, 4)]
+                found += [(start + 20, 4), (start + 24, 4), (start + 28, 1), (start, 32)]
+        return found
+
+    def mend(self, data: bytes, rng: random.Random) -> bytes:
+        if data[:1] != b"\0" or rng.random() < 0.2:
+            return data
+        mended = bytearray(data)
+        for start in range(1 + _HEADER, len(data) - ROW.itemsize + 1, ROW.itemsize):
+            check = zlib.crc32(mended[start : start + 29]) & 0xFFFFFF
+            mended[start + 29 : start + 32] = check.to_bytes(3, "little")
+        return bytes(mended)
+
+
+def _sample(found: Found, number: int) -> tuple[bytes, str, int, int, int]:
+    image = found.read(number, memoryview(bytearray(found.lengths[number])))
+    return bytes(image.data), image.field, image.label, image.width, image.height
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put another file in the place of one: a file in use may be mapped, and must not be cut."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(data)
+    shutil.move(beside, path)

@@ -1,0 +1,46 @@
+"""The walk over LMDB's pages."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from scripts.fuzzing.mutate import Hint
+from scripts.fuzzing.targets.shard import ShardTarget
+from shardkit.formats.lmdb import FORMAT
+
+_PAGE = 4096
+_META = ((0, 8), (10, 2), (16, 4), (20, 4), (24, 8), (32, 8), (40, 4), (44, 2), (46, 2), (80, 8))
+_META_MORE = ((88, 4), (92, 2), (94, 2), (96, 8), (104, 8), (112, 8), (120, 8), (128, 8), (136, 8))
+_HEADER = ((0, 8), (8, 2), (10, 2), (12, 2), (14, 2), (12, 4))
+
+
+class LmdbTarget(ShardTarget):
+    """Pages that point at each other, lengths that overflow, sizes that lie."""
+
+    name = "lmdb"
+    storage = FORMAT
+    tokens = (
+        *(struct.pack("<H", flags) for flags in (1, 2, 4, 8, 0x10, 0x20, 0x40, 3, 6)),
+        *(struct.pack("<Q", page) for page in (0, 1, 2, 3, 4, 5, 6, (1 << 64) - 1, 1 << 52)),
+        struct.pack("<IIQQ", 0xBEEFC0DE, 1, 0, 1 << 30),
+        b"__shardkit__",
+        *(b"%09d." % row for row in (0, 1, 4, 5, 10, 999999999)),
+        *(b"%09d.__key__" % row for row in (0, 4, 5)),
+        *(
+            b"000000000." + name
+            for name in (b"jpg", b"raw.npy", b"raw", b"cls", b"json", b"", b".")
+        ),
+        b"\x93NUMPY\x01\x00",
+    )
+
+    def hints(self, data: bytes) -> Sequence[Hint]:
+        found = [(page + start, size) for page in (0, _PAGE) for start, size in _META + _META_MORE]
+        for page in range(2 * _PAGE, len(data) - 16, _PAGE):
+            found += [(page + start, size) for start, size in _HEADER]
+            lower = int.from_bytes(data[page + 12 : page + 14], "little")
+            for at in range(page + 16, min(page + lower, page + _PAGE, len(data) - 2), 2):
+                found.append((at, 2))
+                node = page + int.from_bytes(data[at : at + 2], "little")
+                found += [(node, 2), (node + 2, 2), (node + 4, 2), (node + 6, 2), (node + 8, 10)]
+        return found

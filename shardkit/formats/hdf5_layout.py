@@ -1,0 +1,212 @@
+"""Where the datasets of an HDF5 file lie: a walk over its structure that trusts nothing.
+
+It knows what HDF5 writes under the bound "earliest" ("HDF5 File Format Specification", version 0 of
+the superblock): groups as B-trees of symbol tables, object headers of version 1, contiguous
+datasets. All else is refused: links, for they lead into other files; values that are packed, or
+stand elsewhere. The library itself hangs or crashes on many a damaged file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SUPERBLOCK = struct.Struct("<8s4B2BBxHHIQQQQ")
+_ENTRY = struct.Struct("<QQII16x")
+_TREE = struct.Struct("<4sBBHQQ")
+_TABLE = struct.Struct("<4sBxH")
+_HEAP = struct.Struct("<4sB3xQQQ")
+_HEADER = struct.Struct("<BxHII4x")
+_MESSAGE = struct.Struct("<HHB3x")
+_PAIR = struct.Struct("<QQ")
+_NOWHERE = 0xFFFF_FFFF_FFFF_FFFF
+
+_SPACE, _LINKS, _TYPE, _ELSEWHERE, _LAYOUT, _PACKING = 0x01, 0x02, 0x03, 0x07, 0x08, 0x0B
+_CONTINUATION, _SYMBOLS = 0x10, 0x11
+"""Types of messages in an object header."""
+_SHARED = 0x02
+"""A message with this flag stands in another object."""
+
+_TYPES = {b"\x10\0\0\0\x01\0\0\0\0\0\x08\0": "|u1", b"\x10\x08\0\0\x08\0\0\0\0\0\x40\0": "<i8"}
+"""How HDF5 describes the two types that shardkit writes."""
+
+_LONGEST = 1 << 16
+"""More bytes than a block of headers, or the heap of the names of a group's members, ever has."""
+_MOST = 16 << 20
+"""More bytes of structure than a file of a thousand fields has; what leads back ends here."""
+
+
+class MalformedHdf5Error(Exception):
+    """The file is not what HDF5 would have written for shardkit."""
+
+
+class StoredArray(NamedTuple):
+    """A dataset: its values stand in one piece in the file."""
+
+    dtype: str
+    """``|u1`` or ``<i8``."""
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+    """In bytes."""
+
+
+def find_arrays(descriptor: int, size: int) -> dict[str, StoredArray]:
+    """Return the datasets of a finished file, and of the groups directly in it.
+
+    Args:
+        descriptor: The file, open for reading; its position is not used.
+        size: The file's size in bytes.
+
+    Returns:
+        Name, or group and name with ``/`` between them, to what is there.
+
+    Raises:
+        MalformedHdf5Error: If the file is cut, laid out in another way, or contradicts itself.
+    """
+    return _Walk(descriptor, size).arrays()
+
+
+class _Walk:
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._left = _MOST
+        self._base = 0
+        while self._bytes(0, len(_SIGNATURE)) != _SIGNATURE:
+            self._base = 2 * self._base or 512  # behind what somebody put in front
+
+    def arrays(self) -> dict[str, StoredArray]:
+        _, *versions, offsets, lengths, _, _, _, base, _, end, driver = _SUPERBLOCK.unpack(
+            self._bytes(0, _SUPERBLOCK.size)
+        )
+        if any(versions) or (offsets, lengths, base, driver) != (8, 8, self._base, _NOWHERE):
+            raise MalformedHdf5Error("it is HDF5 of another kind than shardkit writes")
+        if end > self._size:
+            raise MalformedHdf5Error(f"it is cut: HDF5 uses {end} bytes, the file has {self._size}")
+        _, root, *_ = _ENTRY.unpack(self._bytes(_SUPERBLOCK.size, _ENTRY.size))
+        found: dict[str, StoredArray] = {}
+        for name, header in self._members(root, "/"):
+            messages = self._messages(header)
+            if _SYMBOLS not in messages:
+                found[name] = self._array(messages, name)
+                continue
+            for inner, place in self._members(header, name):
+                found[f"{name}/{inner}"] = self._array(self._messages(place), f"{name}/{inner}")
+        if sum(array.length for array in found.values()) > self._size:
+            raise MalformedHdf5Error("its datasets overlap")
+        return found
+
+    def _members(self, header: int, group: str) -> Iterator[tuple[str, int]]:
+        """Give name and header of each member of a group."""
+        messages = self._messages(header)
+        if _SYMBOLS not in messages or len(messages[_SYMBOLS]) < _PAIR.size:
+            raise MalformedHdf5Error(f"{group!r} is not a group as shardkit writes it")
+        tree, heap = _PAIR.unpack_from(messages[_SYMBOLS])
+        names = self._names(heap)
+        seen: set[str] = set()
+        for start, place, cached, _ in self._entries(tree, 8):
+            raw, end, _ = names[start:].partition(b"\0")
+            name = raw.decode("latin-1")
+            if not end or not name or "/" in name or name in seen:
+                raise MalformedHdf5Error(f"{group!r} has a member of the name {name!r}")
+            if cached == 2 or place == _NOWHERE:
+                raise MalformedHdf5Error(f"{name!r} in {group!r} is a link to something elsewhere")
+            seen.add(name)
+            yield name, place
+
+    def _names(self, address: int) -> bytes:
+        signature, version, size, _, place = _HEAP.unpack(self._bytes(address, _HEAP.size))
+        if signature != b"HEAP" or version != 0:
+            raise MalformedHdf5Error(f"there are no names at byte {address}")
+        return self._bytes(place, size)
+
+    def _entries(self, address: int, depth: int) -> Iterator[tuple[int, int, int, int]]:
+        """Give the members below a node of a group's tree."""
+        if self._bytes(address, 4) == b"SNOD":
+            _, version, count = _TABLE.unpack(self._bytes(address, _TABLE.size))
+            if version != 1:
+                raise MalformedHdf5Error(f"the table at byte {address} has version {version}")
+            yield from _ENTRY.iter_unpack(self._bytes(address + _TABLE.size, count * _ENTRY.size))
+            return
+        head = self._bytes(address, _TREE.size)
+        signature, kind, level, count, _, _ = _TREE.unpack(head)
+        if signature != b"TREE" or kind != 0 or depth == 0:
+            raise MalformedHdf5Error(f"there is no tree of members at byte {address}")
+        pairs = self._bytes(address + _TREE.size, count * _PAIR.size)
+        for _, child in _PAIR.iter_unpack(pairs):
+            yield from self._entries(child, min(depth - 1, level))
+
+    def _messages(self, address: int) -> dict[int, bytes]:
+        """Return the messages of an object's header, by type."""
+        version, count, _, size = _HEADER.unpack(self._bytes(address, _HEADER.size))
+        if version != 1:
+            raise MalformedHdf5Error(f"the header at byte {address} has version {version}")
+        blocks = [(address + _HEADER.size, size)]
+        found: dict[int, bytes] = {}
+        for start, length in blocks:
+            block, at = self._bytes(start, length), 0
+            while at + _MESSAGE.size <= length and count:
+                kind, size, flags = _MESSAGE.unpack_from(block, at)
+                at += _MESSAGE.size
+                body = block[at : at + size]
+                if len(body) != size:
+                    raise MalformedHdf5Error(f"the header at byte {address} is damaged")
+                at += size
+                count -= 1
+                if kind == _CONTINUATION and size >= _PAIR.size:
+                    blocks.append(_PAIR.unpack_from(body))
+                elif kind in (_LINKS, _ELSEWHERE, _PACKING) or (kind in found and kind in _ONCE):
+                    raise MalformedHdf5Error(
+                        f"the object at byte {address} is not laid out as shardkit does it"
+                    )
+                elif kind in _ONCE and flags & _SHARED:
+                    raise MalformedHdf5Error(f"the object at byte {address} shares a header")
+                found[kind] = body
+        return found
+
+    def _array(self, messages: dict[int, bytes], name: str) -> StoredArray:
+        dtype = _TYPES.get(messages.get(_TYPE, b"").rstrip(b"\0").ljust(12, b"\0"))
+        shape = _shape(messages.get(_SPACE, b""))
+        layout = messages.get(_LAYOUT, b"")
+        if dtype is None or shape is None or layout[:2] != b"\x03\x01" or len(layout) < 18:
+            raise MalformedHdf5Error(f"{name!r} is not a dataset as shardkit writes it")
+        offset, stated = _PAIR.unpack_from(layout, 2)
+        length = int(dtype[-1])
+        for side in shape:
+            length *= side
+        if not length:
+            return StoredArray(dtype, shape, 0, 0)
+        offset += self._base
+        if stated != length or offset + length > self._size:
+            raise MalformedHdf5Error(f"{name!r} has not the {length} bytes that it states")
+        return StoredArray(dtype, shape, offset, length)
+
+    def _bytes(self, address: int, length: int) -> bytes:
+        """Return a block of the structure."""
+        self._left -= 64 + length  # reading takes its time, however little it is
+        offset = self._base + address
+        if length > _LONGEST or self._left < 0:
+            raise MalformedHdf5Error(f"the structure at byte {offset} has no end")
+        if offset + length > self._size:
+            raise MalformedHdf5Error(f"it is cut: byte {offset + length} lies beyond its end")
+        data = os.pread(self._descriptor, length, offset)
+        if len(data) != length:
+            raise MalformedHdf5Error(f"byte {offset + len(data)} cannot be read")
+        return data
+
+
+_ONCE = (_SPACE, _TYPE, _LAYOUT, _SYMBOLS)
+"""Messages that say what an object is."""
+
+
+def _shape(message: bytes) -> tuple[int, ...] | None:
+    """Return the sides of a dataset, or None where that is not what a message says."""
+    version, rank = message[:1], int.from_bytes(message[1:2], "little")
+    start = {b"\x01": 8, b"\x02": 4}.get(version, len(message))
+    if not 1 <= rank <= 4 or start + 8 * rank > len(message):
+        return None
+    return struct.unpack_from(f"<{rank}Q", message, start)
