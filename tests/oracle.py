@@ -123,7 +123,7 @@ class Oracle:
         """The undisturbed run."""
         assert self.first.code == 0, self.first.story()
         self.kinds = kinds_of(self.bench.trace)
-        """Number of each call of the undisturbed run to what it did: write, sync, enter, leave."""
+        """Number of each call of the undisturbed run to what it did, as faults.c calls it."""
         self.expected = tree(self.target)
 
     @property
@@ -240,6 +240,8 @@ class Point:
 
     fault: Fault
     outcome: Outcome
+    cut: Cut | None = None
+    """What the disk lost, if the power was cut."""
     kept: int = 0
     """Shards that the next run kept."""
     wrong: list[str] = field(default_factory=list)
@@ -323,7 +325,7 @@ def cut_power(oracle: Oracle, at: int, cut: Cut) -> Point:
     root = oracle.bench.root
     disk = Disk.of(root)
     fault = Fault(action=SIGNAL_BEFORE if at else NOTHING, at=at, traced=True)
-    point = Point(fault=fault, outcome=oracle.run(fault))
+    point = Point(fault=fault, outcome=oracle.run(fault), cut=cut)
     disk.replay(oracle.bench.trace, cut.deaf)
     lost = root.with_name("lost")
     root.rename(lost)

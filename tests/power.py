@@ -109,7 +109,7 @@ class Disk:
                     inode = self._create(int(rest[-1]), folder=size == 1)
                     self._homes[inode] = folder, number
                 self.changes[folder].append(Change(rest[1], inode, number))
-            elif kind == "write":
+            elif kind in ("write", "size"):
                 self.unsafe.add(inode)
             elif inode in self.names and deaf != "folders":
                 self._sync_folder(inode, len(self.changes[inode]))

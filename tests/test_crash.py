@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from faulty import FOREVER, SHORTEN, SIGNAL_AFTER, SIGNAL_BEFORE, Bench, Fault, compiler
-from helpers import FORMATS
+from faulty import SIGNAL_AFTER, SIGNAL_BEFORE, Bench, Fault, compiler
+from helpers import DEADLINE, FORMATS
 from oracle import NAMES, Oracle, Oracles, different, kill_points
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
@@ -93,17 +96,6 @@ def test_a_conversion_past_whose_end_the_fault_lies_is_not_touched(oracle: Oracl
     assert not different(oracle.expected, oracle.found())
 
 
-@pytest.mark.parametrize("to", ["hdf5", "webdataset"])
-def test_writes_that_take_half_lose_nothing(oracles: Oracles, to: str) -> None:
-    """A signal can cut a write short. LMDB takes that for an error of the disk, and says so."""
-    oracle = oracles.of(ALONE, to)
-    oracle.reset()
-    outcome = oracle.run(Fault(action=SHORTEN, at=1, times=FOREVER))
-    assert outcome.code == 0, outcome.story()
-    assert outcome.acted > 40
-    assert not different(oracle.expected, oracle.found())
-
-
 # --- the oracle is able to fail ---
 
 
@@ -132,3 +124,20 @@ def test_the_oracle_sees_every_difference() -> None:
     assert (
         different(expected, {"a": "1", "b": "0", "d": "4"}) == "lacking: c; too much: d; other: b"
     )
+
+
+def test_the_script_does_the_same_for_thousands_of_points() -> None:
+    script = Path(__file__).parents[1] / "scripts" / "crash.py"
+    given = ["--points", "8", "--format", "webdataset", "--fault", "kill", "--case", "replaced"]
+    done = subprocess.run(
+        [sys.executable, str(script), *given],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    *_, row = done.stdout.splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:6] == ["webdataset", "kill", "8", "8", "8", "8"]
+    assert cells[7] == "0"

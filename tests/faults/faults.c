@@ -339,7 +339,7 @@ int ftruncate(int file, off_t size) {
     int grows = !fstat(file, &status) && size > status.st_size;
     if (arrive(&call, 0, grows)) return -1;
     int failed = real_ftruncate(file, size);
-    if (!failed) note_file("write", &call, file);
+    if (!failed) note_file("size", &call, file);
     leave(&call);
     return failed;
 }
@@ -351,7 +351,7 @@ int posix_fallocate(int file, off_t offset, off_t size) {
     if (watched()) path_of(file, call.path);
     if (arrive(&call, 0, 1)) return errno; /* this one returns its error */
     int error = real_posix_fallocate(file, offset, size);
-    if (!error) note_file("write", &call, file);
+    if (!error) note_file("size", &call, file);
     leave(&call);
     return error;
 }
@@ -365,7 +365,7 @@ int fallocate(int file, int mode, off_t offset, off_t size) {
     if (watched()) path_of(file, call.path);
     if (arrive(&call, 0, 1)) return -1;
     int failed = real_fallocate(file, mode, offset, size);
-    if (!failed) note_file("write", &call, file);
+    if (!failed) note_file("size", &call, file);
     leave(&call);
     return failed;
 }
