@@ -124,6 +124,8 @@ class Oracle:
         assert self.first.code == 0, self.first.story()
         self.kinds = kinds_of(self.bench.trace)
         """Number of each call of the undisturbed run to what it did, as faults.c calls it."""
+        self.commits = commits_of(self.bench.trace)
+        """Numbers of the calls after which a manifest had its name: there it is dangerous."""
         self.expected = tree(self.target)
 
     @property
@@ -298,11 +300,24 @@ def kinds_of(trace: Path) -> dict[int, str]:
     return {int(number): kind for number, kind, *_ in lines}
 
 
+def commits_of(trace: Path) -> list[int]:
+    """Return the calls of a traced run that gave a manifest its name, also those in between."""
+    lines = (line.split("\t") for line in trace.read_text("utf-8").splitlines())
+    return [
+        int(call) for call, kind, _, *rest in lines if kind == "enter" and MANIFEST_NAME in rest
+    ]
+
+
 def kill_points(oracle: Oracle, count: int, seed: int) -> Iterator[Fault]:
-    """Give the first and last calls, and ``count`` others, each with a way to be killed there."""
+    """Give the first and last calls, and ``count`` others, each with a way to be killed there.
+
+    Among the others are those around the last time that a manifest got its name: the commit.
+    """
     chosen = random.Random(f"{seed} {oracle.case}")
     total = oracle.first.calls
     middle = chosen.sample(range(2, total), min(count, total - 2))
+    if count > 4:
+        middle[:4] = range(oracle.commits[-1] - 1, oracle.commits[-1] + 3)
     for at in sorted({1, *middle, total}):
         torn = oracle.kinds.get(at) == "write" and chosen.random() < 0.6
         action = TEAR if torn else chosen.choice((SIGNAL_BEFORE, SIGNAL_AFTER))
@@ -344,7 +359,10 @@ def power_cuts(oracle: Oracle, count: int, seed: int) -> Iterator[tuple[int, Cut
     ways = [(data, names) for data in LOST_BYTES for names in LOST_NAMES]
     for number, (data, names) in enumerate(ways):
         yield 0, Cut(data=data, names=names, seed=number)
+    near = [commit + after for commit in oracle.commits[-2:] for after in (1, 2)]
     for number in range(count):
         data, names = ways[number % len(ways)]
         at = chosen.randint(1, oracle.first.calls)
+        if number % 2:
+            at, names = min(chosen.choice(near), oracle.first.calls), "some"
         yield at, Cut(data=data, names=names, seed=chosen.randrange(1 << 30))

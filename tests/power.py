@@ -162,7 +162,8 @@ class Disk:
         if cut.names != "none":
             some = cut.names == "some"
             for folder, count in counts.items():
-                counts[folder] = chosen.randint(0, count) if some else 0
+                part = chosen.choice((0, count, chosen.randint(0, count)))
+                counts[folder] = part if some else 0
         again = True
         while again:  # what would be lost on its way to another folder did not leave yet
             again = False
