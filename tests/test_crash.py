@@ -71,7 +71,7 @@ def test_the_later_it_is_killed_the_more_shards_are_kept(oracle: Oracle) -> None
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_other_conversions_can_be_killed_as_well(oracles: Oracles, to: str, name: str) -> None:
-    killed(oracles.of(name, to), 5)
+    killed(oracles.of(name, to), 4)
 
 
 def test_a_conversion_that_is_killed_again_and_again_ends_the_same(oracle: Oracle) -> None:
@@ -113,7 +113,7 @@ def test_the_oracle_finds_a_converter_with_a_mistake(
 ) -> None:
     oracle = oracles.of(name, "webdataset")
     found: list[str] = []
-    for fault in kill_points(oracle, 30, SEED):
+    for fault in kill_points(oracle, 14, SEED):
         found += oracle.disturb(fault, mistake).wrong
     assert any(message in wrong for wrong in found), found
 

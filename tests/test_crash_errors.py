@@ -37,7 +37,7 @@ def test_an_error_of_the_disk_is_told_and_the_same_command_goes_on(
     oracles: Oracles, to: str, code: int, times: int
 ) -> None:
     oracle = oracles.of(NAMES[0], to)
-    for fault in error_points(oracle, [code], 8, SEED, times):
+    for fault in error_points(oracle, [code], 4, SEED, times):
         point = oracle.fail(fault)
         assert not point.wrong, (fault, oracle.kinds.get(fault.at), point.wrong)
 
@@ -50,7 +50,7 @@ def test_an_error_of_the_disk_leaves_the_older_dataset_or_none(
 ) -> None:
     oracle = oracles.of(name, to)
     for times in (1, FOREVER):
-        for fault in error_points(oracle, ERRORS, 3, SEED, times):
+        for fault in error_points(oracle, ERRORS, 2, SEED, times):
             point = oracle.fail(fault)
             assert not point.wrong, (fault, oracle.kinds.get(fault.at), point.wrong)
 
@@ -62,7 +62,7 @@ def test_every_write_of_a_shard_may_fail(oracles: Oracles, to: str, code: int) -
     """Among them are those of HDF5 itself, which is known to crash, and of LMDB."""
     oracle = oracles.of(NAMES[0], to)
     writes = [at for at, kind in oracle.kinds.items() if kind == "write"]
-    for at in writes[2:30:2]:
+    for at in writes[2:30:4]:
         point = oracle.fail(Fault(action=FAIL, at=at, code=code))
         assert not point.wrong, (at, point.wrong)
 

@@ -22,9 +22,13 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracles]:
     bench.close()
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_power_cut_takes_is_made_again(oracles: Oracles, to: str, name: str) -> None:
+# The simplest case in each format, each other case in one of them.
+PAIRS = [(NAMES[0], to) for to in FORMATS]
+PAIRS += [(name, FORMATS[number % 3]) for number, name in enumerate(NAMES[1:])]
+
+
+@pytest.mark.parametrize(("name", "to"), PAIRS)
+def test_what_a_power_cut_takes_is_made_again(oracles: Oracles, name: str, to: str) -> None:
     oracle = oracles.of(name, to)
     for at, cut in power_cuts(oracle, 4, SEED):
         point = cut_power(oracle, at, cut)
