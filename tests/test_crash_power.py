@@ -30,7 +30,7 @@ PAIRS += [(name, FORMATS[number % 3]) for number, name in enumerate(NAMES[1:])]
 @pytest.mark.parametrize(("name", "to"), PAIRS)
 def test_what_a_power_cut_takes_is_made_again(oracles: Oracles, name: str, to: str) -> None:
     oracle = oracles.of(name, to)
-    for at, cut in power_cuts(oracle, 4, SEED):
+    for at, cut in power_cuts(oracle, 10, SEED):
         point = cut_power(oracle, at, cut)
         assert not point.wrong, (at, oracle.first.calls, cut, point.wrong)
 
