@@ -14,7 +14,7 @@ from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.examine import Finding
 from shardkit.files import sha256_of
 from shardkit.index import INDEX_DIRECTORY, Index
-from shardkit.manifest import MANIFEST_NAME, Manifest
+from shardkit.manifest import MANIFEST_NAME, FileEntry, Manifest
 from shardkit.recipe import Recipe
 from shardkit.record import NO_LABEL, make_keys
 from shardkit.registry import get_format
@@ -210,13 +210,22 @@ def _in_class_order(ignored: Sequence[Problem], classes: Sequence[str]) -> list[
 def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
     """Return a string of each row, if its files in the index have the digests of the manifest."""
     files = [e for e in manifest.files if e.name.startswith(f"{INDEX_DIRECTORY}/{name}")]
+    if not files or not all(is_sound(place, file) for file in files):
+        return None
     index = Index(place, manifest.rows)
     try:
-        if files and all(sha256_of(place / file.name) == file.sha256 for file in files):
-            return list(index.paths() if name == "paths" else index.keys())
-    except (OSError, CorruptDataset, ValueError):
-        pass
-    return None
+        return list(index.paths() if name == "paths" else index.keys())
+    except (CorruptDataset, ValueError):
+        return None
+
+
+def is_sound(place: Path, entry: FileEntry) -> bool:
+    """Tell whether a file of the dataset in ``place`` has the content that the manifest says."""
+    path = place / entry.name
+    try:
+        return path.is_file() and sha256_of(path) == entry.sha256  # a FIFO would be waited for
+    except OSError:
+        return False
 
 
 def match_rows(origin: Origin, prefix: str) -> tuple[list[Entry | None], list[Finding]]:

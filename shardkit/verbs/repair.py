@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardkit.conversion.build import ShardTask, build_shard, load_part
 from shardkit.conversion.lock import locked
-from shardkit.conversion.origin import Origin, find_origins, match_rows, scan_source
+from shardkit.conversion.origin import Origin, find_origins, is_sound, match_rows, scan_source
 from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.space import as_failure
 from shardkit.conversion.workplace import WORK_NAME
@@ -138,21 +138,18 @@ class _Place:
 
 @dataclass(frozen=True)
 class _HashTask:
-    path: Path
+    place: Path
     split: str
     entry: FileEntry
 
 
-def _is_sound(task: _HashTask) -> bool:
+def _look(task: _HashTask) -> bool:
     """Tell whether a file has the content that the manifest says."""
     meter = Meter()
     rows = task.entry.rows if isinstance(task.entry, ShardEntry) else 0
     meter.add(images=rows, size=task.entry.bytes)
     meter.flush()
-    try:
-        return task.path.is_file() and sha256_of(task.path) == task.entry.sha256
-    except OSError:
-        return False
+    return is_sound(task.place, task.entry)
 
 
 def _find_damage(
@@ -164,12 +161,12 @@ def _find_damage(
 ) -> dict[str, list[FileEntry]]:
     """Return split to its files that are not as the manifest says."""
     tasks = [
-        _HashTask(directory / split / entry.name, split, entry)
+        _HashTask(directory / split, split, entry)
         for split, manifest in manifests.items()
         for entry in manifest.entries
     ]
     damaged: dict[str, list[FileEntry]] = {}
-    for task, sound in run_tasks(_is_sound, tasks, workers=workers, on_progress=on_progress):
+    for task, sound in run_tasks(_look, tasks, workers=workers, on_progress=on_progress):
         result.sound += sound
         if not sound:
             damaged.setdefault(task.split, []).append(task.entry)
@@ -192,7 +189,7 @@ def _rebuild(
     if index:
         _rebuild_index(place, index)
     for entry in entries:
-        if entry not in shards and entry not in index:
+        if not isinstance(entry, ShardEntry) and entry not in index:
             _rebuild_report(place, origin, entry, scratch)
 
 
@@ -204,13 +201,14 @@ def _rebuild_shards(
     how: tuple[int, Report | None],
 ) -> None:
     rows, unknown = match_rows(origin, "")
+    of_name = {shard.name: shard for shard in shards}
     tasks = []
     start = 0
     starts = {}
     for number, shard in enumerate(place.manifest.shards):
         span = slice(start, start + shard.rows)
         starts[shard.name], start = start, span.stop
-        if shard not in shards:
+        if shard.name not in of_name:
             continue
         images = [entry for entry in rows[span] if entry is not None]
         if len(images) == shard.rows:
@@ -225,7 +223,6 @@ def _rebuild_shards(
             place.fail(shard, f"the source lacks {len(lost)} of its files ({_some(lost)})")
         else:
             place.fail(shard, unknown[0].reason)
-    of_name = {entry.name: entry for entry in shards}
     workers, on_progress = how
     for task, built in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
         entry = of_name[task.path.name]
@@ -280,8 +277,8 @@ def _changed_images(place: _Place, task: ShardTask, start: int) -> list[str]:
     """Return the files that give other records than the index says; none if it is damaged."""
     count = len(task.source)
     try:
-        (stated,) = (file.sha256 for file in place.manifest.files if file.name == ROWS_NAME)
-        if sha256_of(place.folder / ROWS_NAME) != stated:
+        (stated,) = (file for file in place.manifest.files if file.name == ROWS_NAME)
+        if not is_sound(place.folder, stated):
             return []
         old = Index(place.folder, place.manifest.rows).rows()[start : start + count]
         new = load_part(task, count)

@@ -1,0 +1,72 @@
+"""Runs the command line in forked children of one process, which has loaded all that it needs.
+
+A line of JSON comes in for each run: ``arguments`` of shardkit, ``folder`` for what it prints, and
+a ``mistake`` (a function of mistakes.py) or null. What goes out is the status that waiting for the
+child gave. The child leads a session of its own, whose calls faults.c then counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from faulty import Control
+from mistakes import MISTAKES
+from PIL import Image
+from tqdm import tqdm
+
+import shardkit.cli.convert
+import shardkit.cli.verify  # noqa: F401 - loaded before the first child is made
+from shardkit.cli.main import main
+from shardkit.registry import format_names, get_format
+
+
+def serve() -> None:
+    """Do what is asked for on standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not inherited from a background job
+    tqdm.monitor_interval = 0  # it would start a thread
+    Image.init()
+    for name in format_names():
+        get_format(name)
+    control = Control.of(Path(os.environ["FAULTS_CONTROL"]))
+    gc.freeze()
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            run(control, Path(order["folder"]), order["arguments"], order["mistake"])
+        status = os.waitpid(child, 0)[1]
+        sys.stdout.write(json.dumps([child, os.waitstatus_to_exitcode(status)]) + "\n")
+        sys.stdout.flush()
+
+
+def run(control: Control, folder: Path, arguments: list[str], mistake: str | None) -> None:
+    """Be the command line; never return."""
+    os.setsid()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        path = folder / name if number else Path(os.devnull)
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644), number)
+    code: object = 1
+    try:
+        if mistake:
+            MISTAKES[mistake]()
+        sys.argv = ["shardkit", *arguments]
+        control.session = os.getpid()
+        main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    serve()
