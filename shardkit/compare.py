@@ -23,7 +23,7 @@ ALIKE_PSNR = 40.0
 
 Other versions of a codec or a scaler round some values otherwise, by one or two: that leaves more.
 A shift by one pixel leaves less, 23 to 33 dB on photographs and drawings. What is as near to each
-other as qualities 85 and 90, or two filters, is not told apart (41 to 52 dB): only equal versions
+other as qualities 85 and 90, or two filters, is not told apart (39 to 52 dB): only equal versions
 prove those.
 """
 

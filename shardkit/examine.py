@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from shardkit.decode import decode_stored
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
 from shardkit.files import sha256_of
 from shardkit.handles import ShardFile
-from shardkit.index import HEAD, ROWS_NAME, Index, IndexPart, checksum
+from shardkit.index import HEAD, INDEX_DIRECTORY, ROWS_NAME, Index, IndexPart, checksum
 from shardkit.indexing import IndexedRecord, ShardRecords, open_records
-from shardkit.manifest import ShardEntry
+from shardkit.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.pool import Meter
 from shardkit.registry import get_format
 from shardkit.shardset import StoredImage
@@ -52,6 +53,8 @@ class ExamineTask:
     """Rows of the whole dataset."""
     decode: bool
     raw_shape: tuple[int, int, int] | None
+    meta: dict[str, Any]
+    """What the shard must say of itself."""
     against: Against | None = None
     """What the records are to be compared with beside the index."""
 
@@ -76,8 +79,12 @@ class Examined(NamedTuple):
 def examine_shard(task: ExamineTask) -> Examined:
     """Return all damage of one shard."""
     path = task.directory / task.entry.name
-    sha256 = sha256_of(path)
-    findings = []
+    findings: list[Finding] = []
+    try:
+        sha256 = sha256_of(path)
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror}"
+        return Examined([_shard_finding(task, reason)], 0, task.entry.sha256, None)
     index = _stored_index(task)
     comparison = Comparison(task.against) if task.against else None
     compared = comparison.result if comparison else None
@@ -86,8 +93,9 @@ def examine_shard(task: ExamineTask) -> Examined:
             if len(records) != task.entry.rows:
                 reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
                 findings.append(_shard_finding(task, reason))
-            differs_in = ROWS_NAME if sha256 == task.entry.sha256 else task.entry.name
-            findings += _Records(task, index, differs_in, comparison).check(records)
+            sound = sha256 == task.entry.sha256
+            findings += _check_meta(task, records.meta, sound=sound)
+            findings += _Records(task, index, sound, comparison).check(records)
             return Examined(findings, len(records), sha256, compared)
     except CorruptShard as error:
         findings.append(_shard_finding(task, str(error)))
@@ -104,14 +112,24 @@ def _stored_index(task: ExamineTask) -> IndexPart | None:
         return None
 
 
+def _check_meta(task: ExamineTask, meta: Mapping[str, Any], *, sound: bool) -> list[Finding]:
+    """Hold what the shard says of itself against the manifest, whose digest anybody can make."""
+    wrong = [name for name, value in task.meta.items() if meta.get(name) != value]
+    if not wrong:
+        return []
+    reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
+    file = MANIFEST_NAME if sound else task.entry.name
+    return [Finding(file=task.prefix + file, reason=reason)]
+
+
 @dataclass(frozen=True)
 class _Records:
     """The check of each record of a shard."""
 
     task: ExamineTask
     index: IndexPart | None
-    differs_in: str
-    """The file that is damaged where index and shard differ."""
+    sound: bool
+    """Whether the shard is as it was written, so that what differs from it is damaged."""
     comparison: Comparison | None
 
     def check(self, records: ShardRecords) -> list[Finding]:
@@ -135,31 +153,34 @@ class _Records:
 
     def _look(self, found: IndexedRecord, row: int) -> tuple[str, str]:
         """Return which file is wrong in a record, and how: "" if nothing is."""
-        reason = _difference(found, row, self.index)
+        reason, differs_in = _difference(found, row, self.index)
         if reason:
-            return self.differs_in, reason
+            return differs_in if self.sound else self.task.entry.name, reason
         reason = _undecodable(found, self.task)
         if not reason and self.comparison and row < self.task.entry.rows:
             reason = self.comparison.difference(found.record, row)
         return self.task.entry.name, reason
 
 
-def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> str:
-    """Return how a record differs from what the index says of it, or ""."""
+def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
+    """Return how a record differs from what the index says of it, and which file says so."""
     if index is None:
-        return ""
+        return "", ""
     if row >= len(index.keys):
-        return "the index does not know it"
-    if found.record.key != index.keys[row] or found.path != index.paths[row]:
-        return f"it is {found.record.key!r} from {found.path!r}"
+        return "the index does not know it", ROWS_NAME
+    if found.path != index.paths[row]:
+        return f"it is {found.record.key!r} from {found.path!r}", f"{INDEX_DIRECTORY}/paths.npy"
+    if found.record.key != index.keys[row]:
+        return f"it is {found.record.key!r} from {found.path!r}", f"{INDEX_DIRECTORY}/keys.npy"
     wrong = [
         name
         for name in ("checksum", "label", "length", "width", "height", "field", "offset")
         if found.row[name][0] != index.rows[name][row]
     ]
     if "checksum" in wrong:
-        return "its image, label or size is not the one that was stored: the checksum differs"
-    return f"the index has another {', another '.join(wrong)} for it" if wrong else ""
+        reason = "its image, label or size is not the one that was stored: the checksum differs"
+        return reason, ROWS_NAME
+    return f"the index has another {', another '.join(wrong)} for it" if wrong else "", ROWS_NAME
 
 
 def _undecodable(found: IndexedRecord, task: ExamineTask) -> str:

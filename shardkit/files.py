@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import errno
 import hashlib
+import io
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -54,12 +56,31 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_regular(path: Path) -> io.FileIO:
+    """Open a file for reading, unbuffered; what is no file is refused, and not waited for.
+
+    A pipe in the place of a file would otherwise hang, and a device without end take all memory.
+
+    Raises:
+        OSError: If it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
+        os.set_blocking(descriptor, True)
+        return io.FileIO(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of the file's content, in hexadecimal."""
     digest = hashlib.sha256()
     buffer = bytearray(_BLOCK)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
     return digest.hexdigest()

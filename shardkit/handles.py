@@ -221,16 +221,18 @@ def shard_file(path: Path, size: int, identity: str) -> ShardFile:
 
 
 class IndexRows:
-    """The rows of an index, read as images are."""
+    """The rows of an index, held in memory or read as images are."""
 
-    def __init__(self, path: Path, count: int, identity: str) -> None:
+    def __init__(self, path: Path, count: int, identity: str, held: Rows | None) -> None:
         """Find the rows.
 
         Args:
             path: The file of the rows, known to be whole.
             count: How many there are.
             identity: The digest of the dataset's manifest.
+            held: The rows, if they are few.
         """
+        self._held = held
         self._path = path
         self._count = count
         self._identity = identity
@@ -258,7 +260,7 @@ class IndexRows:
             return np.frombuffer(file.pieces(ROW.itemsize, offsets), ROW)
         length = (last - first + 1) * ROW.itemsize
         near = file.pieces(length, [self._start + first * ROW.itemsize])
-        found: Rows = np.frombuffer(near, ROW)[rows - first]
+        found = np.frombuffer(near, ROW)[rows - first]
         return found
 
     def labels(self) -> npt.NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,11 @@ class ShardRecords:
 
     def __len__(self) -> int:
         return len(self._reader)
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the shard says of itself."""
+        return self._reader.meta
 
     def read(self, rows: Sequence[int]) -> list[IndexedRecord]:
         """Return the records of ``rows``.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.files import write_atomically
+from shardkit.files import open_regular, write_atomically
 from shardkit.record import dump_json, load_json
 
 MANIFEST_NAME = "shardkit.json"
@@ -188,7 +188,8 @@ def dataset_directories(directory: Path) -> dict[str, Path]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path.parent} is not a shardkit dataset: {_lack(path)}") from None
     except (OSError, ValueError) as error:  # a path with a null character is a ValueError
@@ -253,7 +254,7 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
             raise ValueError("there are not as many class_counts as classes")
     for name in names:
         parts = os.fsdecode(os.fsencode(name)).split("/")  # a name no file can have is refused
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts):
             raise ValueError(f"the name {name!r} is not a plain relative path")
     if len(set(names)) != len(names):
         raise ValueError("a file is named twice")

@@ -7,6 +7,7 @@ compared as a whole, not parsed: a damaged one is refused, whatever it would eva
 from __future__ import annotations
 
 import math
+import os
 import re
 import struct
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from shardkit.files import open_regular
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGN = 64
@@ -61,9 +64,9 @@ def map_npy(path: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
         ValueError: If it is not a file of that many values of that type.
     """
     header = npy_header((count,), dtype)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         found = file.read(len(header))
-    size = path.stat().st_size
+        size = os.fstat(file.fileno()).st_size
     if found != header or size != len(header) + count * np.dtype(dtype).itemsize:
         raise ValueError(f"it is not an array of {count} values as shardkit writes it")
     if count == 0:  # nothing can be mapped

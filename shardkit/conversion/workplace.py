@@ -150,6 +150,11 @@ class Workplace:
         if not listed.exists():
             write_atomically(listed, dump_json(_files_of(self.target)))
         old = [self.target / name for name in json.loads(listed.read_bytes())]
+        manifests = [path for path in old if path.name == MANIFEST_NAME]
+        for path in manifests:
+            path.unlink(missing_ok=True)
+        # Or a power cut could bring the manifests back, and not what they name.
+        _sync_all({path.parent for path in manifests if path.parent.exists()})
         for path in old:
             path.unlink(missing_ok=True)
         folders = {folder for path in old for folder in path.parents} - {

@@ -10,7 +10,9 @@ import contextlib
 import io
 import math
 import os
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -111,7 +113,10 @@ class Hdf5Writer:
         """
         contents = self._contents()
         _probe(self._path, sum(content.bytes for content in contents.values()))
-        with h5py.File(self._path, "x", libver=_WRITE_VERSIONS) as file:
+        with (
+            _disk_errors(self._path),
+            h5py.File(self._path, "x", libver=_WRITE_VERSIONS) as file,
+        ):
             offsets = {name: content.place_in(file, name) for name, content in contents.items()}
         with self._path.open("r+b", buffering=0) as plain:
             for name, content in contents.items():
@@ -147,6 +152,19 @@ class Hdf5Writer:
                 present[column.missing] = 0
                 contents[f"{name}/present"] = _Content.of(present)
         return contents
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Turn what h5py raises while it writes into `OSError`; it says the number in many words."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        match = re.search(r"errno = ([0-9]+)", str(error))
+        if match is None:
+            raise
+        code = int(match[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 class _Content(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ FIRST_MAP_SIZE = 1 << 30
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 64 << 20
 """A transaction holds this many rows or bytes: larger ones gain nothing and take memory."""
+
+_TRIAL_BYTES = 1 << 20
 
 # lmdb 3 can also write LMDB 1.0 files, which no other tool reads yet; 0 asks for the 0.9 format.
 _OPTIONS: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
@@ -107,9 +110,20 @@ def _disk_errors(path: Path) -> Iterator[None]:
     except lmdb.MapFullError:
         raise
     except lmdb.Error as error:
-        full = free_bytes(path.parent) < _BATCH_BYTES
-        code = errno.ENOSPC if full else errno.EIO
+        code = _errno_of(path.parent)
         raise OSError(code, f"{os.strerror(code)} ({error})", str(path)) from error
+
+
+def _errno_of(folder: Path) -> int:
+    """Return what is wrong with the disk of ``folder``, found by writing to it."""
+    if free_bytes(folder) < _BATCH_BYTES:
+        return errno.ENOSPC
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_TRIAL_BYTES))
+    except OSError as error:
+        return error.errno or errno.EIO
+    return errno.EIO
 
 
 class LmdbReader(RangeReader):

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from shardkit.contracts import Range, ShardReader
 from shardkit.errors import CorruptShard
+from shardkit.files import open_regular
 from shardkit.npy import npy_header, npy_values
 from shardkit.record import Record, is_field_name, load_json
 
@@ -80,7 +81,7 @@ class RangeReader(abc.ABC):
         self._fields: list[dict[str, Range]] = []
         self._raw_checked: tuple[bytes, int] | None = None
         try:
-            self._file = path.open("rb", buffering=0)
+            self._file = open_regular(path)
             self._size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise CorruptShard(f"{path} cannot be opened: {error.strerror}") from error

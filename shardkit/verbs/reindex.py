@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from shardkit.indexing import index_shard
 from shardkit.manifest import load_manifest
 from shardkit.pool import Progress, Report
 from shardkit.registry import get_format
+
+
+_SCRATCH = ".index-"
 
 
 def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
@@ -44,7 +48,9 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
         parts.append(index_shard(storage, path))
         if on_progress:
             on_progress(Progress(images=shard.rows, bytes=shard.bytes))
-    with tempfile.TemporaryDirectory(prefix=".index-", dir=directory) as scratch:
+    for left in directory.glob(f"{_SCRATCH}*"):  # by a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
         names = save_index(parts, Path(scratch))
         expected = {file.name: file.sha256 for file in manifest.files}
         for name in names:

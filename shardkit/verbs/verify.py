@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,11 @@ from shardkit.manifest import (
     load_manifest,
 )
 from shardkit.pool import Report, run_tasks
+from shardkit.record import dump_json, load_json
 from shardkit.verbs.against import SourceReport, attach_source, report_source
+
+_SAID = ("format", "classes", "raw_shape", "recipe", "source")
+"""What a shard says of itself, beside its number."""
 
 LEVELS = ("quick", "full", "decode")
 
@@ -176,16 +181,20 @@ def _check_files(
     present = []
     for entry in manifest.entries:
         path = place / entry.name
-        if not path.is_file():
-            blame(entry.name, "it is missing")
+        try:
+            if not path.is_file():
+                blame(entry.name, "it is missing")
+                continue
+            if (found := path.stat().st_size) != entry.bytes:
+                blame(entry.name, f"it has {found} bytes; the manifest says {entry.bytes}")
+            elif not isinstance(entry, ShardEntry) and sha256_of(path) != entry.sha256:
+                blame(entry.name, f"its content was changed; {_remedy(entry.name, place)}")
+        except OSError as error:
+            blame(entry.name, f"it cannot be read: {error.strerror}")
             continue
-        if (found := path.stat().st_size) != entry.bytes:
-            blame(entry.name, f"it has {found} bytes; the manifest says {entry.bytes}")
-        elif not isinstance(entry, ShardEntry) and sha256_of(path) != entry.sha256:
-            blame(entry.name, f"its content was changed; {_remedy(entry.name, place)}")
         if isinstance(entry, ShardEntry):
             present.append(entry.name)
-    if (place / ROWS_NAME).is_file():
+    if os.path.isfile(place / ROWS_NAME):
         _check_index(place, manifest, blame)
     return list(_tasks(directory, prefix, manifest, result.level, set(present)))
 
@@ -213,6 +222,7 @@ def _tasks(
     directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
 ) -> Iterator[ExamineTask]:
     start = 0
+    said = load_json(dump_json({name: getattr(manifest, name) for name in _SAID}))
     for entry in manifest.shards:
         if entry.name in present:
             yield ExamineTask(
@@ -224,5 +234,6 @@ def _tasks(
                 rows=manifest.rows,
                 decode=level == "decode",
                 raw_shape=manifest.raw_shape,
+                meta=said,
             )
         start += entry.rows

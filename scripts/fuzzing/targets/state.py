@@ -8,7 +8,7 @@ from scripts.fuzzing.target import Target
 from shardkit.conversion.build import ShardTask, load_result
 from shardkit.errors import ShardkitError
 from shardkit.recipe import Recipe
-from shardkit.record import dump_json
+from shardkit.record import dump_json, load_json
 from shardkit.sources.imagefolder import ImageFolder
 
 _SHARD = b"a shard"
@@ -54,8 +54,11 @@ class StateTarget(Target):
             recipe=Recipe(),
             source=ImageFolder(folder, ()),
             meta={},
+            software={},
             keep=True,
         )
+        made_of = {"made_of": self._task.digest, "part": {}}
+        self.seeds = [dump_json({**load_json(seed), **made_of}) for seed in self.seeds]
         self._task.part.mkdir(exist_ok=True)
         self._task.path.write_bytes(_SHARD)
 
