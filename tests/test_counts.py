@@ -278,7 +278,7 @@ def test_a_batch_makes_no_other_system_call_at_all(root: Path, kind: str, tmp_pa
     """None for memory either: blocks and buffers are there already."""
     for names in traced([str(root / f"lmdb-{kind}"), kind], tmp_path / "log"):
         counts = Counter(ALIASES.get(name, name) for name in names)
-        assert counts.pop("fadvise64", 0) in (0, BATCH)
+        assert counts.pop("fadvise64", 0) <= BATCH  # those that the kernel has let go meanwhile
         assert counts.pop("preadv") in (BATCH, BATCH + 1)
         assert counts == {"stat": 1, "pread64": 1}
 

@@ -15,7 +15,6 @@ from shardkit.manifest import load_manifest
 from shardkit.pool import Progress, Report
 from shardkit.registry import get_format
 
-
 _SCRATCH = ".index-"
 
 
