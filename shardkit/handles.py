@@ -18,14 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from shardkit.contracts import ShardReader
-from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError
-from shardkit.files import sha256_of
-from shardkit.index import ROW, Rows
-from shardkit.npy import npy_header
+from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.record import Record
 
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
@@ -33,12 +27,6 @@ MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 """The flag that asks for what is in memory only; 0 where there is none."""
-
-_SPAN = 32
-"""Rows of the index that are read for each that is wanted, 1 KiB, rather than one by one."""
-
-_AT_ONCE = 1 << 15
-"""Rows of the index that are read at a time where all are wanted: 1 MiB."""
 
 _REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
 
@@ -220,66 +208,6 @@ def shard_file(path: Path, size: int, identity: str) -> ShardFile:
     return _POOL.get((path, identity), lambda: ShardFile(path, size))
 
 
-class IndexRows:
-    """The rows of an index, held in memory or read as images are."""
-
-    def __init__(self, path: Path, count: int, identity: str, held: Rows | None) -> None:
-        """Find the rows.
-
-        Args:
-            path: The file of the rows, known to be whole.
-            count: How many there are.
-            identity: The digest of the dataset's manifest.
-            held: The rows, if they are few.
-        """
-        self._held = held
-        self._path = path
-        self._count = count
-        self._identity = identity
-        self._start = len(npy_header((count,), ROW))
-        self._size = self._start + count * ROW.itemsize
-
-    def read(self, rows: npt.NDArray[np.int64]) -> Rows:
-        """Return the entries of ``rows``, in that order.
-
-        Raises:
-            CorruptShard: If the file was cut since it was found whole, or cannot be read.
-        """
-        if not len(rows):
-            return np.zeros(0, ROW)
-        try:
-            return self._read(shard_file(self._path, self._size, self._identity), rows)
-        except CorruptShard:
-            self.forget()  # a copy that is put in its place is to be opened
-            raise
-
-    def _read(self, file: ShardFile, rows: npt.NDArray[np.int64]) -> Rows:
-        first, last = int(rows.min()), int(rows.max())
-        if last - first >= _SPAN * len(rows):
-            offsets = (rows * ROW.itemsize + self._start).tolist()
-            return np.frombuffer(file.pieces(ROW.itemsize, offsets), ROW)
-        length = (last - first + 1) * ROW.itemsize
-        near = file.pieces(length, [self._start + first * ROW.itemsize])
-        found = np.frombuffer(near, ROW)[rows - first]
-        return found
-
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Return the label of each row, int64 of shape (N,).
-
-        Raises:
-            CorruptShard: As `read` does.
-        """
-        labels = np.empty(self._count, np.int64)
-        for start in range(0, self._count, _AT_ONCE):
-            part = np.arange(start, min(start + _AT_ONCE, self._count))
-            labels[part] = self.read(part)["label"]
-        return labels
-
-    def forget(self) -> None:
-        """Open the file anew at its next use."""
-        forget(self._path, self._identity)
-
-
 def forget(path: Path, identity: str) -> None:
     """Open the shard at ``path`` anew at its next use."""
     _POOL.drop((path, identity))
@@ -298,34 +226,3 @@ def shard_reader(path: Path, identity: str, read: Callable[[Path], ShardReader])
         CorruptShard: If it is not a whole shard of its format.
     """
     return _POOL.get((path, identity, "library"), lambda: LockedReader(read(path)))
-
-
-def require_file(path: Path) -> None:
-    """Refuse what is there and is not a file: to open a pipe would wait for ever.
-
-    Raises:
-        CorruptDataset: If that is so; what is missing is for others to name.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return
-    if not stat.S_ISREG(mode):
-        raise CorruptDataset(f"{path} is not a file. {_REMEDY}")
-
-
-def require_content(path: Path, sha256: str) -> None:
-    """Refuse a file of the index that is another than the manifest names.
-
-    Raises:
-        CorruptDataset: If that is so, or if it cannot be read.
-    """
-    try:
-        found = sha256_of(path)
-    except OSError as error:
-        raise CorruptDataset(f"{path} cannot be read: {error.strerror}") from error
-    if found != sha256:
-        raise CorruptDataset(
-            f"{path} is not the one that the manifest names: its SHA-256 differs. "
-            f"`shardkit index {path.parents[1]}` rebuilds the index from the shards."
-        )

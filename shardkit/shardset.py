@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,29 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.columns import Columns, IndexRows
 from shardkit.contracts import Format
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
-from shardkit.handles import (
-    IndexRows,
-    ShardFile,
-    forget,
-    require_content,
-    require_file,
-    shard_file,
-    shard_reader,
-)
-from shardkit.index import (
-    HEAD,
-    INDEX_DIRECTORY,
-    ROW,
-    ROWS_NAME,
-    Index,
-    Rows,
-    StringTable,
-    checksum,
-    require_counts,
-    unsound,
-)
+from shardkit.handles import ShardFile, forget, shard_file, shard_reader
+from shardkit.index import HEAD, ROW, Rows, StringTable, checksum, require_counts, unsound
 from shardkit.manifest import MANIFEST_NAME, Manifest, load_manifest
 from shardkit.record import IMAGE_FIELDS
 from shardkit.registry import get_format
@@ -46,15 +28,6 @@ _Opened = TypeVar("_Opened")
 
 _GAP = 16384
 """Bytes between two images that are announced together."""
-
-
-_HELD = 16 << 20
-"""Bytes of rows up to which they are held in memory: those of half a million. To read one from its
-file takes 1.5 us, a tenth of what a small image of raw pixels takes."""
-
-_HASHED = 64 << 20
-"""Bytes of a file of the index up to which it is hashed when it is opened, at some 2 GB/s: all rows
-of a dataset of 2 million. Opening one of 10 million is to take no longer than one of 10."""
 
 
 class StoredImage(NamedTuple):
@@ -85,7 +58,6 @@ class ShardSet:
     def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
         self.directory = directory.expanduser().absolute()
         self._stamp = _stamp(self.directory)
-        require_file(self.directory / MANIFEST_NAME)
         self.manifest: Manifest = load_manifest(self.directory)
         self._paths: dict[int, Path] = {}
         self._verify_option = verify
@@ -100,33 +72,26 @@ class ShardSet:
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""
-        return self._whole(Index.keys, *_files_of("keys"))
+        return self._unchanged(self._columns.keys())
 
     @cached_property
     def paths(self) -> StringTable:
         """The source path of each row."""
-        return self._whole(Index.paths, *_files_of("paths"))
+        return self._unchanged(self._columns.paths())
 
     @cached_property
     def rows(self) -> Rows:
         """The index: one `shardkit.index.ROW` for each row, memory-mapped and read-only."""
-        return self._whole(Index.rows, ROWS_NAME)
+        return self._unchanged(self._columns.rows())
 
-    def _whole(self, load: Callable[[Index], _Opened], *names: str) -> _Opened:
-        """Return a column of the index, if its files are those that the manifest names.
+    @cached_property
+    def entries(self) -> IndexRows:
+        """The index as it is read: a map of a file that is then cut would end the process."""
+        return self._columns.entries(self.rows)
 
-        Each row checks itself, but not whether it stands in its place, nor in its dataset.
-
-        Raises:
-            CorruptDataset: If one is missing, cut, or another.
-        """
-        for name in names:
-            require_file(self.directory / name)
-        column = self._unchanged(load(Index(self.directory, len(self))))
-        for entry in self.manifest.files if self._verify_option is not False else ():
-            if entry.name in names and (entry.bytes <= _HASHED or self._verify_option):
-                require_content(self.directory / entry.name, entry.sha256)
-        return column
+    @property
+    def _columns(self) -> Columns:
+        return Columns(self.directory, self.manifest, verify=self._verify_option)
 
     def normalise(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,), negative ones counted from the end.
@@ -182,13 +147,6 @@ class ShardSet:
         if beyond.any():  # before memory is taken for what cannot be there
             raise found.corrupt(int(beyond.argmax()), "it ends beyond its shard")
         return found
-
-    @cached_property
-    def entries(self) -> IndexRows:
-        """The index as it is read: a map of a file that is then cut would end the process."""
-        held = np.array(self.rows) if self.rows.nbytes <= _HELD else None
-        path = self.directory / ROWS_NAME
-        return IndexRows(path, len(self.rows), self.manifest.digest, held)
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the kernel read the images of ``rows``, from 0 on, into its cache; do not wait.
@@ -391,10 +349,6 @@ def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:
 def _require_digest(manifest: Manifest, digest: str, directory: Path) -> None:
     if manifest.digest != digest:
         raise CorruptDataset(f"{directory} was written anew since it was opened; open it again")
-
-
-def _files_of(column: str) -> tuple[str, str]:
-    return f"{INDEX_DIRECTORY}/{column}.npy", f"{INDEX_DIRECTORY}/{column}-ends.npy"
 
 
 def _stamp(directory: Path) -> tuple[int, int, int, int] | None:

@@ -21,6 +21,7 @@ from shardkit import (
     LoaderOptions,
     Recipe,
     collate,
+    columns,
     convert,
     make_loader,
     open_dataset,
@@ -75,6 +76,12 @@ def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     root = tmp_path_factory.mktemp(f"{to}-{kind}")
     make_tree(root / "photos", {f"{'ab'[n % 2]}/{n:02d}.png": png(9, 10, n) for n in range(ROWS)})
     return make_dataset(root / "photos", root / "made", to=to, **KINDS[kind])
+
+
+@pytest.fixture(autouse=True)
+def _index_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows be read from the file, as those of a large index are: held ones cannot be harmed."""
+    monkeypatch.setattr(columns, "_HELD", 0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import FORMATS, make_folder
 
-from shardkit import ConvertOptions, Recipe, convert, handles, scan_imagefolder, shardset
+from shardkit import ConvertOptions, Recipe, columns, convert, handles, scan_imagefolder
 from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
 from shardkit.index import HEAD, ROW, row_check
 from shardkit.shardset import ShardSet, StoredImage
@@ -179,7 +179,7 @@ def test_a_flipped_byte_of_an_image_names_the_record(place: Path) -> None:
 @pytest.fixture
 def _index_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the index were that of so many rows that it is not hashed when it is opened."""
-    monkeypatch.setattr(shardset, "_HASHED", 0)
+    monkeypatch.setattr(columns, "_HASHED", 0)
 
 
 @pytest.mark.usefixtures("_index_not_hashed")
@@ -262,7 +262,7 @@ def test_an_index_that_is_sound_in_itself_but_another_is_refused(place: Path, ch
 def test_a_large_index_is_hashed_only_on_request(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardset, "_HASHED", 300)  # less than rows.npy has
+    monkeypatch.setattr(columns, "_HASHED", 300)  # less than rows.npy has
     rows = np.load(place / "index/rows.npy")
     rows[[1, 2]] = rows[[2, 1]]
     np.save(place / "index/rows.npy", rows)

@@ -1,0 +1,349 @@
+"""Seed bugs into the writer and the checker, one at a time, and see the tests fail.
+
+    .venv/bin/python scripts/mutate.py            all of them; exits with 1 if one survives
+    .venv/bin/python scripts/mutate.py -k digest  those whose name holds a word
+
+Each bug is a change of a few words of the source, made in a copy. A bug that no test notices is a
+promise that nobody holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+DEADLINE = 100
+
+
+class Mutant(NamedTuple):
+    """One seeded bug, and the tests that must notice it."""
+
+    name: str
+    file: str
+    """In the package."""
+    old: str
+    new: str
+    tests: str
+    """Arguments of pytest: files, and words that select tests."""
+
+
+BUILD, EXAMINE = "conversion/build.py", "examine.py"
+WORK = "conversion/workplace.py"
+VERIFY = "verbs/verify.py"
+REPAIR = "verbs/repair.py"
+RECEIPT = "verbs/receipt.py"
+MUTANTS = (
+    # The writer.
+    Mutant(
+        "a record is dropped",
+        BUILD,
+        "            writer.write(record)\n",
+        "            writer.write(record) if len(tally.checksums) != 2 else None\n",
+        "tests/test_build.py",
+    ),
+    Mutant(
+        "a record is dropped and not missed",
+        BUILD,
+        "        elif task.keep or not tally.bad:",
+        "        elif (task.keep or not tally.bad) and len(tally.checksums) != 2:",
+        "tests/test_build.py",
+    ),
+    Mutant(
+        "two records are swapped",
+        BUILD,
+        "    rows = range(len(task.source))\n",
+        "    rows = [*range(len(task.source))][::-1]\n",
+        "tests/test_build.py",
+    ),
+    Mutant(
+        "a bad image is left out in silence",
+        BUILD,
+        "            tally.bad.append(record)",
+        "            pass",
+        "tests/test_build.py",
+    ),
+    Mutant(
+        "what was written is not compared when read back",
+        BUILD,
+        "if _checksum(record) != next(expected, None):",
+        "if next(expected, None) is None:",
+        "tests/test_build.py -k reads_back",
+    ),
+    Mutant(
+        "lost records are not missed when read back",
+        BUILD,
+        "    if len(part.keys) != len(checksums):",
+        "    if False:",
+        "tests/test_build.py -k reads_back",
+    ),
+    Mutant(
+        "a shard made of something else is used again",
+        BUILD,
+        'if value["made_of"] != task.digest:',
+        'if value["made_of"] is None:',
+        "tests/test_build.py tests/test_convert.py -k 'something_else or mended'",
+    ),
+    Mutant(
+        "a shard that the disk has changed is used again",
+        BUILD,
+        "            and sha256_of(task.path) == result.entry.sha256\n",
+        "",
+        "tests/test_build.py -k disk_has_changed",
+    ),
+    Mutant(
+        "a lack of memory is an image's fault",
+        BUILD,
+        "    except MemoryError:  #",
+        "    except ZeroDivisionError:  #",
+        "tests/test_build.py -k memory",
+    ),
+    Mutant(
+        "a file is renamed before it is on the disk",
+        "files.py",
+        "        sync(temporary)\n        temporary.replace(path)\n",
+        "        temporary.replace(path)\n",
+        "tests/test_files.py",
+    ),
+    Mutant(
+        "half a write is taken for a whole one",
+        "files.py",
+        "    while rest:  # a disk",
+        "    if rest:  # a disk",
+        "tests/test_files.py",
+    ),
+    Mutant(
+        "the manifest is moved first",
+        WORK,
+        "key=lambda path: (path.name == MANIFEST_NAME, ",
+        "key=lambda path: (path.name != MANIFEST_NAME, ",
+        "tests/test_workplace.py tests/test_convert.py -k 'last or any_step'",
+    ),
+    Mutant(
+        "an older dataset loses its shards before its manifest",
+        WORK,
+        "    return manifests + others",
+        "    return others + manifests",
+        "tests/test_convert.py -k any_step",
+    ),
+    Mutant(
+        "what is left of earlier work is published",
+        WORK,
+        "            if not path.is_dir() and path not in wanted:",
+        "            if False:",
+        "tests/test_convert.py -k 'taken_away or any_step'",
+    ),
+    Mutant(
+        "two conversions work in one place",
+        "conversion/lock.py",
+        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
+        "tests/test_workplace.py -k only_one",
+    ),
+    Mutant(
+        "a changed file of the source is not noticed",
+        "conversion/terms.py",
+        "    found += _file_differences(files, now.files, forgiven)\n",
+        "",
+        "tests/test_workplace.py -k different",
+    ),
+    # The checker.
+    Mutant(
+        "a shard's digest is not compared",
+        VERIFY,
+        "        if examined.sha256 != task.entry.sha256:",
+        "        if False:",
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "the digest of the index is not compared",
+        VERIFY,
+        "        elif not isinstance(entry, ShardEntry) and sha256_of(path) != entry.sha256:",
+        "        elif False:",
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "a missing file is not missed",
+        VERIFY,
+        '            blame(entry.name, "it is missing")\n',
+        "",
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "a split's manifest is not compared",
+        VERIFY,
+        "        if manifest.digest != digest:",
+        "        if False:",
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "a record's checksum is not compared by verify",
+        EXAMINE,
+        '        for name in ("checksum", "label"',
+        '        for name in ("label"',
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "a record's key is not compared",
+        EXAMINE,
+        "    if found.record.key != index.keys[row] or found.path != index.paths[row]:",
+        "    if False:",
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "the number of records is not compared",
+        EXAMINE,
+        "            if len(records) != task.entry.rows:",
+        "            if False:",
+        "tests/test_verify.py",
+    ),
+    Mutant(
+        "a record's checksum is not compared on reading",
+        "shardset.py",
+        "            if checksum(head, data) != self._checksums[number]:",
+        "            if False:",
+        "tests/test_shardset.py",
+    ),
+    Mutant(
+        "a damaged row of the index is believed",
+        "shardset.py",
+        "        if (wrong := unsound(index)).any():",
+        "        if (wrong := unsound(index)).all() and len(index) > 9:",
+        "tests/test_shardset.py",
+    ),
+    Mutant(
+        "the neighbour's image is read",
+        "shardset.py",
+        "        index = self.rows[rows]\n",
+        "        index = self.rows[np.minimum(rows + 1, len(self) - 1)]\n",
+        "tests/test_shardset.py",
+    ),
+    Mutant(
+        "a dataset that took another's place is read",
+        "shardset.py",
+        "        if stamp != self._stamp:",
+        "        if False:",
+        "tests/test_shardset.py tests/test_datasets.py -k 'anew or place or replaced'",
+    ),
+    # The comparison with the source, receipts, repair.
+    Mutant(
+        "a file that is not in the dataset is not missed",
+        "conversion/origin.py",
+        "        for path in sorted(by_path.keys() - set(stored))",
+        "        for path in sorted(by_path.keys() & set())",
+        "tests/test_origin.py tests/test_against.py",
+    ),
+    Mutant(
+        "the order of rows is not looked at",
+        "conversion/origin.py",
+        "    if wrong and len(found) == len(expected):",
+        "    if False:",
+        "tests/test_origin.py tests/test_against.py",
+    ),
+    Mutant(
+        "another image counts as the file's",
+        "compare.py",
+        '            return "its image is not that of its file, byte for byte"',
+        '            return ""',
+        "tests/test_compare.py tests/test_against.py",
+    ),
+    Mutant(
+        "another label counts as the file's",
+        "compare.py",
+        "    if record.label != expected.label:",
+        "    if False:",
+        "tests/test_compare.py tests/test_against.py",
+    ),
+    Mutant(
+        "any picture is alike",
+        "compare.py",
+        "        if psnr < ALIKE_PSNR:",
+        "        if psnr < 0:",
+        "tests/test_compare.py tests/test_against.py",
+    ),
+    Mutant(
+        "an edited receipt is believed",
+        RECEIPT,
+        "    if digest != _digest(value):",
+        "    if False:",
+        "tests/test_receipt.py",
+    ),
+    Mutant(
+        "another dataset holds before a receipt",
+        RECEIPT,
+        '    if then["digest"] == now["digest"] and',
+        "    if True or",
+        "tests/test_receipt.py",
+    ),
+    Mutant(
+        "a shard that came out otherwise is put in its place",
+        REPAIR,
+        "        elif built.result.entry is None or built.result.entry.sha256 != entry.sha256:",
+        "        elif built.result.entry is None:",
+        "tests/test_repair.py",
+    ),
+)
+
+
+def copy_to(folder: Path) -> None:
+    """Copy what the tests of a mutant need."""
+    for name in ("shardkit", "tests", "docs", "sample_data", "scripts"):
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "plots")
+        )
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder / name)
+
+
+def outcome(mutant: Mutant, folder: Path) -> str:
+    """Return "caught" or "survived", or what went wrong, with the end of the output."""
+    path = folder / "shardkit" / mutant.file
+    text = path.read_text("utf-8")
+    if text.count(mutant.old) != 1:
+        return f"is {text.count(mutant.old)} times in {mutant.file}: not exactly once"
+    path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
+    try:
+        done = subprocess.run(
+            ["bash", "-c", f'exec "$0" -m pytest -x -q -p no:cacheprovider {mutant.tests}', PYTHON],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    finally:
+        path.write_text(text, "utf-8")
+    found = {0: "survived", 1: "caught"}.get(done.returncode, "cannot be tested")
+    return found if found == "caught" else f"{found}\n{done.stdout[-2000:]}"
+
+
+PYTHON = sys.executable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("-k", dest="word", default="", help="only bugs whose name holds this")
+    word = parser.parse_args().word
+    chosen = [mutant for mutant in MUTANTS if word in mutant.name]
+    caught = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        copy_to(Path(scratch))
+        for mutant in chosen:
+            found = outcome(mutant, Path(scratch))
+            caught += found == "caught"
+            print(f"{mutant.name}: {found}", flush=True)
+    print(f"{caught} of {len(chosen)} seeded bugs were caught")
+    sys.exit(0 if caught == len(chosen) else 1)
+
+
+if __name__ == "__main__":
+    main()
