@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
     def one(name: str) -> dict[str, Any]:
         share = options.seconds * options.jobs / len(names)
-        how = engine if TARGETS[name].guided else "own"
+        how = engine if name not in TARGETS or TARGETS[name].guided else "own"
         summary = fuzz(name, seconds=share, count=options.count, seed=options.seed, engine=how)
         saved = _save(summary, options.corpus) if summary.found else []
         return _report(summary, saved)
@@ -59,13 +59,17 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=60, help="time for all targets together")
     parser.add_argument("--count", type=int, default=1 << 62, help="inputs for each target at most")
-    parser.add_argument("--target", action="append", choices=list(TARGETS), help="again for more")
+    parser.add_argument("--target", action="append", help="one of them; again for more")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
     parser.add_argument("--engine", choices=("atheris", "own"), help="atheris, if it is installed")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="where findings are saved")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name in options.target or ():
+        if name not in TARGETS and ":" not in name:
+            parser.error(f"--target {name!r} is unknown; known are {', '.join(TARGETS)}")
+    return options
 
 
 def _save(summary: Summary, corpus: Path) -> list[str]:
@@ -78,7 +82,7 @@ def _save(summary: Summary, corpus: Path) -> list[str]:
         smaller = [bytes.fromhex(result["data"]) for result in replay(jobs, Path(folder))]
     saved = []
     for data in smaller:
-        path = corpus / summary.target / hashlib.sha256(data).hexdigest()[:16]
+        path = corpus / summary.target.rpartition(":")[2] / hashlib.sha256(data).hexdigest()[:16]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         saved.append(str(path.relative_to(corpus)))

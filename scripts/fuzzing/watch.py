@@ -53,8 +53,25 @@ class Summary:
     """One of each signature, the shortest input."""
 
 
-def fuzz(target: str, *, seconds: float, count: int, seed: int, engine: str) -> Summary:
-    """Fuzz one target for a time, or for a number of inputs."""
+def fuzz(  # noqa: PLR0913 - each says one thing of one run
+    target: str,
+    *,
+    seconds: float,
+    count: int,
+    seed: int,
+    engine: str,
+    deadline: float = DEADLINE,
+) -> Summary:
+    """Fuzz one target for a time, or for a number of inputs.
+
+    Args:
+        target: Its name.
+        seconds: When to end at the latest.
+        count: After how many inputs to end at the latest.
+        seed: Another one gives other inputs.
+        engine: ``atheris`` or ``own``.
+        deadline: Seconds after which an input is taken for one that hangs.
+    """
     summary = Summary(target=target, engine=engine)
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=_fast_folder()))
@@ -62,7 +79,7 @@ def fuzz(target: str, *, seconds: float, count: int, seed: int, engine: str) -> 
         while (left := seconds - (time.monotonic() - begun)) > 0 and summary.executions < count:
             options = {"target": target, "engine": engine, "seed": seed + summary.restarts}
             options |= {"seconds": left, "count": count - summary.executions}
-            if _run(folder, options, summary):
+            if _run(folder, options, summary, deadline):
                 break
             summary.restarts += 1
     finally:
@@ -76,7 +93,7 @@ def _fast_folder() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _run(folder: Path, options: dict[str, Any], summary: Summary) -> bool:
+def _run(folder: Path, options: dict[str, Any], summary: Summary, deadline: float) -> bool:
     """Run one child to its end; tell whether that was a natural one."""
     shutil.rmtree(folder / "found", ignore_errors=True)
     shutil.rmtree(folder / "work", ignore_errors=True)
@@ -86,7 +103,7 @@ def _run(folder: Path, options: dict[str, Any], summary: Summary) -> bool:
     command = [sys.executable, "-m", "scripts.fuzzing.child", str(folder), json.dumps(options)]
     with (folder / "log").open("w+b") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log)
-        hung = _wait(process, progress, options["seconds"])
+        hung = _wait(process, progress, options["seconds"], deadline)
     text = (folder / "log").read_text("utf-8", "replace")
     executions, _, data = progress.look()
     _collect(folder, summary, executions)
@@ -102,14 +119,16 @@ def _run(folder: Path, options: dict[str, Any], summary: Summary) -> bool:
     return False
 
 
-def _wait(process: subprocess.Popen[bytes], progress: Progress, seconds: float) -> bool:
+def _wait(
+    process: subprocess.Popen[bytes], progress: Progress, seconds: float, deadline: float
+) -> bool:
     """Wait for the end of a child; tell whether it had to be killed."""
     end = time.monotonic() + seconds + _STARTING
     while True:
         try:
             process.wait(0.1)
         except subprocess.TimeoutExpired:
-            if progress.look()[1] < DEADLINE and time.monotonic() < end:
+            if progress.look()[1] < deadline and time.monotonic() < end:
                 continue
             process.send_signal(signal.SIGABRT)  # it says where it was
             try:
@@ -123,7 +142,8 @@ def _wait(process: subprocess.Popen[bytes], progress: Progress, seconds: float) 
 
 def environment() -> dict[str, str]:
     """Return the variables with which children find this checkout."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONHASHSEED": "0"}
 
 
 def _collect(folder: Path, summary: Summary, executions: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from scripts.fuzzing.target import Target
@@ -34,8 +35,16 @@ TARGETS: dict[str, type[Target]] = {
 
 
 def make(name: str, folder: Path) -> Target:
-    """Return the target of this name, to work in ``folder``."""
-    target = TARGETS[name](folder)
+    """Return the target of this name, or ``module:class``, to work in ``folder``."""
+    target = _class(name)(folder)
     for seed in target.seeds[:2]:  # what is loaded or made at first use is so now, not under guard
         target.check(seed)
     return target
+
+
+def _class(name: str) -> type[Target]:
+    if name in TARGETS:
+        return TARGETS[name]
+    module, _, attribute = name.partition(":")
+    found: type[Target] = getattr(import_module(module), attribute)
+    return found

@@ -115,7 +115,7 @@ class ManifestTarget(Target):
             return self.mend(Mutator(rng, self.tokens, self.seeds).mutate(data), rng)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             _change(value, rng)
-        return _sealed(value) if rng.random() < 0.95 else json.dumps(value).encode()
+        return sealed(value) if rng.random() < 0.95 else json.dumps(value).encode()
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         if rng.random() < 0.3:
@@ -124,7 +124,7 @@ class ManifestTarget(Target):
             value = json.loads(data)
         except (ValueError, RecursionError):
             return data
-        return _sealed(value) if isinstance(value, dict) else data
+        return sealed(value) if isinstance(value, dict) else data
 
 
 def _manifest() -> Manifest:
@@ -146,7 +146,7 @@ def _manifest() -> Manifest:
     )
 
 
-def _sealed(value: dict[str, Any]) -> bytes:
+def sealed(value: dict[str, Any]) -> bytes:
     """Return a manifest as a forger would write it, with the digest that fits."""
     try:
         value.pop("digest", None)
