@@ -553,15 +553,15 @@ def test_a_large_index_takes_one_read_for_a_batch(
     root: Path, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or one for each row, where those of the batch lie far apart."""
-    dataset = opened(root, storage, "raw")
+    monkeypatch.setattr(columns, "_HELD", 0)
+    pread = Spy(monkeypatch, os, "pread")
     for span, reads in ((columns._SPAN, 1), (0, BATCH)):
         monkeypatch.setattr(columns, "_SPAN", span)
-        monkeypatch.setattr(columns, "_HELD", 0)
-        dataset = opened(root, storage, "raw")
-        read(dataset)
-        pread = Spy(monkeypatch, os, "pread")
-        read(dataset)
-        assert len(pread.calls) == reads * BATCHES, span
+        with closing(warm_loader(opened(root, storage, "raw"), "thread")) as loader:
+            read(loader)
+            pread.calls.clear()
+            read(loader)
+            assert len(pread.calls) == reads * BATCHES
 
 
 @each_format

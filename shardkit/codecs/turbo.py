@@ -31,7 +31,7 @@ _FILE = "libturbojpeg.0.dylib" if sys.platform == "darwin" else "libturbojpeg.so
 # Names and values of turbojpeg.h, version 3.0.
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOUR = 0, 4, 5, 6, 8  # TJPARAM_...
-_FAST_UPSAMPLE, _FAST_DCT = 9, 10
+_FAST_UPSAMPLE, _FAST_DCT, _PROGRESSIVE = 9, 10, 12
 _RGB = 0  # TJPF_RGB
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
 """Pixels in the width of a block of each kind of subsampling, TJSAMP_444 to TJSAMP_441."""
@@ -82,8 +82,8 @@ def decode_region(
 
     Returns:
         uint8 of shape (height, width, 3), maybe not contiguous. None leaves the image to others:
-        there is no library, or the image is damaged (as far as it was looked at), CMYK, or of
-        another size.
+        there is no library, or the image is damaged (as far as it was looked at), CMYK,
+        progressive, or of another size.
 
     Raises:
         UsageError: If the environment names a library that is none.
@@ -102,6 +102,8 @@ def decode_region(
         known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
         subsampling = library.tj3Get(handle, _SUBSAMPLING)
         if not known or library.tj3Get(handle, _COLOUR) in _CMYK:
+            return None
+        if library.tj3Get(handle, _PROGRESSIVE):  # if scans are missing, smoothed otherwise
             return None
         if not 0 <= subsampling < len(_BLOCK_WIDTHS):
             return None
