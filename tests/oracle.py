@@ -33,6 +33,7 @@ from shardkit.errors import UsageError
 from shardkit.manifest import MANIFEST_NAME
 
 WORK = ".shardkit-work"
+TRASH = ".shardkit-trash"
 
 Tree = Mapping[str, str]
 
@@ -252,7 +253,7 @@ class Point:
 _ASKED_FOR = {-signal.SIGKILL, -signal.SIGHUP}
 
 
-_WORDS = {errno.ENOSPC: "is full", errno.EDQUOT: "quota", errno.EIO: os.strerror(errno.EIO)}
+_WORDS = {errno.ENOSPC: "is full", errno.EDQUOT: "is full", errno.EIO: os.strerror(errno.EIO)}
 """What a message must say of an error."""
 
 
@@ -281,7 +282,7 @@ def unsound(directory: Path) -> list[str]:
 
 def without_work(there: Tree) -> dict[str, str]:
     """Return a tree without the folder that a conversion works in."""
-    return {name: value for name, value in there.items() if name.split("/")[0] != WORK}
+    return {name: value for name, value in there.items() if name.split("/")[0] not in (WORK, TRASH)}
 
 
 def different(expected: Tree, found: Tree) -> str:

@@ -88,7 +88,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted. (A conversion goes on when its command is given again.)", 130)
+        _fail(_INTERRUPTED, 130)
     except ShardkitError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
@@ -98,6 +98,9 @@ def main() -> NoReturn:
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
     sys.exit(code or 0)
+
+
+_INTERRUPTED = "interrupted. (A conversion goes on when its command is given again.)"
 
 
 class _Ending:
@@ -111,6 +114,7 @@ class _Ending:
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
         if self._asked:
+            os.write(2, f"shardkit: error: {_INTERRUPTED}\n".encode())
             os._exit(128 + number)
         self._asked = True
         if number == signal.SIGINT:

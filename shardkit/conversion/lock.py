@@ -11,12 +11,18 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shardkit.conversion.space import FULL, as_failure
+from shardkit.conversion.space import as_failure
 from shardkit.errors import UsageError
 from shardkit.record import dump_json
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What file systems without locks answer: some network mounts and FUSE."""
+
+_REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+)
+"""What is said of a place in which nothing can be written; all else is a disk that fails."""
 
 
 @contextlib.contextmanager
@@ -32,7 +38,7 @@ def locked(folder: Path, look: Callable[[], None]) -> Iterator[None]:
 
     Raises:
         UsageError: If another process holds it, or the folder cannot be written.
-        DiskFull: If there is no room for it.
+        ConversionFailed: If the disk is full, or fails.
     """
     release = None
     while release is None:  # another holder may remove the lock between the look and the try
@@ -40,7 +46,7 @@ def locked(folder: Path, look: Callable[[], None]) -> Iterator[None]:
         try:
             release = _take(folder)
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno not in _REFUSALS:
                 raise as_failure(error, folder.parent) from error
             reason = error.strerror
             raise UsageError(f"{folder.parent} cannot be written: {reason}") from error

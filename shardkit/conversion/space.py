@@ -63,14 +63,17 @@ class Room:
             self._held.shrink(self._waiting)
 
     def lacking(self) -> DiskFull:
-        """Return the error that says how much is missing."""
-        free = free_bytes(self._folder)
-        lack = max(self._left - free, 1 << 20)
+        """Return the error that says how much is missing before a shard is begun."""
+        lack = max(self._left - free_bytes(self._folder), 1 << 20)
         return DiskFull(
-            f"the disk of {self._folder} is full, or too small: about {_mib(self._left)} are "
-            f"still to be written, and {_mib(free)} are free. Make room for {_mib(lack)} more and "
-            "give the same command again; the shards that are done are kept."
+            f"the disk of {self._folder} is full, or too small. {self.need()} Make room for "
+            f"{_mib(lack)} more and give the same command again: the shards that are done are kept."
         )
+
+    def need(self) -> str:
+        """Return a sentence on what is still to be written, and what room there is."""
+        free = free_bytes(self._folder)
+        return f"About {_mib(self._left)} are still to be written, and {_mib(free)} are free."
 
     @property
     def _left(self) -> int:

@@ -110,19 +110,19 @@ def _disk_errors(path: Path) -> Iterator[None]:
     except lmdb.MapFullError:
         raise
     except lmdb.Error as error:
-        code = _errno_of(path.parent)
+        code = _errno_of(error, path.parent)
         raise OSError(code, f"{os.strerror(code)} ({error})", str(path)) from error
 
 
-def _errno_of(folder: Path) -> int:
-    """Return what is wrong with the disk of ``folder``, found by writing to it."""
-    if free_bytes(folder) < _BATCH_BYTES:
+def _errno_of(error: lmdb.Error, folder: Path) -> int:
+    """Return what is wrong with the disk of ``folder``, if need be found by writing to it."""
+    if os.strerror(errno.ENOSPC) in str(error) or free_bytes(folder) < _BATCH_BYTES:
         return errno.ENOSPC
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_TRIAL_BYTES))
-    except OSError as error:
-        return error.errno or errno.EIO
+    except OSError as found:
+        return found.errno or errno.EIO
     return errno.EIO
 
 

@@ -193,7 +193,7 @@ def _build(
                 entry = built.result.entry
                 room.give(entry.bytes if entry and not built.kept else 0)
         except DiskFull as error:
-            raise room.lacking() from error
+            raise DiskFull(f"{error} {room.need()}") from error
     _require_good(works, plan, place)
     return kept
 
