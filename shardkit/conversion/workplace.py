@@ -64,6 +64,13 @@ class Workplace:
             self.state.mkdir(exist_ok=True)
             terms.save(self.state)
         self.dataset.mkdir(exist_ok=True)
+        # Or a power cut could take the folders, and with them that the dataset is being published.
+        _sync_all({self.folder, self.target, *self._above})
+
+    @property
+    def _above(self) -> set[Path]:
+        """The folders that hold those which were made for the target."""
+        return {path.parent for path in self._made}
 
     def _settle(self, earlier: str | None, terms: Terms, *, force: bool) -> None:
         """Put in its place, keep, or give up, what an earlier run on other terms left here."""
@@ -129,8 +136,7 @@ class Workplace:
             if path.name == MANIFEST_NAME:
                 _sync_all(folders)
             path.replace(self.target / path.relative_to(self.dataset))
-        made_above = {path.parent for path in self._made}
-        _sync_all({*folders, self.target, self.target.parent, *made_above})
+        _sync_all({*folders, self.target, self.target.parent, *self._above})
 
     def discard(self) -> None:
         """Remove the work folder, and the folders above it that were made for it and are empty."""
