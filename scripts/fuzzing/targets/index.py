@@ -13,6 +13,7 @@ import numpy as np
 from scripts.fuzzing.material import dataset
 from scripts.fuzzing.mutate import Hint
 from scripts.fuzzing.target import SECRET, Target, broken
+from shardkit import columns
 from shardkit.errors import CorruptDataset
 from shardkit.index import ROW
 from shardkit.shardset import Found, ShardSet
@@ -58,6 +59,8 @@ class IndexTarget(Target):
         self._files = [(self.place / f"index/{name}.npy").read_bytes() for name in _NAMES]
         self.seeds = [bytes((number,)) + data for number, data in enumerate(self._files)]
         self.seeds += [self.seeds[0]] * 4  # the rows count for most
+        # Digests would refuse every input; here it is tried what stands behind them.
+        columns._HASHED = columns._HELD = 0
 
     def check(self, data: bytes) -> str:
         number = data[0] % len(_NAMES) if data else 0
