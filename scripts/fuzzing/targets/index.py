@@ -16,10 +16,12 @@ from scripts.fuzzing.target import SECRET, Target, broken
 from shardkit import columns
 from shardkit.errors import CorruptDataset
 from shardkit.index import ROW
+from shardkit.npy import npy_header
 from shardkit.shardset import Found, ShardSet
 
 _NAMES = ("rows", "keys", "keys-ends", "paths", "paths-ends")
-_HEADER = 128
+_HEADER = len(npy_header((1,), np.int64))
+_ROWS_HEADER = len(npy_header((1,), ROW))
 
 
 class IndexTarget(Target):
@@ -98,9 +100,10 @@ class IndexTarget(Target):
 
     def hints(self, data: bytes) -> Sequence[Hint]:
         found: list[Hint] = [(9, 2), (11, 8)]
-        found += [(start, 8) for start in range(1 + _HEADER, len(data), 8)]
-        if data[:1] == b"\0":
-            for start in range(1 + _HEADER, len(data), ROW.itemsize):
+        if data[:1] != b"\0":
+            found += [(start, 8) for start in range(1 + _HEADER, len(data), 8)]
+        else:
+            for start in range(1 + _ROWS_HEADER, len(data), ROW.itemsize):
                 found += [(start, 8), (start + 8, 4), (start + 12, 4), (start + 16, 4)]
                 found += [(start + 20, 4), (start + 24, 4), (start + 28, 1), (start, 32)]
         return found
@@ -109,7 +112,7 @@ class IndexTarget(Target):
         if data[:1] != b"\0" or rng.random() < 0.2:
             return data
         mended = bytearray(data)
-        for start in range(1 + _HEADER, len(data) - ROW.itemsize + 1, ROW.itemsize):
+        for start in range(1 + _ROWS_HEADER, len(data) - ROW.itemsize + 1, ROW.itemsize):
             check = zlib.crc32(mended[start : start + 29]) & 0xFFFFFF
             mended[start + 29 : start + 32] = check.to_bytes(3, "little")
         return bytes(mended)
