@@ -38,12 +38,15 @@ def test_a_dataset_is_what_its_source_makes(
     assert tree(place) == before
 
 
-def test_the_resizer_torch_is_repeated_by_torch(folder: Path, tmp_path: Path) -> None:
+def test_the_resizer_torch_is_repeated_by_torch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_tree(folder, {f"cat/large{n}.png": png(200, 150, n) for n in range(3)})
     recipe = Recipe(encode="raw", resize=(64, 64), resize_mode="stretch", resizer="torch")
     place = make_dataset(folder, tmp_path / "made", recipe=replace(recipe, enlarge=True))
     assert proved(place, folder)
     restate(place, lambda m: replace(m, recipe={**m.recipe, "resizer": "pillow"}))
+    monkeypatch.setattr("shardkit.verbs.verify._SAID", ())  # the shards say otherwise
     alike = verify(place, against=folder)  # torch is a library that only the manifest names
     assert alike.source is not None
     assert alike.source.alike > 0
@@ -144,14 +147,14 @@ def test_a_changed_source_is_found(jpegs: Path, truths: Path, tmp_path: Path, na
 def test_an_unreadable_file_is_found(
     jpegs: Path, truths: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Path.open
+    original = os.open
 
-    def refuse(self: Path, *args: Any, **kwargs: Any) -> Any:
-        if self.name == "2.jpg":
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.path.basename(path) == "2.jpg":
             raise PermissionError(13, "Permission denied")
-        return original(self, *args, **kwargs)
+        return original(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     found = blamed(truths / "hdf5", jpegs)
     assert set(found) == {"cat/2.jpg", "dog/2.jpg"}
     assert "its file does not give it: it cannot be read: Permission denied" in found["cat/2.jpg"]

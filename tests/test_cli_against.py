@@ -94,7 +94,7 @@ def test_a_receipt_holds_until_something_changes(place: Path, folder: Path, rece
     for level in ("quick", "full", "decode"):
         result = invoke("verify", place, "--receipt", receipt, "--level", level, "--workers", 1)
         assert result.exit_code == SOUND
-        assert f"receipt   of {time}, against photos: holds" in result.stdout
+        assert f"receipt   of {time[:10]} {time[11:16]} UTC, against photos: holds" in result.stdout
     make_tree(folder, {"dog/more.jpg": jpeg(seed=9)})
     shutil.rmtree(place)
     make_dataset(folder, place)

@@ -142,11 +142,16 @@ def _show_source(source: SourceReport) -> None:
 def _show_receipt(receipt: Path | None, known: dict[str, Any] | None, result: Verification) -> None:
     if known and result.ok:
         against = printable(known["source"]["name"])
-        line("receipt", f"of {printable(known['time'])}, against {against}: holds")
+        line("receipt", f"of {_when(known)}, against {against}: holds")
     elif known:
-        line("receipt", f"of {printable(known['time'])}: does not hold")
+        line("receipt", f"of {_when(known)}: does not hold")
     elif receipt is not None:
         line("receipt", f"written to {receipt}" if result.ok else "none: there are findings")
+
+
+def _when(receipt: dict[str, Any]) -> str:
+    """Return the time of a receipt, which is UTC, to the minute."""
+    return printable(f"{receipt['time'][:16].replace('T', ' ')} UTC")
 
 
 def _describe(finding: Finding) -> str:
