@@ -197,11 +197,11 @@ MUTANTS = (
         "tests/test_verify.py -k to_the_key",
     ),
     Mutant(
-        "the number of records is not compared",
+        "what a shard says of itself is not compared",
         EXAMINE,
-        "            if len(records) != task.entry.rows:",
-        "            if False:",
-        "tests/test_damage.py -k webdataset-encoded",
+        '    if not wrong:\n        return []\n    reason = f"{task.entry.name} was',
+        '    if wrong or not wrong:\n        return []\n    reason = f"{task.entry.name} was',
+        "tests/test_compare.py -k lie",
     ),
     Mutant(
         "a record's checksum is not compared on reading",
