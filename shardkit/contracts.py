@@ -118,6 +118,9 @@ class Format:
     overhead: int = 0
     """Bytes that a record takes beside its image, about; to foresee the size of a dataset."""
 
+    copies: int = 1
+    """How often a shard's bytes are on the disk while it is written."""
+
     write: Callable[[Path, ShardSpec], ShardWriter]
     """Begins a shard at a path where nothing stands."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ class Finding:
     """The record's source path."""
     row: int | None = None
     """The record's row in its dataset."""
+    source: bool = False
+    """Whether it is the source that differs; the dataset may be as it was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +140,19 @@ class _Records:
         meter = Meter()
         with self.comparison.at_work() if self.comparison else nullcontext():
             for row in range(len(records)):
-                file, size = self.task.entry.name, 0
+                file, size, differs = self.task.entry.name, 0, False
                 try:
                     (found,) = records.read([row])
                     size = int(found.row["length"][0])
                     file, reason = self._look(found, row)
+                    if not reason and self.comparison and row < self.task.entry.rows:
+                        reason = self.comparison.difference(found.record, row)
+                        differs = bool(reason)
                 except CorruptShard as error:
                     reason = str(error)
                 if reason:
-                    findings.append(_record_finding(self.task, row, self.index, reason, file=file))
+                    finding = _record_finding(self.task, row, self.index, reason, file=file)
+                    findings.append(replace(finding, source=differs))
                 meter.add(images=1, size=size, bad=bool(reason))
         meter.flush()
         return findings
@@ -156,10 +162,7 @@ class _Records:
         reason, differs_in = _difference(found, row, self.index)
         if reason:
             return differs_in if self.sound else self.task.entry.name, reason
-        reason = _undecodable(found, self.task)
-        if not reason and self.comparison and row < self.task.entry.rows:
-            reason = self.comparison.difference(found.record, row)
-        return self.task.entry.name, reason
+        return self.task.entry.name, _undecodable(found, self.task)
 
 
 def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:

@@ -7,16 +7,16 @@ follows from the manifest's row counts.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import CorruptDataset
-from shardkit.npy import map_npy, save_npy
+from shardkit.npy import StoredValues, map_npy, save_npy
 from shardkit.record import IMAGE_FIELDS, NO_LABEL
 
 ROW = np.dtype(
@@ -51,6 +51,10 @@ _RUN = 4096
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
+
+
+_Values = StoredValues | npt.NDArray[Any]
+_Loaded = TypeVar("_Loaded")
 
 
 class IndexPart(NamedTuple):
@@ -125,13 +129,14 @@ def require_counts(labels: npt.NDArray[np.integer[Any]], counts: Sequence[int] |
 
 
 class StringTable(Sequence[str]):
-    """Strings of a dataset, one for each row, read from memory-mapped files when asked for.
+    """Strings of a dataset, one for each row, read from their files when asked for.
 
     Raises:
-        CorruptDataset: On access, if the files do not say where a string begins and ends.
+        CorruptDataset: On access, if the files do not say where a string begins and ends, or cannot
+            be read any more.
     """
 
-    def __init__(self, text: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
+    def __init__(self, text: _Values, ends: _Values) -> None:
         self._text = text
         self._ends = ends
 
@@ -157,7 +162,16 @@ class StringTable(Sequence[str]):
 
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighbouring rows, read in one piece."""
-        bounds = [int(self._ends[start - 1]) if start else 0, *self._ends[start:stop].tolist()]
+        try:
+            return self._read(start, stop)
+        except (OSError, ValueError) as error:
+            raise CorruptDataset(
+                f"the index cannot be read: {error}. `shardkit index` rebuilds it from the shards"
+            ) from error
+
+    def _read(self, start: int, stop: int) -> list[str]:
+        first_end = self._ends[start - 1 : start].tolist() if start else [0]
+        bounds = [*first_end, *self._ends[start:stop].tolist()]
         if not 0 <= bounds[0] <= bounds[-1] <= len(self._text) or bounds != sorted(bounds):
             raise CorruptDataset(
                 f"the index is damaged: the texts of the rows {start} to {stop - 1} overlap. "
@@ -182,7 +196,7 @@ class Index:
 
     def rows(self) -> Rows:
         """Return all rows, as a read-only memory-mapped array of `ROW`."""
-        return self._load(ROWS_NAME, ROW, self._count)
+        return self._load(map_npy, ROWS_NAME, ROW, self._count)
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -194,13 +208,20 @@ class Index:
 
     def _strings(self, name: str) -> StringTable:
         text_name, ends_name = _string_names(name)
-        ends = self._load(ends_name, np.int64, self._count)
-        return StringTable(self._load(text_name, np.uint8, int(ends[-1]) if len(ends) else 0), ends)
+        ends = self._load(StoredValues, ends_name, np.int64, self._count)
+        last = ends[len(ends) - 1 :].tolist() if len(ends) else [0]
+        return StringTable(self._load(StoredValues, text_name, np.uint8, last[0]), ends)
 
-    def _load(self, name: str, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    def _load(
+        self,
+        load: Callable[[Path, npt.DTypeLike, int], _Loaded],
+        name: str,
+        dtype: npt.DTypeLike,
+        count: int,
+    ) -> _Loaded:
         path = self._directory / name
         try:
-            return map_npy(path, dtype, max(count, 0))
+            return load(path, dtype, max(count, 0))
         except (OSError, ValueError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise CorruptDataset(

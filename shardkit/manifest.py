@@ -31,6 +31,11 @@ _DEEPEST = 32
 _TOO_MANY = 1 << 63
 """Above this numbers do not fit where they are computed with."""
 
+_REMEDY = (
+    "Restore it from a copy, or convert again into a new folder: the same source, options and "
+    "versions give the same file."
+)
+
 _T = TypeVar("_T")
 
 
@@ -140,7 +145,7 @@ def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
     if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
         raise CorruptDataset(
             f"{path} was changed after it was written, or is cut: its digest does not match. "
-            "Restore the original, or convert again."
+            f"{_REMEDY}"
         )
     body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
     target: type[Manifest | SplitsManifest]
@@ -200,9 +205,9 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
     try:
         value = load_json(content)
     except ValueError as error:
-        raise CorruptDataset(f"{path} is not a manifest of shardkit: {error}") from error
+        raise CorruptDataset(f"{path} is not a manifest of shardkit: {error}. {_REMEDY}") from error
     if value.get("kind") not in ("dataset", "splits"):
-        raise CorruptDataset(f"{path} is not a manifest of shardkit")
+        raise CorruptDataset(f"{path} is not a manifest of shardkit. {_REMEDY}")
     return value
 
 

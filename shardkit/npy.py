@@ -56,6 +56,58 @@ def save_npy(path: Path, values: npt.NDArray[Any]) -> None:
         file.write(np.ascontiguousarray(values).data)
 
 
+class StoredValues:
+    """The values of a file of `save_npy`, read when they are asked for.
+
+    A file that is cut later is an error then; a map of it would end the process.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not a file of that many values of that type.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, count: int) -> None:
+        self._made_of = path, dtype, count
+        self._dtype = np.dtype(dtype)
+        self._count = count
+        self._file = open_regular(path)
+        header = npy_header((count,), dtype)
+        self._start = len(header)
+        size = os.fstat(self._file.fileno()).st_size
+        whole = size == len(header) + count * self._dtype.itemsize
+        if not whole or self._file.read(len(header)) != header:
+            self._file.close()
+            raise ValueError(f"it is not an array of {count} values as shardkit writes it")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def __getitem__(self, part: slice) -> npt.NDArray[Any]:
+        """Return neighbouring values; the slice has no step.
+
+        Raises:
+            OSError: If they cannot be read.
+            ValueError: If the file was cut since it was opened.
+        """
+        start, stop, _ = part.indices(self._count)
+        length = max(0, stop - start) * self._dtype.itemsize
+        offset = self._start + start * self._dtype.itemsize
+        data = bytearray()
+        while len(data) < length:
+            piece = os.pread(self._file.fileno(), length - len(data), offset + len(data))
+            if not piece:
+                raise ValueError(f"it was cut at byte {offset + len(data)}")
+            data += piece
+        return np.frombuffer(data, self._dtype)
+
+
 def map_npy(path: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
     """Return the ``count`` values of a file of `save_npy`, memory-mapped and read-only.
 

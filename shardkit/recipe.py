@@ -45,6 +45,9 @@ FILTERS = {
 RESIZERS = ("pillow", "torch")
 DEFAULT_QUALITY = 90
 
+TOO_SMALL = "--enlarge or --resize-mode pad"
+"""What helps an image that is too small for raw pixels of one size; every message names it so."""
+
 _TORCH_FILTERS = ("bicubic", "bilinear")
 """Those of `FILTERS` that torch has with antialiasing."""
 
@@ -205,7 +208,7 @@ class Recipe:
         if self.raw_shape and (image.height, image.width) != self.resize:
             raise BadImage(
                 f"it is {info.width} x {info.height} pixels, too small to be resized "
-                "without enlarging or padding it (--enlarge, --resize-mode pad)"
+                f"without enlarging or padding it ({TOO_SMALL})"
             )
         content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
         return _stored(record, plan.field, content, image.size, notes)

@@ -162,11 +162,12 @@ class ShardSet:
         # A gap of a few pages between two images costs less than another call.
         apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
         firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(shards) else shards
+        files: dict[int, ShardFile] = {}
+        with contextlib.suppress(CorruptDataset, OSError):  # opening one may fail
+            files = self._open_all(set(shards.tolist()))
         for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
-            with contextlib.suppress(CorruptDataset, OSError):  # opening it may fail
-                length = max(0, int(ends[last] - starts[first]))
-                number = int(shards[first])
-                self._open_all([number])[number].announce(int(starts[first]), length)
+            if file := files.get(int(shards[first])):
+                file.announce(int(starts[first]), max(0, int(ends[last] - starts[first])))
 
     def shard_path(self, shard: int) -> Path:
         """Return the file of the shard of the given number."""

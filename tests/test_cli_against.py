@@ -84,14 +84,15 @@ def test_findings_leave_no_receipt(place: Path, folder: Path, tmp_path: Path) ->
     before = tree(tmp_path)
     result = invoke("verify", place, "--against", folder, "--receipt", path)
     assert result.exit_code == DAMAGED
-    assert "damaged: cat/new.jpg: it is in the source, and not in the dataset" in result.stderr
+    assert "differs: cat/new.jpg: it is in the source, and not in the dataset" in result.stderr
+    assert "note      the dataset itself is as it was written" in result.stdout
     assert "receipt   none: there are findings" in result.stdout
     assert tree(tmp_path) == before
 
 
 def test_a_receipt_holds_until_something_changes(place: Path, folder: Path, receipt: Path) -> None:
     time = json.loads(receipt.read_bytes())["time"]
-    for level in ("quick", "full", "decode"):
+    for level in ("full", "decode"):
         result = invoke("verify", place, "--receipt", receipt, "--level", level, "--workers", 1)
         assert result.exit_code == SOUND
         assert f"receipt   of {time[:10]} {time[11:16]} UTC, against photos: holds" in result.stdout
@@ -100,9 +101,27 @@ def test_a_receipt_holds_until_something_changes(place: Path, folder: Path, rece
     make_dataset(folder, place)
     result = invoke("verify", place, "--receipt", receipt, "--workers", 1)
     assert result.exit_code == DAMAGED
-    assert f"receipt   of {time}: does not hold" in result.stdout
-    assert f"it is not the manifest that the receipt of {time} is of" in result.stderr
+    assert f"receipt   of {time[:10]} {time[11:16]} UTC: does not hold" in result.stdout
+    assert "the receipt is of another dataset: made, of 6 images" in result.stderr
     assert invoke("verify", place, "--workers", 1).exit_code == SOUND
+
+
+@pytest.mark.parametrize("against", [True, False])
+def test_the_level_quick_proves_nothing(
+    place: Path, folder: Path, tmp_path: Path, receipt: Path, against: bool
+) -> None:
+    options = ["--against", folder, "--receipt", tmp_path / "new"] if against else []
+    options = options or ["--receipt", receipt]
+    result = invoke("verify", place, *options, "--level", "quick")
+    assert isinstance(result.exception, UsageError)
+
+
+def test_json_tells_whether_a_receipt_holds(place: Path, receipt: Path) -> None:
+    for holds in (True, False):
+        told = json.loads(invoke("verify", place, "--receipt", receipt, "--json").stdout)
+        assert told["receipt"]["holds"] is told["ok"] is holds
+        (place / "shard-000000.lmdb").write_bytes(b"")
+    assert json.loads(invoke("verify", place, "--json").stdout)["receipt"] is None
 
 
 def test_a_damaged_dataset_does_not_hold(place: Path, receipt: Path) -> None:
@@ -168,7 +187,7 @@ def test_names_in_the_source_cannot_break_a_line(place: Path, folder: Path) -> N
     result = invoke("verify", place, "--against", folder, "--workers", 1)
     assert result.exit_code == DAMAGED
     assert "\x1b" not in result.output
-    assert r"damaged: cat/a\n\x1b[31m.jpg: it is in the source" in result.stderr
+    assert r"differs: cat/a\n\x1b[31m.jpg: it is in the source" in result.stderr
 
 
 def test_names_that_are_no_text_are_shown(place: Path, folder: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_damaged_manifest_exits_with_1(place: Path, folder: Path) -> None:
     (place / MANIFEST_NAME).write_text(text.replace('"cat"', '"cow"'))
     result = run("repair", place, "--from", folder)
     assert result.returncode == LEFT
-    assert "Restore the original, or convert again" in result.stderr
+    assert "Restore it from a copy, or convert again" in result.stderr
 
 
 def test_splits_are_repaired_together(tmp_path: Path) -> None:

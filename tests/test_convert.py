@@ -561,7 +561,7 @@ def test_a_disk_too_small_is_noticed_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(space_module, "free_bytes", lambda _: 1000)
     with pytest.raises(
-        DiskFull, match=r"0.0 MiB are still to be written, and 0.0 MiB are free. Make room"
+        DiskFull, match=r"0.0 MiB are still to be written; 0.0 MiB are free. Make room"
     ):
         made(folder, tmp_path / "out")
     assert os.listdir(tmp_path) == ["photos"]

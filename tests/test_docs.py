@@ -146,6 +146,15 @@ def test_the_comparison_of_output_sees_differences() -> None:
     assert not shows("class a", "class b")
 
 
+def test_what_the_page_on_reliability_names_is_there() -> None:
+    """A promise whose test has another name is held by nobody."""
+    text = (DOCS / "reliability.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:tests|scripts|shardkit)/[\w./]+)`", text))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert "@@" not in text
+
+
 def test_pages_have_blocks_that_are_run() -> None:
     run_ones = [
         block

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import os
+import pickle
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.npy import npy_header, npy_values
+from shardkit.npy import StoredValues, npy_header, npy_values, save_npy
 
 SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4))
 
@@ -67,3 +70,20 @@ def test_a_header_with_any_changed_byte_is_a_value_error_or_another_header() -> 
                 continue
             assert start + np.prod(shape) == len(content)
             assert all(side >= 0 for side in shape)
+
+
+def test_stored_values_are_read_and_not_mapped(tmp_path: Path) -> None:
+    values = np.arange(100, dtype=np.int64)
+    save_npy(tmp_path / "values.npy", values)
+    stored = StoredValues(tmp_path / "values.npy", np.int64, 100)
+    assert len(stored) == 100
+    for part in (slice(0, 100), slice(3, 7), slice(99, 100), slice(5, 5), slice(90, 200)):
+        assert stored[part].tolist() == values[part].tolist()
+    copied = pickle.loads(pickle.dumps(stored))
+    assert copied[2:4].tolist() == [2, 3]
+    os.truncate(tmp_path / "values.npy", 200)
+    assert stored[0:2].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="it was cut at byte"):
+        stored[50:60]
+    with pytest.raises(ValueError, match="not an array of 100 values"):
+        StoredValues(tmp_path / "values.npy", np.int64, 100)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import warnings
+from typing import Any
 
 import pytest
 
@@ -52,3 +55,17 @@ def test_quiet_ends_with_an_exception() -> None:
             raise KeyError
         with pytest.raises(UserWarning):
             warnings.warn("loud", UserWarning, stacklevel=1)
+
+
+def test_the_filters_can_be_sent_to_other_processes() -> None:
+    """As joblib does: what stands in them must be picklable, and harmless where it arrives."""
+    with quiet():
+        pass
+    sent = pickle.loads(pickle.dumps(warnings.filters))
+    assert copy.deepcopy(warnings.filters)
+    assert len(sent) == len(warnings.filters)
+    with warnings.catch_warnings():
+        filters: Any = warnings.filters
+        filters[:] = sent
+        with pytest.warns(UserWarning, match="heard"):
+            warnings.warn("heard", UserWarning, stacklevel=1)

@@ -18,8 +18,8 @@ from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, tree
 
 import shardkit
 from shardkit import ConvertOptions, convert, scan_imagefolder, verify
-from shardkit.errors import CorruptDataset, UsageError
-from shardkit.manifest import MANIFEST_NAME, load_any_manifest, load_manifest
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.manifest import MANIFEST_NAME, Manifest, load_any_manifest, load_manifest
 from shardkit.record import dump_json
 from shardkit.verbs.receipt import check_receipt, load_receipt, require_new, save_receipt
 
@@ -91,7 +91,7 @@ def test_a_receipt_holds_for_the_same_data_converted_again(
 ) -> None:
     path = written(make_dataset(folder, tmp_path / "one", to=to), folder, tmp_path / "receipt.json")
     again = make_dataset(folder, tmp_path / "two", to=to)
-    assert check_receipt(load_receipt(path), again) == []
+    assert check_receipt(load_receipt(path), again, verify(again).manifests) == []
 
 
 def test_another_dataset_is_not_the_one_of_the_receipt(
@@ -104,23 +104,54 @@ def test_another_dataset_is_not_the_one_of_the_receipt(
         ConvertOptions(to="lmdb", shard_samples=3),
         force=True,
     )
-    reasons = {f.file: f.reason for f in check_receipt(load_receipt(receipt), tmp_path / "made")}
-    time = load_receipt(receipt)["time"]
-    assert reasons[MANIFEST_NAME] == f"it is not the manifest that the receipt of {time} is of"
-    assert reasons["shard-000000.lmdb"] == "it is another file than at the time of the receipt"
-    assert reasons["shard-000002.lmdb"] == "it is new since the receipt"
-    assert reasons["ignored.jsonl"] == "it is new since the receipt"
+    reasons = {
+        f.file: f.reason
+        for f in check_receipt(
+            load_receipt(receipt), tmp_path / "made", verify(tmp_path / "made").manifests
+        )
+    }
+    assert reasons == {MANIFEST_NAME: "the receipt is of another dataset: made, of 6 images"}
     newer = written(tmp_path / "made", folder, tmp_path / "newer.json")
     shutil.rmtree(tmp_path / "made")
     (folder / "cat/list.txt").unlink()
     make_dataset(folder, tmp_path / "made")
-    reasons = {f.file: f.reason for f in check_receipt(load_receipt(newer), tmp_path / "made")}
+    reasons = {
+        f.file: f.reason
+        for f in check_receipt(
+            load_receipt(newer), tmp_path / "made", verify(tmp_path / "made").manifests
+        )
+    }
     assert reasons["ignored.jsonl"] == "it is gone since the receipt"
+    time = load_receipt(newer)["time"]
+    assert reasons[MANIFEST_NAME] == f"it is not the manifest that the receipt of {time} is of"
+
+
+def test_files_that_are_others_now_are_named(place: Path, receipt: Path) -> None:
+    def change(manifest: Manifest) -> Manifest:
+        first, *others = manifest.shards
+        more = replace(others[-1], name="shard-more.lmdb", rows=0)
+        return replace(manifest, shards=(replace(first, sha256="0" * 64), *others, more))
+
+    restate(place, change)
+    known = load_receipt(receipt)
+    found = {f.file: f.reason for f in check_receipt(known, place, verify(place).manifests)}
+    assert found == {
+        MANIFEST_NAME: f"it is not the manifest that the receipt of {known['time']} is of",
+        "shard-000000.lmdb": "it is another file than at the time of the receipt",
+        "shard-more.lmdb": "it is new since the receipt",
+    }
+
+
+def test_a_dataset_that_was_exchanged_since_it_was_verified_does_not_hold(
+    place: Path, receipt: Path
+) -> None:
+    (finding,) = check_receipt(load_receipt(receipt), place, {"": "another digest"})
+    assert finding.file == MANIFEST_NAME
 
 
 def test_an_entry_of_the_manifest_alone_makes_another_dataset(place: Path, receipt: Path) -> None:
     restate(place, lambda manifest: replace(manifest, notes={"small": 1}))
-    (finding,) = check_receipt(load_receipt(receipt), place)
+    (finding,) = check_receipt(load_receipt(receipt), place, verify(place).manifests)
     assert finding.file == MANIFEST_NAME
 
 
@@ -133,9 +164,11 @@ def test_a_receipt_of_splits_has_all_of_them(tmp_path: Path) -> None:
     assert value["dataset"]["rows"] == {"train": 6, "val": 2}
     assert value["dataset"]["digest"] == load_any_manifest(place).digest
     assert "val/shard-000000.tar" in value["dataset"]["files"]
-    assert check_receipt(value, place) == []
+    assert check_receipt(value, place, verify(place).manifests) == []
     restate(place / "val", lambda manifest: replace(manifest, notes={"small": 1}))
-    assert [finding.file for finding in check_receipt(value, place)] == [MANIFEST_NAME]
+    assert [finding.file for finding in check_receipt(value, place, verify(place).manifests)] == [
+        MANIFEST_NAME
+    ]
 
 
 def test_a_dataset_that_was_replaced_meanwhile_gets_no_receipt(
@@ -193,7 +226,7 @@ def test_a_full_disk_leaves_no_part_of_a_receipt(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shardkit.files.sync", full)
-    with pytest.raises(UsageError, match="No space left on device"):
+    with pytest.raises(ShardkitError, match="No space left on device"):
         save_receipt(tmp_path / "receipt.json", place, result)
     assert tree(tmp_path) == before
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 import zlib
@@ -10,7 +11,7 @@ from helpers import encoded, exif, jpeg, opened, picture, png, png_chunk, png_fi
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.codecs.image import decode
+from shardkit.codecs.image import decode, inspect
 from shardkit.codecs.structure import (
     MAX_SCANS,
     check_png,
@@ -269,3 +270,33 @@ def test_the_header_of_a_netpbm_file_may_have_comments(head: bytes) -> None:
 def test_a_netpbm_file_without_its_numbers_is_bad(head: bytes) -> None:
     with pytest.raises(BadImage, match="header is damaged, or longer than 65536 bytes"):
         check_ppm(head)
+
+
+@pytest.mark.parametrize("marker", [0xC0, 0xC2, 0xC4, 0xDA, 0xE1])
+def test_a_jpeg_of_one_empty_segment_is_cut(marker: int) -> None:
+    data = b"\xff\xd8\xff" + bytes((marker,)) + b"\0\x02"
+    with pytest.raises(BadImage):
+        inspect(data, "jpg")
+    with pytest.raises(BadImage):
+        decode(data, "jpg")
+
+
+@pytest.mark.parametrize("interlaced", [0, 1])
+@pytest.mark.parametrize("tail", [b"", b"surplus" * 50])
+@pytest.mark.parametrize("spoilt", [-1, -3, -6])
+def test_a_png_whose_packed_data_end_badly_is_no_other_error(
+    interlaced: int, tail: bytes, spoilt: int
+) -> None:
+    header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, interlaced)
+    packed = bytearray(zlib.compress(bytes(60) + tail, 0))
+    packed[spoilt] ^= 0xFF
+    data = b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            png_chunk(b"IHDR", header),
+            png_chunk(b"IDAT", bytes(packed)),
+            png_chunk(b"IEND", b""),
+        )
+    )
+    with contextlib.suppress(BadImage):
+        assert decode(data, "png").shape == (4, 4, 3)

@@ -240,6 +240,8 @@ def _options(given: dict[str, Any]) -> ConvertOptions:
     box, mode = (None, "shorter") if given["resize"] is None else parse_size(given["resize"])
     if box is None and given["resize_mode"]:
         raise UsageError("--resize-mode says how to --resize; give that too")
+    if box is None and (given["enlarge"] or given["filter_"] != "bicubic"):
+        raise UsageError("--enlarge and --filter say how to --resize; give that too")
     if box is None and given["resizer"] != "pillow":
         raise UsageError("--resizer needs --resize: it says what scales the images")
     return ConvertOptions(

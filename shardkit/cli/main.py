@@ -119,6 +119,7 @@ class _Ending:
         self._asked = True
         if number == signal.SIGINT:
             raise KeyboardInterrupt
+        os.write(2, f"shardkit: error: {_INTERRUPTED}\n".encode())
         sys.exit(128 + number)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -12,9 +13,9 @@ from typing import Any
 import click
 
 from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some
-from shardkit.errors import ShardkitError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.examine import Finding
-from shardkit.manifest import dataset_directories, load_manifest
+from shardkit.manifest import MANIFEST_NAME, dataset_directories, load_manifest
 from shardkit.pool import available_workers
 from shardkit.verbs.against import SourceReport
 from shardkit.verbs.receipt import check_receipt, load_receipt, require_new, save_receipt
@@ -73,6 +74,10 @@ def verify_command(dst: Path, level: str, against: Path | None, **given: Any) ->
     begun = time.monotonic()
     quiet, receipt = given["quiet"], given["receipt"]
     known = None
+    if receipt is not None and level == "quick":
+        raise UsageError(
+            "the level quick reads no shard, so that no receipt can be held against it"
+        )
     if receipt is not None and against is not None:
         require_new(receipt)
     elif receipt is not None:
@@ -87,14 +92,16 @@ def verify_command(dst: Path, level: str, against: Path | None, **given: Any) ->
         )
     if known and result.datasets:
         with contextlib.suppress(ShardkitError):  # a damaged manifest is a finding already
-            result.findings += check_receipt(known, dst)
-    if receipt is not None and result.source is not None:
-        save_receipt(receipt, dst, result)
+            result.findings += check_receipt(known, dst, result.manifests)
     seconds = time.monotonic() - begun
     if given["as_json"]:
-        emit({"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)})
+        told = {"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)}
+        emit({**told, "receipt": known and {"time": known["time"], "holds": result.ok}})
     elif not quiet:
         _show(dst, result, seconds)
+    if receipt is not None and result.source is not None:
+        save_receipt(receipt, dst, result)  # after all was told: the disk may be full
+    if not quiet and not given["as_json"]:
         _show_receipt(receipt, known, result)
     sys.exit(0 if result.ok else 1)
 
@@ -109,10 +116,11 @@ def _count(dst: Path) -> int:
 
 def _show(dst: Path, result: Verification, seconds: float) -> None:
     for finding in result.findings[:_LISTED]:
-        click.echo(f"  damaged: {_describe(finding)}", err=True)
+        kind = "differs" if finding.source else "damaged"
+        click.echo(f"  {kind}: {_describe(finding)}", err=True)
     if len(result.findings) > _LISTED:
         more = len(result.findings) - _LISTED
-        click.echo(f"  damaged: ... and {more:,} more (--json gives all)", err=True)
+        click.echo(f"  ... and {more:,} more (--json gives all)", err=True)
     read = f", {amount(result.records, 'record')}" if result.level != "quick" else ""
     click.echo(
         f"{dst}: {'sound' if result.ok else amount(len(result.findings), 'finding')} "
@@ -121,6 +129,10 @@ def _show(dst: Path, result: Verification, seconds: float) -> None:
     )
     if result.extras:
         click.echo(f"  not part of the dataset: {some(result.extras)}")
+    if result.findings and all(finding.source for finding in result.findings):
+        line("note", "the dataset itself is as it was written; the source is not what it was")
+    elif any(finding.file != MANIFEST_NAME and not finding.source for finding in result.findings):
+        line("next", f"shardkit repair {shlex.quote(str(dst))} --from SRC")
     if result.source:
         _show_source(result.source)
 

@@ -142,7 +142,8 @@ def inspect(data: bytes, field: str) -> ImageInfo:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
     if field == "jpg":
-        header = jpeg_header(data)
+        with blaming("it cannot be identified"):
+            header = jpeg_header(data)
         data = header.content
         if not header.speaks and simplejpeg is not None:
             try:
@@ -297,7 +298,8 @@ def _decode_by_pillow(
     out: Pixels | None,
 ) -> Pixels:
     if field == "png":
-        check_png(data)
+        with blaming("it cannot be decoded"):
+            check_png(data)
     with quiet(), _open(data, field) as image:
         if field == "jpg" and min(at_least) > 0:
             image.draft(None, at_least)

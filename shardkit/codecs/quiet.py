@@ -7,6 +7,7 @@ filters of all threads, and leave them changed if two of them leave it in the wr
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ class _Here(threading.local):
 
     def match(self, _: str) -> bool:
         return self.depth > 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Become a pattern that matches nothing: others send the filters to their processes."""
+        return re.compile, ("(?!)",)
 
 
 _here = _Here()

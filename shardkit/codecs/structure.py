@@ -90,7 +90,7 @@ def jpeg_header(data: bytes) -> JpegHeader:
         exif += is_exif
         if not is_exif or exif <= _MAX_EXIF:
             pieces.append(data[start:at])
-        if marker in _FRAMES:
+        if marker in _FRAMES and size > 2:
             coding = _coding(marker, data[start + 4])
             if marker in _PROGRESSIVE:
                 _check_scans(data, at)
@@ -159,13 +159,16 @@ def png_is_whole(data: bytes | memoryview) -> bool:
         if columns > 0 and rows > 0:
             missing += rows * (1 + -(-columns * bits // 8))
     unpacker = zlib.decompressobj()
-    for _, kind, content in _chunks(view):
-        piece: bytes | memoryview = content if kind == b"IDAT" else b""
-        while len(piece) and missing > 0:
-            missing -= len(unpacker.decompress(piece, _INFLATED))
-            piece = unpacker.unconsumed_tail
-    while missing > 0 and (rest := unpacker.decompress(unpacker.unconsumed_tail, _INFLATED)):
-        missing -= len(rest)
+    try:
+        for _, kind, content in _chunks(view):
+            piece: bytes | memoryview = content if kind == b"IDAT" else b""
+            while len(piece) and missing > 0:
+                missing -= len(unpacker.decompress(piece, _INFLATED))
+                piece = unpacker.unconsumed_tail
+        while missing > 0 and (rest := unpacker.decompress(unpacker.unconsumed_tail, _INFLATED)):
+            missing -= len(rest)
+    except zlib.error:  # behind the last row, where Pillow does not look, or before it
+        pass
     return missing <= 0
 
 

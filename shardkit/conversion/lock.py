@@ -19,7 +19,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 """What file systems without locks answer: some network mounts and FUSE."""
 
 _REFUSALS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
 )
 """What is said of a place in which nothing can be written; all else is a disk that fails."""
@@ -87,22 +87,31 @@ def _own(path: Path) -> Callable[[], None] | None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        _require_dead(path)
-        path.unlink(missing_ok=True)
+        _remove(path, _require_dead(path))
         return None
+    name = dump_json({"machine": socket.gethostname(), "process": os.getpid()})
     with open(descriptor, "wb") as file:
-        file.write(dump_json({"machine": socket.gethostname(), "process": os.getpid()}))
-
-    def release() -> None:
-        path.unlink(missing_ok=True)
-
-    return release
+        file.write(name)
+    return lambda: _remove(path, name)
 
 
-def _require_dead(path: Path) -> None:
-    """Refuse to take over from a process that lives, or of which nothing can be known."""
+def _remove(path: Path, name: bytes) -> None:
+    """Remove the file if it bears that name; another process may have put its own there."""
+    aside = path.with_name(f"{path.name}-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if aside.read_bytes() == name:
+            aside.unlink()
+        else:
+            aside.rename(path)
+
+
+def _require_dead(path: Path) -> bytes:
+    """Return what the file says; refuse if its process lives, or nothing can be known of it."""
+    content = b""
     try:
-        owner = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        owner = json.loads(content)
         machine, process = str(owner["machine"]), int(owner["process"])
     except (OSError, ValueError, TypeError, KeyError):
         machine, process = "an unknown machine", -1
@@ -110,7 +119,7 @@ def _require_dead(path: Path) -> None:
         try:
             os.kill(process, 0)
         except ProcessLookupError:
-            return
+            return content
         except PermissionError:
             pass  # it is another user's, and lives
     raise UsageError(

@@ -17,14 +17,16 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class Room:
     """What the shards that are still to be made will take."""
 
-    def __init__(self, folder: Path, needs: Sequence[int], *, ahead: int) -> None:
+    def __init__(self, folder: Path, needs: Sequence[int], *, ahead: int, copies: int = 1) -> None:
         """Describe it.
 
         Args:
             folder: Where they are made.
             needs: Bytes of each, about, in the order in which they are begun.
             ahead: How many are in work at the same time.
+            copies: How often one's bytes are on the disk while it is in work.
         """
+        self._beside = (copies - 1) * sum(sorted(needs)[-ahead:])
         self._folder = folder
         self._needs = needs
         self._ahead = ahead
@@ -41,7 +43,7 @@ class Room:
         Raises:
             DiskFull: If there is not enough.
         """
-        if self._left > free_bytes(self._folder):
+        if self._left + self._beside > free_bytes(self._folder):
             raise self.lacking()
         try:
             if known:
@@ -64,7 +66,7 @@ class Room:
 
     def lacking(self) -> DiskFull:
         """Return the error that says how much is missing before a shard is begun."""
-        lack = max(self._left - free_bytes(self._folder), 1 << 20)
+        lack = max(self._left + self._beside - free_bytes(self._folder), 1 << 20)
         return DiskFull(
             f"the disk of {self._folder} is full, or too small. {self.need()} Make room for "
             f"{_mib(lack)} more and give the same command again: the shards that are done are kept."
@@ -73,7 +75,8 @@ class Room:
     def need(self) -> str:
         """Return a sentence on what is still to be written, and what room there is."""
         free = free_bytes(self._folder)
-        return f"About {_mib(self._left)} are still to be written, and {_mib(free)} are free."
+        beside = f", and {_mib(self._beside)} taken for a while" if self._beside else ""
+        return f"About {_mib(self._left)} are still to be written{beside}; {_mib(free)} are free."
 
     @property
     def _left(self) -> int:

@@ -8,6 +8,7 @@ after an interruption the same command finds what is done.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -87,9 +88,11 @@ class Workplace:
             if not found:
                 return
             if not force:
+                done = sum(1 for _ in self.state.rglob("result.json"))
+                shards = f"; {done:,} finished shard{'s' * (done != 1)} would go" if done else ""
                 raise UsageError(
                     f"{self.target} holds an unfinished conversion, which this command does not "
-                    f"continue: {'; '.join(found)}. --force starts over"
+                    f"continue: {'; '.join(found)}. --force starts over{shards}"
                 )
         self._plan.unlink(missing_ok=True)  # first: what is left must not pass for work of a plan
         for folder in (self.state, self.dataset):
@@ -191,7 +194,12 @@ def workplace(target: Path, *, force: bool) -> Iterator[Workplace]:
 
 def _sync_all(folders: set[Path]) -> None:
     for folder in folders:
-        sync(folder)
+        try:
+            sync(folder)
+        except OSError as error:
+            # A folder above that may not be read, or a file system that syncs no folders.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
+                raise
 
 
 def check_target(target: Path, *, force: bool) -> None:

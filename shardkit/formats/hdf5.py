@@ -336,6 +336,7 @@ FORMAT = Format(
     suffix=".h5",
     title="HDF5 files",
     overhead=160,
+    copies=2,
     libraries=("h5py",),
     write=Hdf5Writer,
     read=Hdf5Reader,

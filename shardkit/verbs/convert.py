@@ -30,6 +30,7 @@ from shardkit.manifest import (
     save_manifest,
 )
 from shardkit.pool import Report, run_tasks
+from shardkit.recipe import TOO_SMALL
 from shardkit.record import dump_json
 from shardkit.sources.imagefolder import Scan
 
@@ -181,7 +182,7 @@ def _build(
     place.prune({task.path for task in done})
     needs = [0] * len(done) + [of_split[t.split].plan.shard_bytes[t.number] for t in tasks]
     recipe = plan.options.recipe
-    room = Room(place.folder, needs, ahead=workers)
+    room = Room(place.folder, needs, ahead=workers, copies=plan.storage.copies)
     kept = 0
     with room.held(known=recipe.keeps_bytes or recipe.raw_shape is not None):
         try:
@@ -217,6 +218,9 @@ def _require_good(works: list[_Work], plan: Plan, place: Workplace) -> None:
     if not problems or (skip and any(entry.rows for entry in made)):
         return
     count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
+    small = sum(TOO_SMALL in problem.reason for problem in problems)
+    if small:
+        count += f", {small} of them for being too small: {TOO_SMALL} takes them"
     if skip or not made:
         place.discard()
         remedy = "No good one is left."
@@ -228,7 +232,8 @@ def _require_good(works: list[_Work], plan: Plan, place: Workplace) -> None:
         kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without any"
         error = BadImages(
             f"{count}; no dataset was made. Mend them, or leave them out with --on-error skip: "
-            f"{kept} will be used again. (They wait in {place.folder}; remove that to give up.)"
+            f"{kept} will be used again, unless files are taken away: each says of how many it is. "
+            f"(They wait in {place.folder}; remove that to give up.)"
         )
     error.problems = tuple(problems)
     raise error

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit import __version__
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.examine import Finding
 from shardkit.files import write_atomically
 from shardkit.manifest import MANIFEST_NAME, dataset_directories, load_any_manifest, load_manifest
@@ -53,7 +54,8 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
         result: A verification against a source, without findings.
 
     Raises:
-        UsageError: If it cannot be written, or something stands there meanwhile.
+        UsageError: If something stands there meanwhile.
+        ShardkitError: If it cannot be written.
         CorruptDataset: If the dataset is another one meanwhile.
     """
     assert result.ok
@@ -78,7 +80,7 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise UsageError(f"the receipt {path} cannot be written: {error.strerror}") from error
+        raise ShardkitError(f"the receipt {path} cannot be written: {error.strerror}") from error
 
 
 def load_receipt(path: Path) -> dict[str, Any]:
@@ -121,17 +123,28 @@ def _is_complete(receipt: dict[str, Any]) -> bool:
     return all(isinstance(text, str) for text in texts)
 
 
-def check_receipt(receipt: dict[str, Any], directory: Path) -> list[Finding]:
+def check_receipt(
+    receipt: dict[str, Any], directory: Path, verified: Mapping[str, str]
+) -> list[Finding]:
     """Return what the manifests of the dataset in ``directory`` say other than ``receipt`` does.
+
+    Args:
+        receipt: From `load_receipt`.
+        directory: The dataset.
+        verified: Split to the digest of the manifest that it was verified by.
 
     Raises:
         CorruptDataset: If a manifest is damaged.
         UsageError: If there is no dataset.
     """
     then, now = receipt["dataset"], _describe(directory)
-    if then["digest"] == now["digest"] and then["manifests"] == now["manifests"]:
+    if then["digest"] == now["digest"] and then["manifests"] == now["manifests"] == verified:
         return []
     before, after = then["files"], now["files"]
+    if not before.items() & after.items():
+        rows = sum(then["rows"].values())
+        reason = f"the receipt is of another dataset: {then['name']}, of {rows:,} images"
+        return [Finding(file=MANIFEST_NAME, reason=reason)]
     reasons = dict.fromkeys(after.keys() - before.keys(), "it is new since the receipt")
     reasons |= dict.fromkeys(before.keys() - after.keys(), "it is gone since the receipt")
     reasons |= {

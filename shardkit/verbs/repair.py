@@ -201,14 +201,15 @@ def _rebuild_shards(
     how: tuple[int, Report | None],
 ) -> None:
     rows, unknown = match_rows(origin, "")
-    of_name = {shard.name: shard for shard in shards}
+    damaged = {shard.name for shard in shards}
+    of_number = dict(enumerate(place.manifest.shards))
     tasks = []
     start = 0
     starts = {}
     for number, shard in enumerate(place.manifest.shards):
         span = slice(start, start + shard.rows)
         starts[shard.name], start = start, span.stop
-        if shard.name not in of_name:
+        if shard.name not in damaged:
             continue
         images = [entry for entry in rows[span] if entry is not None]
         if len(images) == shard.rows:
@@ -225,7 +226,7 @@ def _rebuild_shards(
             place.fail(shard, unknown[0].reason)
     workers, on_progress = how
     for task, built in run_tasks(build_shard, tasks, workers=workers, on_progress=on_progress):
-        entry = of_name[task.path.name]
+        entry = of_number[task.number]
         if built.result.bad:
             problem = built.result.bad[0]
             place.fail(entry, f"a file of the source is bad: {problem.path}: {problem.reason}")
@@ -307,9 +308,11 @@ def _rebuild_index(place: _Place, entries: Sequence[FileEntry]) -> None:
 
 def _rebuild_report(place: _Place, origin: Origin, entry: FileEntry, scratch: Path) -> None:
     """Make ``skipped.jsonl`` or ``ignored.jsonl`` anew."""
-    problems: Sequence[Problem] = place.manifest.skipped
-    if entry.name != "skipped.jsonl":
-        problems = origin.ignored
+    known = {"skipped.jsonl": place.manifest.skipped, "ignored.jsonl": origin.ignored}
+    if entry.name not in known:
+        place.fail(entry, "this version of shardkit does not know how it was made")
+        return
+    problems: Sequence[Problem] = known[entry.name]
     made = scratch / entry.name
     made.write_bytes(b"".join(dump_json(asdict(problem)) + b"\n" for problem in problems))
     if sha256_of(made) == entry.sha256:

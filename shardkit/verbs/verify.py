@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardkit.compare import Compared
@@ -102,7 +102,7 @@ def verify(
         by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
         attached = attach_source(tasks, directory, by_split, Path(against))
         tasks, left_out = attached.tasks, attached.left_out
-        result.findings += attached.findings
+        result.findings += [replace(finding, source=True) for finding in attached.findings]
     if level != "quick":
         compared = _examine(tasks, result, workers, on_progress)
         if against is not None and result.ok:
