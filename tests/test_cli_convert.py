@@ -499,7 +499,7 @@ def test_a_signal_ends_all_processes_and_the_same_command_goes_on(
     assert process.returncode == code
     assert stdout == ""
     assert "Traceback" not in stderr
-    if number is signal.SIGINT:
+    if number is not signal.SIGKILL:
         assert stderr.splitlines()[-1].startswith("shardkit: error: interrupted.")
     assert len(workers) >= 2
     wait_until(lambda: not any(map(is_alive, workers)), "the end of the workers")
@@ -537,3 +537,11 @@ def test_mixed_kinds_come_back_as_they_were(tmp_path: Path) -> None:
         made(source, tmp_path / to, "--no-shuffle", to=to)
         dataset = open_dataset(tmp_path / to, decode="bytes")
         assert [dataset[row][0] for row in range(7)] == list(files.values())
+
+
+@pytest.mark.parametrize("options", [["--enlarge"], ["--filter", "lanczos"]])
+def test_options_of_a_resize_that_is_not_asked_for_are_refused(
+    folder: Path, tmp_path: Path, options: list[str]
+) -> None:
+    assert "give that too" in fails(folder, tmp_path / "out", "--to", "lmdb", *options, code=2)
+    assert not (tmp_path / "out").exists()

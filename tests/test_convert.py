@@ -567,6 +567,25 @@ def test_a_disk_too_small_is_noticed_before_anything_is_written(
     assert os.listdir(tmp_path) == ["photos"]
 
 
+@pytest.mark.parametrize(("to", "enough"), [("hdf5", False), ("lmdb", True), ("webdataset", True)])
+def test_hdf5_takes_twice_the_room_of_a_shard_for_a_while(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, enough: bool
+) -> None:
+    plan = dry_run(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to=to))
+    room = plan.splits[0].estimated_bytes * 3 // 2
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: room)
+    with contextlib.nullcontext() if enough else pytest.raises(DiskFull, match="for a while"):
+        made(folder, tmp_path / "out", to)
+
+
+def test_an_image_too_small_for_raw_pixels_is_told_what_helps(folder: Path, tmp_path: Path) -> None:
+    (folder / "cat/bad.jpg").write_bytes(b"bad")
+    recipe = Recipe(encode="raw", resize=(18, 20), resize_mode="crop")
+    make_tree(folder, {"dog/tiny.png": png(4, 4), "dog/small.png": png(40, 17)})
+    with pytest.raises(BadImages, match="3 bad files, 2 of them for being too small: --enlarge or"):
+        made(folder, tmp_path / "out", recipe=recipe)
+
+
 def test_a_disk_that_fills_says_what_is_missing_and_the_work_goes_on(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,6 +355,15 @@ def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("lockless")
+def test_without_locks_nobody_removes_the_name_of_another(tmp_path: Path) -> None:
+    """The work folder may have gone and come again, with another process in it."""
+    with workplace(tmp_path / "out", force=False) as place:
+        (place.folder / "owner").write_bytes(b"another")
+    assert (place.folder / "owner").read_bytes() == b"another"
+    assert {path.name for path in place.folder.iterdir()} == {"lock", "owner"}
+
+
+@pytest.mark.usefixtures("lockless")
 def test_without_locks_the_work_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     place = hold(tmp_path / "out")
     child = subprocess.run(
