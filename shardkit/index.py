@@ -143,6 +143,11 @@ class StringTable(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
+    @property
+    def length(self) -> int:
+        """Bytes of all strings."""
+        return int(self._numbers(len(self) - 1, len(self))[0]) if len(self) else 0
+
     @overload
     def __getitem__(self, row: int) -> str: ...
     @overload
@@ -160,26 +165,31 @@ class StringTable(Sequence[str]):
         for start in range(0, len(self), _RUN):
             yield from self._run(start, min(start + _RUN, len(self)))
 
+    def _numbers(self, start: int, stop: int) -> list[int]:
+        numbers: list[int] = _part_of(self._ends, start, stop).tolist()
+        return numbers
+
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighbouring rows, read in one piece."""
-        try:
-            return self._read(start, stop)
-        except (OSError, ValueError) as error:
-            raise CorruptDataset(
-                f"the index cannot be read: {error}. `shardkit index` rebuilds it from the shards"
-            ) from error
-
-    def _read(self, start: int, stop: int) -> list[str]:
-        first_end = self._ends[start - 1 : start].tolist() if start else [0]
-        bounds = [*first_end, *self._ends[start:stop].tolist()]
+        first_end = self._numbers(start - 1, start) if start else [0]
+        bounds = [*first_end, *self._numbers(start, stop)]
         if not 0 <= bounds[0] <= bounds[-1] <= len(self._text) or bounds != sorted(bounds):
             raise CorruptDataset(
                 f"the index is damaged: the texts of the rows {start} to {stop - 1} overlap. "
                 "`shardkit index` rebuilds it from the shards"
             )
         first = bounds[0]
-        text = self._text[first : bounds[-1]].tobytes()
+        text = _part_of(self._text, first, bounds[-1]).tobytes()
         return [text[begin - first : end - first].decode(*_UTF8) for begin, end in pairwise(bounds)]
+
+
+def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
+    try:
+        return values[start:stop]
+    except (OSError, ValueError) as error:
+        raise CorruptDataset(
+            f"the index cannot be read: {error}. `shardkit index` rebuilds it from the shards"
+        ) from error
 
 
 class Index:
@@ -209,8 +219,8 @@ class Index:
     def _strings(self, name: str) -> StringTable:
         text_name, ends_name = _string_names(name)
         ends = self._load(StoredValues, ends_name, np.int64, self._count)
-        last = ends[len(ends) - 1 :].tolist() if len(ends) else [0]
-        return StringTable(self._load(StoredValues, text_name, np.uint8, last[0]), ends)
+        length = StringTable(np.zeros(0, np.uint8), ends).length
+        return StringTable(self._load(StoredValues, text_name, np.uint8, length), ends)
 
     def _load(
         self,

@@ -15,8 +15,10 @@ from tqdm import tqdm
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shardkit"))
 
-# A shell that starts this in the background has it ignore Ctrl-C, which children would inherit.
+# A shell that starts this in the background has it ignore Ctrl-C, and nohup the end of the
+# terminal; children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Its thread would live on in this process, from which tests fork workers.
 tqdm.monitor_interval = 0

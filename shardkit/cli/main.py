@@ -113,13 +113,13 @@ class _Ending:
         self._asked = False
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
-        if self._asked:
-            os.write(2, f"shardkit: error: {_INTERRUPTED}\n".encode())
-            os._exit(128 + number)
-        self._asked = True
-        if number == signal.SIGINT:
+        again, self._asked = self._asked, True
+        if number == signal.SIGINT and not again:
             raise KeyboardInterrupt
-        os.write(2, f"shardkit: error: {_INTERRUPTED}\n".encode())
+        if number == signal.SIGINT or not again:
+            os.write(2, f"shardkit: error: {_INTERRUPTED}\n".encode())
+        if again:
+            os._exit(128 + number)
         sys.exit(128 + number)
 
 
