@@ -328,7 +328,8 @@ def test_a_sample_takes_no_more_calls_of_python(root: Path, kind: str, decode: A
     rows = list(range(0, ROWS, 3))  # of both shards
     once, thrice = partial(dataset.__getitems__, rows), partial(dataset.__getitems__, 3 * rows)
     thrice()
-    once_calls, thrice_calls = calls_of(once), calls_of(thrice)
+    # The least of some: a page that the kernel has let go is announced, which takes calls.
+    once_calls, thrice_calls = (min(calls_of(work) for _ in range(4)) for work in (once, thrice))
     each = (thrice_calls - once_calls) / (2 * len(rows))
     beside = once_calls - each * len(rows)
     most_each, most_beside = CALLS[kind, decode]
