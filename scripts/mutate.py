@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "a shard that the disk has changed is used again",
         BUILD,
-        "            and sha256_of(task.path) == result.entry.sha256\n",
+        "            and has_sha256(task.path, result.entry.sha256)\n",
         "",
         "tests/test_build.py -k disk_has_changed",
     ),

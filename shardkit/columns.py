@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.files import sha256_of
 from shardkit.handles import ShardFile, forget, shard_file
-from shardkit.index import INDEX_DIRECTORY, ROW, ROWS_NAME, Index, Rows, StringTable
+from shardkit.index import ROW, ROWS_NAME, Index, Rows, StringTable, string_files
 from shardkit.manifest import Manifest
 from shardkit.npy import npy_header
 
@@ -23,7 +23,6 @@ file takes 1.5 us, a tenth of what a small image of raw pixels takes."""
 _HASHED = 64 << 20
 """Bytes of a file of the index up to which it is hashed when it is opened, at some 2 GB/s: all rows
 of a dataset of 2 million. Opening one of 10 million is to take no longer than one of 10."""
-
 
 _SPAN = 32
 """Rows of the index that are read for each that is wanted, 1 KiB, rather than one by one."""
@@ -62,11 +61,11 @@ class Columns:
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
-        return self._whole(Index.keys, *_files_of("keys"))
+        return self._whole(Index.keys, *string_files("keys"))
 
     def paths(self) -> StringTable:
         """Return the source path of each row."""
-        return self._whole(Index.paths, *_files_of("paths"))
+        return self._whole(Index.paths, *string_files("paths"))
 
     def entries(self, rows: Rows) -> IndexRows:
         """Return the rows as they are to be read, once they were opened."""
@@ -143,10 +142,6 @@ class IndexRows:
     def forget(self) -> None:
         """Open the file anew at its next use."""
         forget(self._path, self._identity)
-
-
-def _files_of(column: str) -> tuple[str, str]:
-    return f"{INDEX_DIRECTORY}/{column}.npy", f"{INDEX_DIRECTORY}/{column}-ends.npy"
 
 
 def _require_content(directory: Path, name: str, sha256: str) -> None:

@@ -86,6 +86,14 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def has_sha256(path: Path, sha256: str) -> bool:
+    """Tell whether a file is there, can be read, and has that SHA-256."""
+    try:
+        return sha256_of(path) == sha256
+    except OSError:
+        return False
+
+
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
     """Write all of ``content`` at the descriptor's position.
 

@@ -1,7 +1,7 @@
 """The index: for each row, where its image lies and what it is.
 
-It is memory-mapped, and derived from the shards. It knows rows, not shards: which shard a row is in
-follows from the manifest's row counts.
+It is derived from the shards. It knows rows, not shards: which shard a row is in follows from the
+manifest's row counts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ _RUN = 4096
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
-
 
 _Values = StoredValues | npt.NDArray[Any]
 _Loaded = TypeVar("_Loaded")
@@ -143,11 +142,6 @@ class StringTable(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @property
-    def length(self) -> int:
-        """Bytes of all strings."""
-        return int(self._numbers(len(self) - 1, len(self))[0]) if len(self) else 0
-
     @overload
     def __getitem__(self, row: int) -> str: ...
     @overload
@@ -165,14 +159,10 @@ class StringTable(Sequence[str]):
         for start in range(0, len(self), _RUN):
             yield from self._run(start, min(start + _RUN, len(self)))
 
-    def _numbers(self, start: int, stop: int) -> list[int]:
-        numbers: list[int] = _part_of(self._ends, start, stop).tolist()
-        return numbers
-
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighbouring rows, read in one piece."""
-        first_end = self._numbers(start - 1, start) if start else [0]
-        bounds = [*first_end, *self._numbers(start, stop)]
+        before = _part_of(self._ends, start - 1, start).tolist() if start else [0]
+        bounds = [*before, *_part_of(self._ends, start, stop).tolist()]
         if not 0 <= bounds[0] <= bounds[-1] <= len(self._text) or bounds != sorted(bounds):
             raise CorruptDataset(
                 f"the index is damaged: the texts of the rows {start} to {stop - 1} overlap. "
@@ -193,7 +183,7 @@ def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
 
 
 class Index:
-    """The index of a dataset on disk, opened lazily and memory-mapped.
+    """The index of a dataset on disk, opened lazily.
 
     Raises:
         CorruptDataset: On first use, if a file of the index is missing, cut, or of another number
@@ -217,9 +207,9 @@ class Index:
         return self._strings("paths")
 
     def _strings(self, name: str) -> StringTable:
-        text_name, ends_name = _string_names(name)
+        text_name, ends_name = string_files(name)
         ends = self._load(StoredValues, ends_name, np.int64, self._count)
-        length = StringTable(np.zeros(0, np.uint8), ends).length
+        length = int(_part_of(ends, len(ends) - 1, len(ends))[0]) if len(ends) else 0
         return StringTable(self._load(StoredValues, text_name, np.uint8, length), ends)
 
     def _load(
@@ -256,7 +246,7 @@ def save_index(parts: Iterable[IndexPart], directory: Path) -> list[str]:
     columns = {ROWS_NAME: rows}
     for name in _STRINGS:
         texts = [text.encode(*_UTF8) for part in parts for text in getattr(part, name)]
-        text_name, ends_name = _string_names(name)
+        text_name, ends_name = string_files(name)
         columns[text_name] = np.frombuffer(b"".join(texts), np.uint8)
         columns[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
     for name, column in columns.items():
@@ -268,5 +258,6 @@ _UTF8 = ("utf-8", "surrogateescape")
 """How strings are stored: file names that are no UTF-8 keep their bytes."""
 
 
-def _string_names(name: str) -> tuple[str, str]:
+def string_files(name: str) -> tuple[str, str]:
+    """Return the files of ``keys`` or ``paths``: their text, and where in it each ends."""
     return f"{INDEX_DIRECTORY}/{name}.npy", f"{INDEX_DIRECTORY}/{name}-ends.npy"

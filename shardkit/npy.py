@@ -10,6 +10,7 @@ import math
 import os
 import re
 import struct
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,11 @@ class StoredValues:
         self._dtype = np.dtype(dtype)
         self._count = count
         self._file = open_regular(path)
-        header = npy_header((count,), dtype)
-        self._start = len(header)
-        size = os.fstat(self._file.fileno()).st_size
-        whole = size == len(header) + count * self._dtype.itemsize
-        if not whole or self._file.read(len(header)) != header:
+        try:
+            self._start = _find_values(self._file, self._dtype, count)
+        except BaseException:
             self._file.close()
-            raise ValueError(f"it is not an array of {count} values as shardkit writes it")
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_of
@@ -115,13 +114,19 @@ def map_npy(path: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
         OSError: If it cannot be read.
         ValueError: If it is not a file of that many values of that type.
     """
-    header = npy_header((count,), dtype)
     with open_regular(path) as file:
-        found = file.read(len(header))
-        size = os.fstat(file.fileno()).st_size
-    if found != header or size != len(header) + count * np.dtype(dtype).itemsize:
-        raise ValueError(f"it is not an array of {count} values as shardkit writes it")
+        start = _find_values(file, np.dtype(dtype), count)
     if count == 0:  # nothing can be mapped
         return np.zeros(0, dtype)
     # A plain view: the memmap class costs time at each access.
-    return np.memmap(path, dtype, "r", len(header), (count,)).view(np.ndarray)
+    return np.memmap(path, dtype, "r", start, (count,)).view(np.ndarray)
+
+
+def _find_values(file: FileIO, dtype: np.dtype[Any], count: int) -> int:
+    """Return where the values of a file begin, which must be so many of that type."""
+    header = npy_header((count,), dtype)
+    found = file.read(len(header))
+    size = os.fstat(file.fileno()).st_size
+    if found != header or size != len(header) + count * dtype.itemsize:
+        raise ValueError(f"it is not an array of {count} values as shardkit writes it")
+    return len(header)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers import FORMATS, jpeg, make_dataset, make_tree
+
 from shardkit import verify
 from shardkit.contracts import ShardSpec
 from shardkit.files import sha256_of
@@ -19,6 +21,20 @@ from shardkit.registry import get_format
 from shardkit.verbs.against import SourceReport
 
 Change = Callable[[list[Record]], list[Record]]
+
+
+def make_jpegs(root: Path) -> Path:
+    """Make a source of ten JPEG files alone, of two classes."""
+    return make_tree(
+        root, {f"{c}/{n}.jpg": jpeg(20, 18, n) for c in ("cat", "dog") for n in range(5)}
+    )
+
+
+def make_truths(source: Path, root: Path) -> Path:
+    """Make the dataset of ``source`` in each format, below ``root``; return that."""
+    for to in FORMATS:
+        make_dataset(source, root / to, to=to)
+    return root
 
 
 def forge(place: Path, change: Change = list, **entries: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from helpers import jpeg, make_dataset, make_folder, make_tree, tree
+from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, tree
 
 from shardkit import (
     Recipe,
@@ -21,6 +21,13 @@ def make_source(root: Path) -> Path:
     make_tree(root, {"bee/x.jpg": jpeg(seed=5), "bee/y.jpg": jpeg(seed=6)})
     make_tree(root, {"ant/bad.jpg": b"bad", "bee/000.png": b"bad", "cow/list.txt": b"x"})
     return make_tree(root, {"ant/.hidden": b"x", "notes": b"x"})
+
+
+def make_each(source: Path, root: Path) -> Path:
+    """Make the dataset of ``source`` in each format, below ``root``; return that."""
+    for to in FORMATS:
+        make(source, root / to, to)
+    return root
 
 
 def make(source: Path, target: Path, to: str, recipe: Recipe | None = None, **options: Any) -> Path:

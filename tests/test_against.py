@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import blamed, proved, restate
+from forging import blamed, make_jpegs, make_truths, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png, tree
 
 from shardkit import Recipe, verify
@@ -62,17 +62,13 @@ def test_several_processes_find_the_same(folder: Path, tmp_path: Path, level: st
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source of JPEG files alone, of two classes; nobody changes it."""
-    files = {f"{c}/{n}.jpg": jpeg(20, 18, n) for c in ("cat", "dog") for n in range(5)}
-    return make_tree(tmp_path_factory.mktemp("source") / "photos", files)
+    return make_jpegs(tmp_path_factory.mktemp("source") / "photos")
 
 
 @pytest.fixture(scope="module")
 def truths(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of ``jpegs`` in each format; nobody changes it."""
-    root = tmp_path_factory.mktemp("truth")
-    for to in FORMATS:
-        make_dataset(jpegs, root / to, to=to)
-    return root
+    return make_truths(jpegs, tmp_path_factory.mktemp("truth"))
 
 
 def flip(path: Path) -> None:

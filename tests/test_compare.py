@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forging import blamed, forge, proved, restate, with_image, with_meta, with_other_pillow
+from forging import (
+    blamed,
+    forge,
+    make_jpegs,
+    make_truths,
+    proved,
+    restate,
+    with_image,
+    with_meta,
+    with_other_pillow,
+)
 from helpers import FORMATS, encoded, exif, jpeg, make_dataset, make_tree, picture, png, tree
 
 from shardkit import Recipe, verify
@@ -64,17 +74,13 @@ LIES: dict[str, tuple[Callable[[list[Record]], list[Record]], str]] = {
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source of JPEG files alone, of two classes; nobody changes it."""
-    files = {f"{c}/{n}.jpg": jpeg(20, 18, n) for c in ("cat", "dog") for n in range(5)}
-    return make_tree(tmp_path_factory.mktemp("source") / "photos", files)
+    return make_jpegs(tmp_path_factory.mktemp("source") / "photos")
 
 
 @pytest.fixture(scope="module")
 def truths(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of ``jpegs`` in each format; nobody changes it."""
-    root = tmp_path_factory.mktemp("truth")
-    for to in FORMATS:
-        make_dataset(jpegs, root / to, to=to)
-    return root
+    return make_truths(jpegs, tmp_path_factory.mktemp("truth"))
 
 
 @pytest.mark.parametrize("lie", LIES)

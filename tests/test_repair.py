@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import FORMATS, jpeg, make_folder, make_tree, tree
-from repairing import cut, files_of, flip, healed, make, make_source
+from repairing import cut, files_of, flip, healed, make, make_each, make_source
 
 from shardkit import (
     ConvertOptions,
@@ -42,10 +42,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pristine(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of ``photos`` in each format; nobody changes it."""
-    root = tmp_path_factory.mktemp("pristine")
-    for to in FORMATS:
-        make(photos, root / to, to)
-    return root
+    return make_each(photos, tmp_path_factory.mktemp("pristine"))
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from forging import forge, restate, with_meta
-from helpers import FORMATS, jpeg, make_folder, make_tree, python, tree
-from repairing import cut, files_of, flip, healed, make, make_source
+from helpers import jpeg, make_folder, make_tree, python, tree
+from repairing import cut, files_of, flip, healed, make, make_each, make_source
 
 from shardkit import (
     open_dataset,
@@ -38,10 +38,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pristine(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of ``photos`` in each format; nobody changes it."""
-    root = tmp_path_factory.mktemp("pristine")
-    for to in FORMATS:
-        make(photos, root / to, to)
-    return root
+    return make_each(photos, tmp_path_factory.mktemp("pristine"))
 
 
 @pytest.fixture

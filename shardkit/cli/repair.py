@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, emit, line, printable, progress_bar, some
 from shardkit.manifest import dataset_directories, load_manifest
 from shardkit.pool import available_workers
@@ -28,13 +29,8 @@ _LISTED = 50
     required=True,
     help="The folder that the dataset was converted from.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Processes.  [default: one for each processor]",
-)
-@click.option("--quiet", is_flag=True, help="Show nothing but --json; the exit code tells.")
+@workers_option
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def repair_command(
     dst: Path, source: Path, workers: int | None, quiet: bool, as_json: bool

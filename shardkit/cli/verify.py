@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.examine import Finding
@@ -48,13 +49,8 @@ _LISTED = 50
     help="With --against: write what was proved to FILE. Without: check that DST still is what "
     "FILE says.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Processes.  [default: one for each processor]",
-)
-@click.option("--quiet", is_flag=True, help="Show nothing but --json; the exit code tells.")
+@workers_option
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
 def verify_command(dst: Path, level: str, against: Path | None, **given: Any) -> None:
     """Check the dataset in DST against its manifest and its index, byte for byte.

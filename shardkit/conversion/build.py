@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shardkit.contracts import Format, ShardSpec, ShardWriter
 from shardkit.conversion.space import as_failure
 from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.files import published, sha256_of, sync, write_atomically
+from shardkit.files import has_sha256, published, sha256_of, sync, write_atomically
 from shardkit.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.indexing import index_shard
 from shardkit.manifest import ShardEntry
@@ -140,8 +140,8 @@ def _is_sound(task: ShardTask, result: ShardResult) -> bool:
         files = load_json((task.part / "result.json").read_bytes())["part"]
         return (
             result.entry is not None
-            and sha256_of(task.path) == result.entry.sha256
-            and all(sha256_of(task.part / name) == digest for name, digest in files.items())
+            and has_sha256(task.path, result.entry.sha256)
+            and all(has_sha256(task.part / name, digest) for name, digest in files.items())
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False

@@ -26,7 +26,7 @@ _REFUSALS = (
 
 
 @contextlib.contextmanager
-def locked(folder: Path, look: Callable[[], None]) -> Iterator[None]:
+def locked(folder: Path, look: Callable[[], object]) -> Iterator[None]:
     """Hold the one lock of ``folder``, which is made if need be, while the block runs.
 
     Where the file system has no locks, a file names the process instead. It is left behind by a

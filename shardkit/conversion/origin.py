@@ -12,19 +12,23 @@ from pathlib import Path
 from shardkit.conversion.plan import as_stored, software_of
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.examine import Finding
-from shardkit.files import sha256_of
-from shardkit.index import INDEX_DIRECTORY, Index
-from shardkit.manifest import MANIFEST_NAME, FileEntry, Manifest
+from shardkit.files import has_sha256
+from shardkit.index import Index, string_files
+from shardkit.manifest import MANIFEST_NAME, Manifest
 from shardkit.recipe import Recipe
 from shardkit.record import NO_LABEL, make_keys
 from shardkit.registry import get_format
-from shardkit.sources.imagefolder import Entry, ImageFolder, Scan, scan_imagefolder
+from shardkit.sources.imagefolder import (
+    LEADS_NOWHERE,
+    NO_FILE,
+    UNREADABLE_FOLDER,
+    Entry,
+    ImageFolder,
+    Scan,
+    scan_imagefolder,
+)
 
-_NEVER_READ = {
-    "neither a file nor a folder",
-    "the link leads nowhere",
-    *map(os.strerror, errno.errorcode),
-}
+_NEVER_READ = {NO_FILE, LEADS_NOWHERE, *map(os.strerror, errno.errorcode)}
 """Reasons for which a scan takes a file for bad without listing it as an image."""
 
 
@@ -177,7 +181,7 @@ def _as_then(source: ImageFolder, manifest: Manifest) -> ImageFolder:
 
 
 def _was_never_read(problem: Problem) -> bool:
-    return problem.reason in _NEVER_READ or problem.reason.startswith("the folder cannot be read")
+    return problem.reason in _NEVER_READ or problem.reason.startswith(UNREADABLE_FOLDER)
 
 
 def _is_within(path: str, places: set[str]) -> bool:
@@ -209,23 +213,14 @@ def _in_class_order(ignored: Sequence[Problem], classes: Sequence[str]) -> list[
 
 def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
     """Return a string of each row, if its files in the index have the digests of the manifest."""
-    files = [e for e in manifest.files if e.name.startswith(f"{INDEX_DIRECTORY}/{name}")]
-    if not files or not all(is_sound(place, file) for file in files):
+    files = [entry for entry in manifest.files if entry.name in string_files(name)]
+    if not files or not all(has_sha256(place / file.name, file.sha256) for file in files):
         return None
     index = Index(place, manifest.rows)
     try:
         return list(index.paths() if name == "paths" else index.keys())
     except (CorruptDataset, ValueError):
         return None
-
-
-def is_sound(place: Path, entry: FileEntry) -> bool:
-    """Tell whether a file of the dataset in ``place`` has the content that the manifest says."""
-    path = place / entry.name
-    try:
-        return path.is_file() and sha256_of(path) == entry.sha256  # a FIFO would be waited for
-    except OSError:
-        return False
 
 
 def match_rows(origin: Origin, prefix: str) -> tuple[list[Entry | None], list[Finding]]:

@@ -61,7 +61,6 @@ class Workplace:
         earlier = saved_digest(self.state)
         if earlier != terms.digest:
             self._settle(earlier, terms, force=force)
-            self.dataset.mkdir(exist_ok=True)
             self.state.mkdir(exist_ok=True)
             terms.save(self.state)
         self.dataset.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A shard that is read as a file of byte ranges: what the LMDB and tar readers have in common.
+"""A shard that is read as a file of byte ranges: what the formats' readers have in common.
 
 Reading goes by ``pread`` alone: it needs no lock, survives a fork, and turns a file that was cut
 into an error instead of a signal that kills the process.

@@ -31,6 +31,11 @@ with another suffix is an image if its content is one, and is otherwise left out
 MAX_BYTES = 0x7FFFF000
 """The size of the largest image file: Linux reads no more at once."""
 
+NO_FILE = "neither a file nor a folder"
+LEADS_NOWHERE = "the link leads nowhere"
+UNREADABLE_FOLDER = "the folder cannot be read"
+"""Reasons, or how one begins, for which a scan leaves out what it cannot list as an image."""
+
 _LARGE = 1 << 20
 """Bytes of a file from which on its beginning is looked at before the rest is read."""
 
@@ -281,7 +286,7 @@ class _Finder:
                     inner.append(path)
                 elif not stat.S_ISREG(status.st_mode):
                     report = self._blame if self._claims_image(path) else self._ignore
-                    report(path, "neither a file nor a folder")
+                    report(path, NO_FILE)
                 elif self._claims_image(path) or self._is_image(path):
                     yield path, status.st_size, status.st_mtime_ns
             if recurse:
@@ -293,7 +298,7 @@ class _Finder:
             status = os.stat(self.root / folder)
             names = sorted(os.listdir(self.root / folder))
         except OSError as error:
-            self._blame(folder or ".", f"the folder cannot be read: {error.strerror}")
+            self._blame(folder or ".", f"{UNREADABLE_FOLDER}: {error.strerror}")
             return []
         if _identity(status) in seen:
             self._ignore(folder, "a link to a folder that was read already")
@@ -306,7 +311,7 @@ class _Finder:
             return os.stat(self.root / path)
         except OSError as error:
             dangling = error.errno == errno.ENOENT and os.path.islink(self.root / path)
-            reason = "the link leads nowhere" if dangling else f"{error.strerror}"
+            reason = LEADS_NOWHERE if dangling else f"{error.strerror}"
             if not path.rpartition("/")[2].startswith("."):
                 report = self._blame if self._claims_image(path) else self._ignore
                 report(path, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from shardkit.conversion.build import (
     load_result,
 )
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, make_plan
+from shardkit.conversion.reports import IGNORED, SKIPPED, render_report
 from shardkit.conversion.space import Room, as_failure
 from shardkit.conversion.workplace import Workplace, check_target, workplace
 from shardkit.errors import BadImages, DiskFull, Problem, UsageError
@@ -31,7 +32,6 @@ from shardkit.manifest import (
 )
 from shardkit.pool import Report, run_tasks
 from shardkit.recipe import TOO_SMALL
-from shardkit.record import dump_json
 from shardkit.sources.imagefolder import Scan
 
 _Name = TypeVar("_Name", str, int)
@@ -201,9 +201,11 @@ def _build(
 
 def _divide(tasks: list[ShardTask]) -> tuple[list[ShardTask], list[ShardTask]]:
     """Return the tasks that an earlier run seems to have done, and the others."""
-    done = [task for task in tasks if load_result(task)]
-    numbers = {(task.split, task.number) for task in done}
-    return done, [task for task in tasks if (task.split, task.number) not in numbers]
+    done: list[ShardTask] = []
+    others: list[ShardTask] = []
+    for task in tasks:
+        (done if load_result(task) else others).append(task)
+    return done, others
 
 
 def _require_good(works: list[_Work], plan: Plan, place: Workplace) -> None:
@@ -267,8 +269,8 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
             (load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)),
             work.folder,
         ),
-        *_save_report("skipped.jsonl", skipped, work.folder),
-        *_save_report("ignored.jsonl", ignored, work.folder),
+        *_save_report(SKIPPED, skipped, work.folder),
+        *_save_report(IGNORED, ignored, work.folder),
     ]
     return Manifest(
         format=plan.options.to,
@@ -296,11 +298,10 @@ def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:
 
 
 def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
-    """Write problems as a JSON object in each line; no file where there are none."""
+    """Write a report; no file where there is nothing to report."""
     if not problems:
         return []
-    lines = [dump_json(asdict(problem)) for problem in problems]
-    (folder / name).write_bytes(b"\n".join(lines) + b"\n")
+    (folder / name).write_bytes(render_report(problems))
     return [name]
 
 

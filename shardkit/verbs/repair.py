@@ -5,18 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardkit.conversion.build import ShardTask, build_shard, load_part
 from shardkit.conversion.lock import locked
-from shardkit.conversion.origin import Origin, find_origins, is_sound, match_rows, scan_source
+from shardkit.conversion.origin import Origin, find_origins, match_rows, scan_source
 from shardkit.conversion.plan import shard_meta
+from shardkit.conversion.reports import IGNORED, SKIPPED, render_report
 from shardkit.conversion.space import as_failure
 from shardkit.conversion.workplace import WORK_NAME
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
 from shardkit.examine import Finding
-from shardkit.files import sha256_of, sync
+from shardkit.files import has_sha256, sha256_of, sync
 from shardkit.index import INDEX_DIRECTORY, ROWS_NAME, Index
 from shardkit.manifest import (
     MANIFEST_NAME,
@@ -28,7 +29,6 @@ from shardkit.manifest import (
     load_manifest,
 )
 from shardkit.pool import Meter, Report, run_tasks
-from shardkit.record import dump_json
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.verbs.reindex import reindex
 
@@ -149,7 +149,7 @@ def _look(task: _HashTask) -> bool:
     rows = task.entry.rows if isinstance(task.entry, ShardEntry) else 0
     meter.add(images=rows, size=task.entry.bytes)
     meter.flush()
-    return is_sound(task.place, task.entry)
+    return has_sha256(task.place / task.entry.name, task.entry.sha256)
 
 
 def _find_damage(
@@ -279,7 +279,7 @@ def _changed_images(place: _Place, task: ShardTask, start: int) -> list[str]:
     count = len(task.source)
     try:
         (stated,) = (file for file in place.manifest.files if file.name == ROWS_NAME)
-        if not is_sound(place.folder, stated):
+        if not has_sha256(place.folder / stated.name, stated.sha256):
             return []
         old = Index(place.folder, place.manifest.rows).rows()[start : start + count]
         new = load_part(task, count)
@@ -307,14 +307,16 @@ def _rebuild_index(place: _Place, entries: Sequence[FileEntry]) -> None:
 
 
 def _rebuild_report(place: _Place, origin: Origin, entry: FileEntry, scratch: Path) -> None:
-    """Make ``skipped.jsonl`` or ``ignored.jsonl`` anew."""
-    known = {"skipped.jsonl": place.manifest.skipped, "ignored.jsonl": origin.ignored}
+    """Make a report anew."""
+    known: dict[str, Sequence[Problem]] = {
+        SKIPPED: place.manifest.skipped,
+        IGNORED: origin.ignored,
+    }
     if entry.name not in known:
         place.fail(entry, "this version of shardkit does not know how it was made")
         return
-    problems: Sequence[Problem] = known[entry.name]
     made = scratch / entry.name
-    made.write_bytes(b"".join(dump_json(asdict(problem)) + b"\n" for problem in problems))
+    made.write_bytes(render_report(known[entry.name]))
     if sha256_of(made) == entry.sha256:
         place.put(made, entry)
     else:
@@ -326,7 +328,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
     """Give a folder to make files in, on the disk of the dataset; other writers are locked out."""
     work = _owner(directory) / WORK_NAME
     scratch = work / "repair"
-    with locked(work, lambda: _require_dataset(directory)):
+    with locked(work, lambda: _manifests(directory)):
         others = {path.name for path in work.iterdir()} - {"lock", "owner", scratch.name}
         try:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -336,10 +338,6 @@ def _scratch(directory: Path) -> Iterator[Path]:
             raise as_failure(error, directory) from error
         finally:  # an unfinished conversion's work stays
             shutil.rmtree(scratch if others else work, ignore_errors=True)
-
-
-def _require_dataset(directory: Path) -> None:
-    _manifests(directory)
 
 
 def _owner(directory: Path) -> Path:

@@ -90,7 +90,8 @@ def verify(
     result = Verification(level=level)
     left_out = 0
     manifests = dict(_manifests(directory, result))
-    result.manifests = {prefix.removesuffix("/"): m.digest for prefix, m in manifests.items()}
+    by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
+    result.manifests = {split: manifest.digest for split, manifest in by_split.items()}
     named = {MANIFEST_NAME}
     tasks: list[ExamineTask] = []
     for prefix, manifest in manifests.items():
@@ -99,7 +100,6 @@ def verify(
     if result.datasets:
         result.extras = _others(directory, named)
     if against is not None and manifests:
-        by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
         attached = attach_source(tasks, directory, by_split, Path(against))
         tasks, left_out = attached.tasks, attached.left_out
         result.findings += [replace(finding, source=True) for finding in attached.findings]
