@@ -11,6 +11,7 @@
     ├── BadImage                  one image that cannot be stored or decoded; also a ValueError
     ├── LoaderFailed              a loader's worker died or hangs; also a RuntimeError
     ├── TransformFailed           a user's transform raised an exception for a sample
+    ├── MeasurementFailed         a loader could not be measured: it failed, hangs or died
     └── CorruptDataset            a dataset that is not what its manifest says
         ├── CorruptShard          one shard file
         └── CorruptRecord         one record; never skipped, never replaced by another
@@ -71,6 +72,10 @@ class StateMismatch(UsageError):
 
 class TransformFailed(ShardkitError):
     """A transform raised an exception; it is the cause, and the message names the sample."""
+
+
+class MeasurementFailed(ShardkitError):
+    """A loader could not be measured: it failed, hangs, or its process died."""
 
 
 class CorruptDataset(ShardkitError):

@@ -15,6 +15,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from shardkit.errors import ShardkitError
+from shardkit.machine import processors
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -90,9 +91,7 @@ def run_tasks(
 
 def available_workers() -> int:
     """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return processors()
 
 
 def _run_here(

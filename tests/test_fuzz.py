@@ -175,9 +175,12 @@ def test_the_fuzzer_finds_bugs(
     count = 12 if kind == "hang" else 60  # each of those takes the whole deadline
     summary = fuzz(beside(name), seconds=60, count=count, seed=0, engine="own", deadline=1.0)
 
-    assert [found.kind for found in summary.found] == [kind]
-    assert summary.found[0].signature.startswith(signature)
-    assert summary.found[0].data.count(b"\0") > 1
+    # On a machine that is busy, touching 300 MB may take the deadline as well.
+    found = [each for each in summary.found if each.kind == kind]
+    assert {each.kind for each in summary.found} - {"hang"} == {kind} - {"hang"}
+    assert len(found) == 1
+    assert found[0].signature.startswith(signature)
+    assert found[0].data.count(b"\0") > 1
     assert summary.executions == count
 
 

@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import torch
 from memory import Memory, fresh, of_children, pictures, table, timed
-from memory_maps import drop
 
 from shardkit import (
     Blocks,
@@ -50,6 +49,7 @@ from shardkit.files import sha256_of, sync
 from shardkit.index import INDEX_DIRECTORY, IndexPart, save_index
 from shardkit.indexing import index_shard
 from shardkit.manifest import FileEntry, Manifest, ShardEntry, save_manifest
+from shardkit.measure.pages import drop
 from shardkit.order import Order
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from shardkit.torch.iterable import IterableShardDataset
 from shardkit.torch.options import LoaderOptions, Settings
 from shardkit.torch.processes import SPARE_SLOTS, ProcessEngine
 from shardkit.torch.threads import ThreadEngine
+from shardkit.torch.tuned import load_tuned
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,31 +31,40 @@ _USER = 4
 """Calls from `_choose_engine` up to whoever called `make_loader`: a warning points there."""
 
 
-def make_loader(
+def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     dataset: Any,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     shuffle: bool | Blocks | None = None,
     seed: int | None = None,
     options: LoaderOptions | None = None,
+    tuned: str | PathLike[str] | None = None,
 ) -> Loader:
     """Return a loader of batches, tuned for this machine and dataset.
 
     Args:
         dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
-        batch_size: Samples in a batch of this rank.
+        batch_size: Samples in a batch of this rank; may be left out if ``tuned`` says it.
         shuffle: False reads in the stored order, True in any order, `Blocks` forwards; None does
             what an iterable dataset was made with, and does not shuffle any other.
         seed: Chooses the order and the random numbers of each epoch; None is an iterable dataset's
             own, or 0.
         options: How the work is done, and this process's share of it.
+        tuned: A file that ``shardkit tune --out`` wrote: its settings are taken for whatever
+            ``options`` leave open.
 
     Raises:
-        UsageError: If options contradict each other or the dataset.
+        UsageError: If options contradict each other or the dataset, or the file is none of tune's.
     """
     options = LoaderOptions() if options is None else options
     if not isinstance(options, LoaderOptions):
         raise UsageError(f"options={options!r} is not a shardkit.LoaderOptions(...)")
+    if tuned is not None:
+        found = load_tuned(tuned)
+        options = found.options(options)
+        batch_size = found.batch_size if batch_size is None else batch_size
+    if batch_size is None:
+        raise UsageError("batch_size=None is not an integer from 1 on, and no tuned= says one")
     share = options.share
     if isinstance(dataset, IterableShardDataset):
         shuffle = dataset.order.shuffle if shuffle is None else shuffle

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import Contender, Result, Table, start, time_rounds
-from memory_maps import drop, resident
 from workloads.rows import Bench, Rows
 
+from shardkit.measure.pages import drop, resident
 from shardkit.registry import format_names
 
 _STORES = ("loose", "tar", "lmdb", "h5py")

@@ -1,0 +1,121 @@
+"""The process in which one contender is measured: ``python -m shardkit.measure.child IN OUT``.
+
+A process of its own keeps contenders from sharing memory, threads and started workers, and what a
+user's transform does to it ends with it. It answers one JSON object in a line with another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.measure import material, pages
+from shardkit.measure.spec import Loading, Subject
+from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
+from shardkit.measure.timing import Span, look
+
+
+class Child:
+    """Answers what it is asked about one subject."""
+
+    def __init__(self) -> None:
+        self._dataset: Any = None
+        self._files: list[Path] = []
+        self._steps: dict[StepSpec, Step] = {}
+        self._looks = 0
+        self._answers: dict[str, Callable[..., dict[str, Any]]] = {
+            "open": self._open,
+            "look": self._look,
+            "step": self._step,
+            "drop": self._drop,
+        }
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request, or why there is none."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found = self._answers[asked.pop("ask")](**asked)
+            except UsageError as error:
+                found = {"refused": str(error)}
+            except ShardkitError as error:
+                found = {"failed": str(error)}
+            except Exception as error:
+                found = {"failed": f"{type(error).__name__}: {error}"}
+        told = [
+            str(each.message) for each in caught if each.category in (UserWarning, RuntimeWarning)
+        ]
+        return {**found, "warnings": list(dict.fromkeys(told))}
+
+    def _open(self, subject: dict[str, Any]) -> dict[str, Any]:
+        """Open what is to be read."""
+        self._dataset = material.open_subject(Subject(**subject))
+        self._files = material.files_of(self._dataset)
+        return {
+            "images": len(self._dataset),
+            "mean_bytes": material.mean_bytes(self._dataset),
+            "bytes": sum(path.stat().st_size for path in self._files),
+        }
+
+    def _look(
+        self, loading: dict[str, Any], span: dict[str, Any], step: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Make a loader, look at it, and close it."""
+        self._looks += 1
+        use = self._use(step)
+        loader = material.build_loader(self._dataset, Loading(**loading), seed=self._looks)
+        try:
+            seen = look(loader, Span(**span), use)
+        finally:
+            material.close_loader(loader)
+        engine = getattr(loader, "engine", "")
+        return {
+            "look": dataclasses.asdict(seen),
+            "engine": engine,
+            "reason": getattr(loader, "reason", ""),
+            "workers": getattr(loader, "num_workers", 0),
+        }
+
+    def _step(self, loading: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
+        """Time a step by itself, on a batch that is there."""
+        alone = Loading(**loading).changed(workers=0)
+        loader = material.build_loader(self._dataset, alone)
+        try:
+            batch = next(iter(loader))
+        finally:
+            material.close_loader(loader)
+        return {"seconds": step_seconds(self._use(step), batch)}
+
+    def _drop(self) -> dict[str, Any]:
+        """Drop the files' pages; say which part is in memory nevertheless."""
+        pages.drop(self._files)
+        return {"resident": pages.resident(self._files)}
+
+    def _use(self, step: dict[str, Any]) -> Step:
+        spec = StepSpec(**step)
+        if spec not in self._steps:
+            self._steps[spec] = make_step(spec)
+        return self._steps[spec]
+
+
+def main(arguments: list[str]) -> None:
+    """Answer requests until nobody asks any more."""
+    incoming, outgoing = map(int, arguments)
+    os.set_inheritable(incoming, False)
+    os.set_inheritable(outgoing, False)
+    child = Child()
+    with open(incoming, encoding="utf-8") as asked, open(outgoing, "w", encoding="utf-8") as told:
+        for line in asked:
+            told.write(json.dumps(child.answer(json.loads(line))) + "\n")
+            told.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""An image folder as torchvision's ``ImageFolder`` reads it: the baseline of all measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from shardkit.errors import BadImage
+from shardkit.order import Draws
+from shardkit.sources.imagefolder import Entry, scan_imagefolder
+from shardkit.torch.ops import ImageOp, Piece
+from shardkit.torch.reading import Context, EpochCell
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+class PlainFolder(Dataset[Any]):
+    """Loose files, one at a time: opened, decoded by Pillow, cropped by Pillow."""
+
+    def __init__(self, path: Path, decode: str | ImageOp, transform: Any = None) -> None:
+        """Look through a folder; of one with splits, the first that has images is taken.
+
+        Raises:
+            UsageError: If it has no images.
+        """
+        scan = scan_imagefolder(path)
+        split = max(scan.splits, key=lambda name: len(scan.splits[name]))
+        self.root = scan.splits[split].root
+        self.entries: list[Entry] = list(scan.splits[split].entries)
+        self.decode = decode
+        self.transform = transform
+        self._epoch = EpochCell()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        entry = self.entries[row]
+        if self.decode == "bytes":
+            return (self.root / entry.path).read_bytes(), entry.label
+        try:
+            with open(self.root / entry.path, "rb") as file:
+                image = Image.open(file).convert("RGB")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise BadImage(f"{self.root / entry.path} cannot be decoded: {error}") from error
+        value: Any = self._sample(image, row)
+        return (value if self.transform is None else self.transform(value)), entry.label
+
+    def files(self) -> list[Path]:
+        """Return the files that are read."""
+        return [self.root / entry.path for entry in self.entries]
+
+    def _sample(self, image: Image.Image, row: int) -> Any:
+        if self.decode == "pil":
+            return image
+        if isinstance(self.decode, ImageOp):
+            context = Context(self._epoch)
+            (piece,) = self.decode.pieces(
+                [image.width], [image.height], lambda _: self._draws(context, row)
+            )
+            image = _cut(image, piece, _FILTERS[self.decode.filter])
+        pixels = np.array(image)
+        return pixels if self.decode == "numpy" else torch.from_numpy(pixels).permute(2, 0, 1)
+
+    @staticmethod
+    def _draws(context: Context, row: int) -> Draws:
+        return context.draws(row)
+
+
+def _cut(image: Image.Image, piece: Piece, resample: Image.Resampling) -> Image.Image:
+    """Return a piece of an image, as Pillow's users make it."""
+    if piece.whole is not None:
+        image = image.resize(piece.whole[::-1], resample)
+    box = (piece.left, piece.top, piece.left + piece.width, piece.top + piece.height)
+    image = image.crop(box)
+    if image.size != piece.size[::-1]:
+        image = image.resize(piece.size[::-1], resample)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if piece.flip else image

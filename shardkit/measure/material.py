@@ -1,0 +1,240 @@
+"""From what is to be measured to objects: datasets, transforms, loaders."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from shardkit.errors import UsageError
+from shardkit.manifest import MANIFEST_NAME, dataset_directories
+from shardkit.measure.cases import CASES
+from shardkit.measure.folder import PlainFolder
+from shardkit.measure.spec import PLAIN, Loading, Subject
+from shardkit.torch import ops
+from shardkit.torch.collate import collate
+from shardkit.torch.datasets import DECODES, ShardDataset, open_dataset
+from shardkit.torch.loader import make_loader
+from shardkit.torch.ops import ImageOp
+
+DEFAULT_OPERATION = "RandomResizedCrop(224)"
+"""What most training scripts begin with; images of many sizes make no batch otherwise."""
+
+_OPERATIONS = ("CenterCrop", "RandomResizedCrop", "Resize")
+
+_LOOKED_AT = 1000
+"""Files of a folder whose sizes stand for all."""
+
+
+class BatchSource(Protocol):
+    """What is timed: gives the batches of one epoch at each iteration."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+def is_dataset(path: str) -> bool:
+    """Tell whether a dataset, or one with splits, is at ``path``; a plain folder may be there too.
+
+    Raises:
+        UsageError: If nothing is there, or a file.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        what = "is no folder" if place.exists() else "does not exist"
+        raise UsageError(f"{path} {what}: give a dataset of shardkit, or a folder of images")
+    try:
+        return bool(dataset_directories(place))
+    except UsageError:
+        return False
+
+
+def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
+    """Return what is made of an image where nobody said: the same for all that is compared."""
+    if decode is not None:
+        parse_decode(decode)
+        return decode
+    if transform is not None:
+        return "pil"
+    datasets = [open_split(path, "torch", None) for path in paths if is_dataset(path)]
+    if len(datasets) == len(paths) and all(each.manifest.raw_shape for each in datasets):
+        return "torch"
+    return DEFAULT_OPERATION
+
+
+def parse_decode(text: str) -> str | ImageOp:
+    """Return what a dataset takes as ``decode``: a name, or an operation as Python writes it.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if text in DECODES:
+        return text
+    known = f"{', '.join(DECODES)}, {', '.join(f'{name}(...)' for name in _OPERATIONS)}"
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError
+        if call.func.id not in _OPERATIONS:
+            raise ValueError
+        values = [ast.literal_eval(each) for each in call.args]
+        named = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise UsageError(f"decode {text!r} is unknown; known are {known}") from None
+    try:
+        operation = getattr(ops, call.func.id)(*values, **named)
+    except TypeError as error:
+        raise UsageError(f"decode {text!r}: {error}") from None
+    assert isinstance(operation, ImageOp)
+    return operation
+
+
+def load_reference(text: str, what: str) -> Any:
+    """Return the object that ``module:name`` says; modules of the current folder are found.
+
+    Raises:
+        UsageError: If there is none, or its module cannot be imported.
+    """
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name:
+        raise UsageError(f"--{what} {text!r} is not module:name, such as augment:transform")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0]:
+            raise UsageError(f"--{what} {text!r}: importing {module}: {error}") from error
+        raise UsageError(
+            f"--{what} {text!r}: there is no module {module!r} here ({here}) nor installed"
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"--{what} {text!r}: importing {module} failed: {type(error).__name__}: {error}"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            offered = [each for each, value in vars(found).items() if callable(value)]
+            shown = ", ".join(each for each in offered if not each.startswith("_")) or "nothing"
+            raise UsageError(f"--{what} {text!r}: there is no {part!r}; callable are: {shown}")
+        found = getattr(found, part)
+    return found
+
+
+def load_transform(text: str) -> Any:
+    """Return a transform; of a class, an instance made without arguments.
+
+    Raises:
+        UsageError: If there is none, or it cannot be called.
+    """
+    found = load_reference(text, "transform")
+    if isinstance(found, type):
+        try:
+            found = found()
+        except TypeError as error:
+            raise UsageError(
+                f"--transform {text!r} is a class that needs arguments ({error}); name an object "
+                "that is made already"
+            ) from None
+    if not callable(found):
+        raise UsageError(f"--transform {text!r} is a {type(found).__name__}, and not callable")
+    if isinstance(found, ImageOp):
+        raise UsageError(f"--transform {text!r} is an operation of shardkit: give it as --decode")
+    return found
+
+
+def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset:
+    """Open a dataset; of one with splits the largest, which is what is trained from."""
+    places = dataset_directories(Path(path))
+    sizes = {place: (place / MANIFEST_NAME).stat().st_size for place in places.values()}
+    opened = [open_dataset(place, transform=transform, decode=decode) for place in sizes]
+    return max(opened, key=len)
+
+
+def open_subject(subject: Subject) -> Dataset[Any]:
+    """Open what a subject names.
+
+    Raises:
+        UsageError: If there is no such dataset, folder, case, transform or way to decode.
+    """
+    if subject.case is not None:
+        if subject.case not in CASES:
+            raise UsageError(f"the case {subject.case!r} is unknown; known: {', '.join(CASES)}")
+        return CASES[subject.case]()
+    transform = None if subject.transform is None else load_transform(subject.transform)
+    decode = parse_decode(subject.decode)
+    if is_dataset(subject.path):
+        return open_split(subject.path, decode, transform)
+    return PlainFolder(Path(subject.path), decode, transform)
+
+
+def files_of(dataset: Any) -> list[Path]:
+    """Return the files that an epoch reads, so that their pages can be dropped."""
+    if isinstance(dataset, ShardDataset):
+        return [path for path in dataset.path.rglob("*") if path.is_file()]
+    return dataset.files() if isinstance(dataset, PlainFolder) else []
+
+
+def mean_bytes(dataset: Any) -> float:
+    """Return the stored bytes of an image in the mean, of the first ones; 0 if there are none."""
+    if isinstance(dataset, ShardDataset):
+        lengths = dataset.stored_bytes(_LOOKED_AT)
+    elif isinstance(dataset, PlainFolder):
+        lengths = np.array([entry.bytes for entry in dataset.entries[:_LOOKED_AT]])
+    else:
+        return 0.0
+    return float(lengths.mean()) if len(lengths) else 0.0
+
+
+class OneByOne(Dataset[Any]):
+    """A dataset that hides that it can read batches."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return self._dataset[row]
+
+
+def build_loader(dataset: Any, loading: Loading, seed: int = 0) -> BatchSource:
+    """Return a loader that reads in random order.
+
+    Raises:
+        UsageError: If the options do not go together.
+    """
+    if loading.engine != PLAIN:
+        options = loading.loader_options()
+        return make_loader(dataset, loading.batch_size, shuffle=True, seed=seed, options=options)
+    chosen = dict(loading.options)
+    workers = chosen.get("workers", 0)
+    return DataLoader(
+        dataset if chosen.get("batched") else OneByOne(dataset),
+        loading.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        collate_fn=collate if chosen.get("batched") else None,
+        pin_memory=chosen.get("pin_memory", False),
+        prefetch_factor=chosen.get("prefetch", 2) if workers else None,
+        persistent_workers=chosen.get("persistent_workers", False) and workers > 0,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def close_loader(loader: Any) -> None:
+    """End the workers of a loader now."""
+    if hasattr(loader, "close"):
+        loader.close()
+    elif (iterator := getattr(loader, "_iterator", None)) is not None:
+        iterator._shutdown_workers()
+        loader._iterator = None

@@ -1,0 +1,119 @@
+"""What `shardkit tune` found, kept in a file: settings of a loader for one machine and dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from shardkit.errors import UsageError
+from shardkit.files import write_atomically
+from shardkit.machine import processors
+from shardkit.torch.options import LoaderOptions
+
+VERSION = 1
+
+TUNED_FIELDS = (
+    "engine",
+    "workers",
+    "prefetch",
+    "start_method",
+    "sharing_strategy",
+)
+"""Fields of `LoaderOptions` that are tuned; what decides on samples and on lifetimes is not."""
+
+_MOST_BYTES = 1 << 20
+"""A file larger than this is none of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """Settings that were measured to be good."""
+
+    batch_size: int
+    settings: dict[str, Any]
+    """Values of `TUNED_FIELDS`."""
+    processors: int
+    """Of the machine where it was measured: elsewhere something else may be better."""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What was measured with them, and of what; for people."""
+
+    def options(self, given: LoaderOptions) -> LoaderOptions:
+        """Return ``given`` with the tuned fields in it.
+
+        Raises:
+            UsageError: If ``given`` has another value than the default in one of them.
+        """
+        default = LoaderOptions()
+        for name, value in self.settings.items():
+            if getattr(given, name) not in (getattr(default, name), value):
+                raise UsageError(
+                    f"{name} is {getattr(given, name)!r} in options= and {value!r} in tuned=: "
+                    "leave one of them out"
+                )
+        return dataclasses.replace(given, **self.settings)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, replacing what stood there.
+
+        Raises:
+            UsageError: If it cannot be written.
+        """
+        value = {"shardkit_tuned": VERSION, **dataclasses.asdict(self)}
+        try:
+            write_atomically(Path(path), (json.dumps(value, indent=1) + "\n").encode())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load_tuned(path: str | PathLike[str]) -> Tuned:
+    """Read what `shardkit tune --out` wrote, and warn if it was measured on another machine.
+
+    Raises:
+        UsageError: If it cannot be read, or is no such file.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}; `shardkit tune --out` writes it"
+        ) from error
+    try:
+        tuned = _parsed(json.loads(content))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is not what `shardkit tune --out` writes, or of another version: {error}"
+        ) from error
+    if tuned.processors != processors():
+        warnings.warn(
+            f"{path} was measured with {tuned.processors} processors, and this process may use "
+            f"{processors()}: `shardkit tune` again finds what is best here",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return tuned
+
+
+def _parsed(value: Any) -> Tuned:
+    if not isinstance(value, dict) or value.get("shardkit_tuned") != VERSION:
+        raise ValueError(f'it does not say "shardkit_tuned": {VERSION}')
+    settings = value["settings"]
+    if not isinstance(settings, dict) or set(settings) - set(TUNED_FIELDS):
+        raise ValueError(f"settings are other than {', '.join(TUNED_FIELDS)}")
+    LoaderOptions(**settings)  # refuses values that are none
+    for name in ("batch_size", "processors"):
+        if type(value[name]) is not int or value[name] < 1:
+            raise ValueError(f"{name} is {value[name]!r}")
+    if not isinstance(value["measured"], dict):
+        raise TypeError("measured is no object")
+    return Tuned(
+        batch_size=value["batch_size"],
+        settings=settings,
+        processors=value["processors"],
+        measured=value["measured"],
+    )
