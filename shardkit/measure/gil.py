@@ -9,17 +9,17 @@ from collections.abc import Callable
 _PROBE_SECONDS = 0.001
 """How long a probe sleeps, which needs no lock, before it asks for the lock again."""
 
-_LATE_SECONDS = 0.0015
-"""A probe that gets the lock this much later found it held: a free one takes some 0.1 ms, one that
-Python code holds is passed on only after ``sys.getswitchinterval()``, 5 ms."""
+_LATE_SECONDS = 0.0003
+"""A probe that gets the lock this much later found it held: a free one is had after some 0.1 ms,
+one that Python code holds when it is released, or after ``sys.getswitchinterval()``, 5 ms."""
 
 
 def held_share(work: Callable[[], object], seconds: float = 0.5) -> float:
     """Return the share of time, 0 to 1, in which ``work`` holds the interpreter's lock.
 
-    A thread beside it wakes again and again, and looks how long it takes to get the lock. Time that
-    is held in pieces below a millisecond between calls that release it is not seen: other threads
-    get in there. A processor that is taken by others makes it look larger.
+    A thread beside it wakes again and again, and looks whether it gets the lock at once. What is
+    held in pieces below a third of a millisecond, between calls that release it, is not seen: other
+    threads get in there. Processors that are taken by others make it look larger.
 
     Args:
         work: Called again and again in this thread.
@@ -44,7 +44,7 @@ class _Probe:
     def __init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="shardkit-gil-probe", daemon=True)
         self._stopped = threading.Event()
-        self._held = self._total = 0.0
+        self._held = self._probes = 0
 
     def start(self) -> None:
         """Begin."""
@@ -57,15 +57,13 @@ class _Probe:
 
     @property
     def share(self) -> float:
-        """Time that was waited for the lock, of the time it was waited for or not needed."""
-        return self._held / self._total if self._total else 0.0
+        """The part of the probes that found the lock held."""
+        return self._held / max(1, self._probes)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             begun = time.perf_counter()
             time.sleep(_PROBE_SECONDS)
-            took = time.perf_counter() - begun
-            late = took - _PROBE_SECONDS
-            self._total += took
-            if late > _LATE_SECONDS:
-                self._held += took
+            late = time.perf_counter() - begun - _PROBE_SECONDS
+            self._probes += 1
+            self._held += late > _LATE_SECONDS
