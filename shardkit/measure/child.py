@@ -26,6 +26,7 @@ class Child:
     """Answers what it is asked about one subject."""
 
     def __init__(self) -> None:
+        self._subject = Subject()
         self._dataset: Any = None
         self._files: list[Path] = []
         self._steps: dict[StepSpec, Step] = {}
@@ -35,6 +36,7 @@ class Child:
             "look": self._look,
             "step": self._step,
             "drop": self._drop,
+            "warm": self._warm,
         }
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +58,12 @@ class Child:
 
     def _open(self, subject: dict[str, Any]) -> dict[str, Any]:
         """Open what is to be read."""
-        self._dataset = material.open_subject(Subject(**subject))
+        self._subject = Subject(**subject)
+        self._dataset = material.open_subject(self._subject)
         self._files = material.files_of(self._dataset)
         return {
             "images": len(self._dataset),
+            "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
             "bytes": sum(path.stat().st_size for path in self._files),
         }
@@ -97,6 +101,14 @@ class Child:
         """Drop the files' pages; say which part is in memory nevertheless."""
         pages.drop(self._files)
         return {"resident": pages.resident(self._files)}
+
+    def _warm(self) -> dict[str, Any]:
+        """Read the stored bytes of every row."""
+        stored = dataclasses.replace(self._subject, decode="bytes", transform=None)
+        dataset = material.open_subject(stored)
+        for row in range(len(dataset)):  # type: ignore[arg-type]
+            dataset[row]
+        return {}
 
     def _use(self, step: dict[str, Any]) -> Step:
         spec = StepSpec(**step)
