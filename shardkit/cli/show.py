@@ -11,6 +11,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from shardkit.measure import words
 from shardkit.pool import Progress, Report
 
 
@@ -68,7 +69,7 @@ def show_notes(notes: Mapping[str, int]) -> None:
 
 def printable(text: str) -> str:
     """Return a path or name that cannot break a line or a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    return words.printable(text)
 
 
 def emit(value: Any) -> None:

@@ -45,6 +45,6 @@ def resident(files: Iterable[Path]) -> float:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
             if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found):
                 raise OSError(ctypes.get_errno(), f"mincore of {path}")
-        held += int((np.frombuffer(found, np.uint8) & 1).sum())
+        held += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
         total += pages
     return held / total if total else 0.0
