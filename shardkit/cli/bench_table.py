@@ -12,19 +12,27 @@ from shardkit.measure.bench_report import BenchReport, Line, Measured, Source
 from shardkit.measure.words import sample_words, shortened, significant, step_words
 
 _WIDTH = 98
-_HEADERS = (
-    "    images/s   lowest to  times        ms to wait for  first   CPUs     peak MiB",
+_GROUPS = (
+    ("", ("cache",)),
+    ("images/s", ("median", "rounds", "gain")),
+    ("", ("MB/s",)),
+    ("ms to wait", ("p50", "p95", "p99")),
+    ("first", ("s",)),
+    ("CPUs", ("all", "each")),
+    ("peak MiB", ("main", "each")),
 )
+"""Columns; those of one group stand close together. ``each`` is for each worker."""
+
+_COLUMNS = tuple(name for _, names in _GROUPS for name in names)
 _NONE = "-"
 
 
 def show_report(report: BenchReport) -> None:
     """Print a report: each dataset, its loaders, and the answer."""
     rows = {id(each): _cells(each) for each in report.lines if each.measured}
-    everything = [*_HEADERS, *rows.values()]
-    widths = [max(len(cell) for cell in column) for column in zip(*everything, strict=True)]
-    for header in _HEADERS:
-        click.echo(_row(header, widths))
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows.values(), strict=True)]
+    click.echo(_title(widths))
+    click.echo(_row(_COLUMNS, widths))
     for source in report.sources:
         click.echo(_named(source))
         lines = [each for each in report.lines if each.path == source.path]
@@ -81,7 +89,24 @@ def _cells(line: Line) -> tuple[str, ...]:
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     texts = [cells[0].ljust(widths[0])]
     texts += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-    return "    " + "  ".join(texts).rstrip()
+    return f"    {'  '.join(_grouped(texts))}".rstrip()
+
+
+def _title(widths: Sequence[int]) -> str:
+    """Return the line of the groups' names, each in the middle of its columns."""
+    spans = map(len, _grouped(["-" * width for width in widths]))
+    titles = [title.center(span) for (title, _), span in zip(_GROUPS, spans, strict=True)]
+    return f"    {'  '.join(titles)}".rstrip()
+
+
+def _grouped(cells: Sequence[str]) -> list[str]:
+    """Join the cells of each group."""
+    rest = iter(cells)
+    found = []
+    for title, names in _GROUPS:
+        gap = "  " if title == "images/s" else " "
+        found.append(gap.join(next(rest) for _ in names))
+    return found
 
 
 def _named(source: Source) -> str:

@@ -25,11 +25,7 @@ def amount(count: int, noun: str) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes for people: "21.3 MiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    return words.size(count)
 
 
 def line(name: str, text: str) -> None:

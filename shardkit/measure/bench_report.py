@@ -135,12 +135,14 @@ class BenchReport:
     @property
     def headline(self) -> str:
         """The answer, in one sentence."""
-        told = [text for cache in _PLACES if (text := _compared(self, cache))]
         if not any(line.measured for line in self.lines):
             return "Nothing could be measured."
-        if told:
-            return f"{self._subject()} {' and '.join(told)}."
-        return f"It reads {' and '.join(self._alone())}."
+        told = [text for cache in _PLACES if (text := _compared(self, cache))]
+        if not told:
+            return f"It gives {' and '.join(self._alone())}."
+        if self.against_folder:
+            return f"Converting makes loading {' and '.join(told)}."
+        return f"The fastest gives {' and '.join(told)}."
 
     @property
     def details(self) -> tuple[str, ...]:
@@ -157,11 +159,12 @@ class BenchReport:
         """Return whether a path is a ``dataset`` or a ``folder``."""
         return next(source.kind for source in self.sources if source.path == path)
 
-    def _subject(self) -> str:
+    @property
+    def against_folder(self) -> bool:
+        """Whether datasets are compared with a plain folder of images."""
+        kinds = {source.kind for source in self.sources}
         base = next(line for line in self.lines if line.baseline)
-        if self.kind(base.path) == "folder":
-            return "Converting makes loading"
-        return "The fastest loads"
+        return len(kinds) > 1 and self.kind(base.path) == "folder"
 
     def _alone(self) -> list[str]:
         return [
@@ -220,13 +223,12 @@ def _gain(outcome: Outcome, baseline: Outcome | None) -> Spread | None:
 
 def _best(report: BenchReport, cache: str) -> Line | None:
     """Return the line that the answer is about; None if there is nothing to compare."""
-    base = next(line for line in report.lines if line.baseline)
     wanted = [
         line
         for line in report.lines
         if line.cache == cache and not line.baseline and _gain_of(line) is not None
     ]
-    if report.kind(base.path) == "folder":  # a folder read in another way answers nothing
+    if report.against_folder:  # a folder read in another way answers nothing
         wanted = [line for line in wanted if report.kind(line.path) == "dataset"]
     return max(wanted, key=lambda line: _gain_of(line) or 0.0, default=None)
 
@@ -242,10 +244,15 @@ def _compared(report: BenchReport, cache: str) -> str:
         return ""
     if cache == "cold" and not _really_cold(report):
         return ""
-    gain = best.measured.gain
-    if gain.lowest <= 1 <= gain.highest:
-        return f"neither faster nor slower {_PLACES[cache]}, beyond what rounds differ by"
-    return f"{gain.median:.1f} x as fast {_PLACES[cache]}"
+    gain, place = best.measured.gain, _PLACES[cache]
+    same = gain.lowest <= 1 <= gain.highest
+    if report.against_folder:
+        how = "neither faster nor slower" if same else f"{gain.median:.1f} x as fast"
+    elif same or gain.median < 1:
+        how = "no more than the first line"
+    else:
+        how = f"{gain.median:.1f} x as much as the first line"
+    return f"{how} {place}{', beyond what the rounds differ by,' if same else ''}"
 
 
 def _explained(report: BenchReport, cache: str) -> str:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from shardkit.measure.bench_report import BenchReport, Line
 from shardkit.measure.plot import has_matplotlib, inline_svg, require_folder, save
-from shardkit.measure.words import printable, sample_words, significant, step_words
+from shardkit.measure.words import printable, sample_words, significant, size, step_words
 
 
 def require_page(path: Path | None) -> None:
@@ -40,7 +40,7 @@ def page(report: BenchReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"printable": printable, "significant": significant}
+    templates.filters |= {"printable": printable, "significant": significant, "size": size}
     drawn = any(line.measured for line in report.lines) and has_matplotlib()
     return templates.get_template("page.html.j2").render(
         report=report,

@@ -19,6 +19,15 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: max(0, width - 3 - end)]}...{text[-end:]}"
 
 
+def size(count: float) -> str:
+    """Return a number of bytes for people: "21.3 MiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def significant(value: float) -> str:
     """Return a number with what can be told of it: 0.04, 1.23, 12.3, 1,234."""
     if value >= 100:
