@@ -23,6 +23,7 @@ from shardkit.cli.measure_options import (
 )
 from shardkit.cli.options import quiet_option
 from shardkit.cli.show import emit
+from shardkit.errors import UsageError
 from shardkit.measure.bench import LIMIT, BenchOptions, bench
 from shardkit.measure.page import require_page, save_page
 from shardkit.measure.plot import require_plot, save_plot
@@ -104,6 +105,8 @@ def run_bench(paths: tuple[str, ...], given: dict[str, Any]) -> None:
     plot, page = given["plot"], given["html"]
     require_plot(plot)
     require_page(page)
+    if page is not None and page == plot:
+        raise UsageError(f"--html and --plot are both to be written to {page}")
     with _progress(quiet=given["quiet"]) as watch:
         report = bench(paths, options, watch=watch)
     report = dataclasses.replace(report, command=shlex.join(["shardkit", *sys.argv[1:]]))

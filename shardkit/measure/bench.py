@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import UsageError
 from shardkit.machine import filesystem, processors
 from shardkit.measure.bench_report import BenchReport, Line, Source, measured
 from shardkit.measure.environment import environment
-from shardkit.measure.material import DEFAULT_OPERATION, choose_decode, is_dataset
+from shardkit.measure.material import choose_decode, is_dataset
 from shardkit.measure.rounds import CACHES, Contender, Outcome, Watch, contend
 from shardkit.measure.spec import PLAIN, Loading, Subject, parse_loading
 from shardkit.measure.steps import StepSpec
@@ -79,6 +79,7 @@ def bench(
     Raises:
         UsageError: If a path is missing, given twice or holds no images, or options do not go
             together. What fails while it is measured is told in its line instead.
+        CorruptDataset: If a manifest is damaged.
     """
     options = BenchOptions() if options is None else options
     contenders = _contenders([fspath(path) for path in paths], options)
@@ -132,7 +133,7 @@ def _contenders(paths: Sequence[str], options: BenchOptions) -> list[Contender]:
     for number, place in enumerate(places):
         if place in places[:number]:
             raise UsageError(f"{paths[number]} is given twice")
-    decode = _decode(paths, options)
+    decode = choose_decode(paths, options.decode, options.transform)
     contenders = []
     for path in paths:
         subject = Subject(
@@ -146,14 +147,6 @@ def _contenders(paths: Sequence[str], options: BenchOptions) -> list[Contender]:
                     Contender(name=name, subject=subject, loading=loading, cache=cache)
                 )
     return contenders
-
-
-def _decode(paths: Sequence[str], options: BenchOptions) -> str:
-    """Return what an image is; a damaged dataset, which cannot tell, has its own line for that."""
-    try:
-        return choose_decode(paths, options.decode, options.transform)
-    except CorruptDataset:
-        return DEFAULT_OPERATION
 
 
 def _sources(outcomes: Sequence[Outcome]) -> tuple[Source, ...]:

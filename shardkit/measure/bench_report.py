@@ -138,8 +138,11 @@ class BenchReport:
         if not any(line.measured for line in self.lines):
             return "Nothing could be measured."
         told = [text for cache in _PLACES if (text := _compared(self, cache))]
-        if not told:
+        groups = {(line.path, line.loader) for line in self.lines}
+        if not told and len(groups) == 1:
             return f"It gives {' and '.join(self._alone())}."
+        if not told:
+            return "Nothing can be compared; the lines tell why."
         if self.against_folder:
             return f"Converting makes loading {' and '.join(told)}."
         return f"The fastest gives {' and '.join(told)}."
@@ -168,7 +171,7 @@ class BenchReport:
 
     def _alone(self) -> list[str]:
         return [
-            f"{line.measured.images_per_second.median:,.0f} images/s {_PLACES[line.cache]}"
+            f"{line.measured.images_per_second.median:,.0f} images/s {_place(line.measured)}"
             for line in self.lines
             if line.measured
         ]
@@ -275,6 +278,10 @@ def _explained(report: BenchReport, cache: str) -> str:
     return f"{text}."
 
 
+def _place(found: Measured) -> str:
+    return _PLACES["cold" if found.cold else "warm"]
+
+
 def _really_cold(report: BenchReport) -> bool:
     return all(
         line.measured.cold for line in report.lines if line.measured and line.cache == "cold"
@@ -293,6 +300,8 @@ def _doubts(report: BenchReport) -> list[str]:
         for source in report.sources
         if source.images < source.total
     ]
+    rounds = report.settings["rounds"]
+    few = ["One or two rounds do not show what is chance: --rounds 5 does."] if rounds < 3 else []
     failed = sum(1 for line in report.lines if line.problem)
     lost = [f"{failed} of {len(report.lines)} lines could not be measured."] if failed else []
-    return [*dict.fromkeys(stayed), *sampled, *lost]
+    return [*dict.fromkeys(stayed), *sampled, *few, *lost]

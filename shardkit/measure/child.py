@@ -48,9 +48,9 @@ class Child:
             except UsageError as error:
                 found = {"refused": str(error)}
             except ShardkitError as error:
-                found = {"failed": str(error)}
+                found = {"failed": last_words(str(error))}
             except Exception as error:
-                found = {"failed": f"{type(error).__name__}: {error}"}
+                found = {"failed": last_words(f"{type(error).__name__}: {error}")}
         told = [
             str(each.message) for each in caught if each.category in (UserWarning, RuntimeWarning)
         ]
@@ -115,6 +115,19 @@ class Child:
         if spec not in self._steps:
             self._steps[spec] = make_step(spec)
         return self._steps[spec]
+
+
+def last_words(message: str) -> str:
+    """Return what an error says: of one that PyTorch brought from a worker, without the traceback.
+
+    It puts the whole traceback into the message; lines of one are indented, and what was raised
+    comes last.
+    """
+    if "\nOriginal Traceback" not in message:
+        return message
+    lines = message.strip().splitlines()
+    told = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
+    return "\n".join(lines[told:]) or lines[0]
 
 
 def main(arguments: list[str]) -> None:

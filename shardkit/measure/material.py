@@ -45,16 +45,14 @@ def is_dataset(path: str) -> bool:
     """Tell whether a dataset, or one with splits, is at ``path``; a plain folder may be there too.
 
     Raises:
-        UsageError: If nothing is there, or a file.
+        UsageError: If nothing is there, a file, or a dataset of a newer version.
+        CorruptDataset: If the manifest is damaged.
     """
     place = Path(path)
     if not place.is_dir():
         what = "is no folder" if place.exists() else "does not exist"
         raise UsageError(f"{path} {what}: give a dataset of shardkit, or a folder of images")
-    try:
-        return bool(dataset_directories(place))
-    except UsageError:
-        return False
+    return (place / MANIFEST_NAME).exists() and bool(dataset_directories(place))
 
 
 def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
