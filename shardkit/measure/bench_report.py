@@ -139,6 +139,8 @@ class BenchReport:
             return "Nothing could be measured."
         told = [text for cache in _PLACES if (text := _compared(self, cache))]
         groups = {(line.path, line.loader) for line in self.lines}
+        if all(line.cache == "cold" for line in self.lines) and not _really_cold(self):
+            return "Nothing was read from disk: the files stayed in memory."
         if not told and len(groups) == 1:
             return f"It gives {' and '.join(self._alone())}."
         if not told:
@@ -255,11 +257,11 @@ def _compared(report: BenchReport, cache: str) -> str:
         how = "no more than the first line"
     else:
         how = f"{gain.median:.1f} x as much as the first line"
-    return f"{how} {place}{', beyond what the rounds differ by,' if same else ''}"
+    return f"{how} {place}{', beyond what the rounds differ by' if same else ''}"
 
 
 def _explained(report: BenchReport, cache: str) -> str:
-    best = _best(report, cache)
+    best = _best(report, cache) if cache == "warm" or _really_cold(report) else None
     base = next((each for each in report.lines if each.baseline and each.cache == cache), None)
     if best is None or base is None or best.measured is None or base.measured is None:
         return ""

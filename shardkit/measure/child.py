@@ -127,7 +127,15 @@ def last_words(message: str) -> str:
         return message
     lines = message.strip().splitlines()
     told = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
-    return "\n".join(lines[told:]) or lines[0]
+    words = "\n".join(lines[told:]) or lines[0]
+    unequal = any(text in words for text in _UNEQUAL)
+    return f"{words}. {_CROP_THEM}" if unequal else words
+
+
+_UNEQUAL = ("stack expects each tensor to be equal size", "resize storage that is not resizable")
+"""What PyTorch says of images of several sizes; the second in a worker process."""
+
+_CROP_THEM = "The images differ in size: crop them by --decode 'CenterCrop(224)' or a transform"
 
 
 def main(arguments: list[str]) -> None:
