@@ -30,9 +30,9 @@ def test_numbers_of_a_line() -> None:
     assert found is not None
 
     assert found.images_per_second == Spread(median=200, lowest=160, highest=250)
-    assert found.rounds == (200, 250, 160)
+    assert list(found.rounds) == [200, 250, 160]
     assert found.megabytes_per_second == pytest.approx(200 * 0.05)
-    assert (found.wait_p50, found.wait_p95, found.wait_p99) == (10, 10, 10)
+    assert [found.wait_p50, found.wait_p95, found.wait_p99] == [10, 10, 10]
     assert found.batches == 300
     assert found.processors == pytest.approx(1.5)
     assert found.processors_per_worker == pytest.approx(0.5)

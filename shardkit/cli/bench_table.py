@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from shardkit.cli.show import amount, line, printable, size
-from shardkit.measure.bench_report import BenchReport, Line, Measured, Source
+from shardkit.measure.bench_report import BenchReport, Line, Source
 from shardkit.measure.words import sample_words, shortened, significant, step_words
 
 _WIDTH = 98
@@ -41,15 +41,15 @@ def show_report(report: BenchReport) -> None:
     _show_ground(report)
     click.echo()
     for number, text in enumerate((report.headline, *report.details)):
-        _wrapped(text, "" if number == 0 else "  ")
+        _wrapped(printable(text), "" if number == 0 else "  ")
 
 
 def _show_loader(
     lines: Sequence[Line], rows: dict[int, tuple[str, ...]], widths: Sequence[int]
 ) -> None:
-    found = next((each.measured for each in lines if each.measured), None)
+    chosen = next((f": {each.chosen}" for each in lines if each.chosen), "")
     base = "  (the base)" if lines[0].baseline else ""
-    click.echo(f"  {shortened(lines[0].loader, 60)}{_chosen(lines[0], found)}{base}")
+    click.echo(f"  {shortened(lines[0].loader, 60)}{chosen}{base}")
     for each in lines:
         if each.measured:
             click.echo(_row(rows[id(each)], widths))
@@ -57,13 +57,6 @@ def _show_loader(
             _wrapped(f"{each.cache}  failed: {printable(each.problem)}", "    ")
     for text in dict.fromkeys(text for m in lines if m.measured for text in m.measured.warnings):
         _wrapped(f"note: {printable(text)}", "    ")
-
-
-def _chosen(line: Line, found: Measured | None) -> str:
-    """Return what ``auto`` became."""
-    if found is None or line.loader.startswith(found.engine):
-        return ""
-    return f": {found.engine} engine, {amount(found.workers, 'worker')}"
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -95,6 +95,14 @@ class Line:
     problem: str
     """Why it could not be measured; empty if it was."""
 
+    @property
+    def chosen(self) -> str:
+        """What ``auto`` became; empty if the loader's name tells it."""
+        found = self.measured
+        if found is None or self.loader.startswith(found.engine):
+            return ""
+        return f"{found.engine} engine, {found.workers} worker{'s' if found.workers != 1 else ''}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:

@@ -123,12 +123,12 @@ def last_words(message: str) -> str:
     It puts the whole traceback into the message; lines of one are indented, and what was raised
     comes last.
     """
-    if "\nOriginal Traceback" not in message:
-        return message
-    lines = message.strip().splitlines()
-    told = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
-    words = "\n".join(lines[told:]) or lines[0]
-    unequal = any(text in words for text in _UNEQUAL)
+    words = message
+    if "\nOriginal Traceback" in message:
+        lines = message.strip().splitlines()
+        told = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
+        words = "\n".join(lines[told:]) or lines[0]
+    unequal = any(text in words for text in _UNEQUAL) and "crop them" not in words
     return f"{words}. {_CROP_THEM}" if unequal else words
 
 
