@@ -29,6 +29,9 @@ _MARKERS = {"warm": "o", "cold": "D"}
 _INK = "#0a0b0c"
 """Text and axes; in a page it becomes the colour of the page's text, light or dark."""
 
+_FONTS = "system-ui, 'DejaVu Sans', sans-serif"
+"""Of a page."""
+
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9,
@@ -102,7 +105,7 @@ def drawn(report: BenchReport, kind: str, *, bare: bool = False) -> bytes:
         kind: ``png`` or ``svg``.
         bare: Whether it stands in a page, which has the title, and its own background.
     """
-    with _settings(), io.BytesIO() as file:
+    with _settings(bare), io.BytesIO() as file:
         figure = _figure(report, bare=bare)
         metadata = {"Date": None} if kind == "svg" else {}
         figure.savefig(file, format=kind, dpi=150, transparent=bare, metadata=metadata)
@@ -112,13 +115,16 @@ def drawn(report: BenchReport, kind: str, *, bare: bool = False) -> bytes:
 def inline_svg(report: BenchReport) -> str:
     """Return a report drawn as an ``<svg>`` element whose ink is the colour of the text around."""
     text = drawn(report, "svg", bare=True).decode("utf-8")
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = text.replace("'DejaVu Sans'", _FONTS).replace(_INK, "currentColor")
+    return text[text.index("<svg") :]
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
+def _settings(bare: bool) -> Iterator[None]:
     matplotlib: Any = import_module("matplotlib")
-    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+    # A browser has fonts for all scripts; elsewhere letters are drawn, so that they look alike.
+    fonts = {"svg.fonttype": "none" if bare else "path"}
+    with matplotlib.rc_context({**_SETTINGS, **fonts}), warnings.catch_warnings():
         # A letter that the font has not is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         yield
@@ -206,7 +212,7 @@ def _name_groups(axes: Any, lines: list[Line], places: list[float]) -> None:
             continue
         named.add(group)
         axes.annotate(
-            f"{shortened(line.path, 42)}   {shortened(line.loader, 48)}",
+            f"{shortened(line.path, 42)}: {shortened(line.loader, 48)}",
             (0, place - 0.95),
             xycoords=("axes fraction", "data"),
             va="center",
@@ -215,11 +221,11 @@ def _name_groups(axes: Any, lines: list[Line], places: list[float]) -> None:
             annotation_clip=False,
         )
     axes.set_yticks(places, [line.cache for line in lines])
+    axes.set_ylim(places[-1] + 0.7, places[0] - 1.3)  # the first is on top
 
 
 def _finish(rates: Any, waits: Any, report: BenchReport) -> None:
     rounds = report.settings["rounds"]
-    rates.invert_yaxis()
     rates.margins(x=0.22)
     rates.set_xlim(left=0)
     rates.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
