@@ -50,7 +50,14 @@ from shardkit.measure.words import shortened
     show_default=True,
     help="warm: files are in memory. cold: they have to come from the disk.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, metavar="N")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="How often each is measured, in turns; one more that does not count comes first.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),

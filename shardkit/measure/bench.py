@@ -63,7 +63,7 @@ def bench(
     paths: Sequence[str | PathLike[str]],
     options: BenchOptions | None = None,
     *,
-    watch: Watch = lambda text, done, total: None,
+    watch: Watch | None = None,
 ) -> BenchReport:
     """Measure how fast datasets and plain image folders are read.
 
@@ -85,7 +85,11 @@ def bench(
     contenders = _contenders([fspath(path) for path in paths], options)
     step = options.step
     outcomes = contend(
-        contenders, rounds=options.rounds, seconds=options.seconds, step=step, watch=watch
+        contenders,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        step=step,
+        watch=watch or _unwatched,
     )
     subject = contenders[0].subject
     settings = {
@@ -105,6 +109,10 @@ def bench(
         settings=settings,
         environment=environment(),
     )
+
+
+def _unwatched(text: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def default_loaders(dataset: bool) -> tuple[str, ...]:
