@@ -144,6 +144,12 @@ def test_a_sample_few_rounds_and_a_step_are_told() -> None:
     assert any("waits for data 10% and 10% of the time" in text for text in made.details)
 
 
+def test_a_machine_that_others_use_is_told() -> None:
+    made = report(outcome("a", rates=(100, 100, 200)), outcome("a", "auto"))
+
+    assert any("In 1 of 2 lines the rounds differ" in text for text in made.details)
+
+
 def test_it_is_json_values() -> None:
     value = usual().as_dict()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers import make_dataset
 
+from shardkit.measure import pages
 from shardkit.measure.child import Child, last_words
 
 PLAIN = {"engine": "plain", "batch_size": 4, "options": {}}
@@ -54,6 +55,27 @@ def test_reading_once_brings_the_files_into_memory(folder: Path) -> None:
 
     assert child.answer({"ask": "warm"}) == {"warnings": []}
     assert all(child.answer({"ask": "drop"})["resident"] <= 1 for _ in range(2))
+
+
+def test_pages_that_come_back_are_dropped_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the look before was still reading."""
+    drops: list[int] = []
+    parts = iter([0.5, 0.2, 0.0])
+    monkeypatch.setattr(pages, "drop", lambda files: drops.append(len(files)))
+    monkeypatch.setattr(pages, "resident", lambda files: next(parts))
+    child, _ = opened(folder)
+
+    assert child.answer({"ask": "drop"})["resident"] == 0.0
+    assert drops == [6, 6, 6]
+
+
+def test_pages_that_stay_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "resident", lambda files: 1.0)
+    child, _ = opened(folder)
+
+    assert child.answer({"ask": "drop"})["resident"] == 1.0
 
 
 def test_the_time_of_a_step_is_told(folder: Path) -> None:

@@ -18,6 +18,9 @@ VERSION = 1
 STAYED = 0.1
 """A cold line of whose files a larger part than this was in memory does not count as cold."""
 
+UNSTEADY = 1.6
+"""A line whose fastest round is more than so many times as fast as its slowest was disturbed."""
+
 _PLACES = {"warm": "from memory", "cold": "from disk"}
 
 
@@ -312,6 +315,13 @@ def _doubts(report: BenchReport) -> list[str]:
     ]
     rounds = report.settings["rounds"]
     few = ["One or two rounds do not show what is chance: --rounds 5 does."] if rounds < 3 else []
+    spreads = [line.measured.images_per_second for line in report.lines if line.measured]
+    unsteady = sum(each.highest > UNSTEADY * each.lowest for each in spreads)
+    if unsteady:
+        few.append(
+            f"In {unsteady} of {len(spreads)} lines the rounds differ by more than {UNSTEADY} x: "
+            "something else uses this machine, so measure again when it is idle."
+        )
     failed = sum(1 for line in report.lines if line.problem)
     lost = [f"{failed} of {len(report.lines)} lines could not be measured."] if failed else []
     return [*dict.fromkeys(stayed), *sampled, *few, *lost]

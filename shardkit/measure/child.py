@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,10 @@ from shardkit.measure import material, pages
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
+
+_DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
+"""Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
+in this process or another, may still be reading their last batch."""
 
 
 class Child:
@@ -99,8 +104,13 @@ class Child:
 
     def _drop(self) -> dict[str, Any]:
         """Drop the files' pages; say which part is in memory nevertheless."""
-        pages.drop(self._files)
-        return {"resident": pages.resident(self._files)}
+        for _ in range(_DROPS):
+            pages.drop(self._files)
+            resident = pages.resident(self._files)
+            if resident < _DROPPED:
+                break
+            time.sleep(_PAUSE)
+        return {"resident": resident}
 
     def _warm(self) -> dict[str, Any]:
         """Read the stored bytes of every row."""
