@@ -70,6 +70,10 @@ def test_any_names_can_be_drawn(kind: str) -> None:
     assert len(drawn(hostile(), kind)) > 10_000
 
 
+def test_names_are_drawn_as_they_are() -> None:
+    assert "$\\frac{1}{0}$ {{ 7 * 7 }}2: auto" in inline_svg(hostile())
+
+
 def test_lines_that_failed_are_left_out() -> None:
     one = report(outcome("a"), outcome("b", problem="gone"))
 
