@@ -22,6 +22,7 @@ HOSTILE = (
     "ディレクトリ ★",
     "long/" * 80,
     "&amp;\"'<b>",
+    "--><script>alert(1)</script>",
 )
 """Names of folders that somebody may have."""
 

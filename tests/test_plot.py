@@ -71,7 +71,7 @@ def test_any_names_can_be_drawn(kind: str) -> None:
 
 
 def test_names_are_drawn_as_they_are() -> None:
-    assert "$\\frac{1}{0}$ {{ 7 * 7 }}2: auto" in inline_svg(hostile())
+    assert ">$\\frac{1}{0}$ {{ 7 * 7 }}2: auto</text>" in inline_svg(hostile())
 
 
 def test_lines_that_failed_are_left_out() -> None:
