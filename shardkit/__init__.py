@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     )
     from shardkit.examine import Finding
     from shardkit.manifest import Manifest
+    from shardkit.measure.bench import BenchOptions, bench
+    from shardkit.measure.bench_report import BenchReport
     from shardkit.order import Blocks, Order
     from shardkit.pool import Progress
     from shardkit.recipe import Recipe
@@ -67,6 +69,8 @@ _WHERE = {
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
     "BatchView": "shardkit.torch.collate",
+    "BenchOptions": "shardkit.measure.bench",
+    "BenchReport": "shardkit.measure.bench_report",
     "Blocks": "shardkit.order",
     "CenterCrop": "shardkit.torch.ops",
     "ConversionFailed": "shardkit.errors",
@@ -111,6 +115,7 @@ _WHERE = {
     "TransformFailed": "shardkit.errors",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
+    "bench": "shardkit.measure.bench",
     "collate": "shardkit.torch.collate",
     "convert": "shardkit.verbs.convert",
     "describe": "shardkit.verbs.describe",
@@ -131,6 +136,8 @@ __all__ = [
     "BadImage",
     "BadImages",
     "BatchView",
+    "BenchOptions",
+    "BenchReport",
     "Blocks",
     "CenterCrop",
     "ConversionFailed",
@@ -175,6 +182,7 @@ __all__ = [
     "UsageError",
     "Verification",
     "__version__",
+    "bench",
     "collate",
     "convert",
     "describe",

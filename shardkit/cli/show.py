@@ -11,6 +11,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from shardkit.measure import words
 from shardkit.pool import Progress, Report
 
 
@@ -24,11 +25,7 @@ def amount(count: int, noun: str) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes for people: "21.3 MiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    return words.size(count)
 
 
 def line(name: str, text: str) -> None:
@@ -68,7 +65,7 @@ def show_notes(notes: Mapping[str, int]) -> None:
 
 def printable(text: str) -> str:
     """Return a path or name that cannot break a line or a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    return words.printable(text)
 
 
 def emit(value: Any) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,16 @@ from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
 
+_DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
+"""Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
+in this process or another, may still be reading their last batch."""
+
 
 class Child:
     """Answers what it is asked about one subject."""
 
     def __init__(self) -> None:
+        self._subject = Subject()
         self._dataset: Any = None
         self._files: list[Path] = []
         self._steps: dict[StepSpec, Step] = {}
@@ -35,6 +41,7 @@ class Child:
             "look": self._look,
             "step": self._step,
             "drop": self._drop,
+            "warm": self._warm,
         }
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -46,9 +53,9 @@ class Child:
             except UsageError as error:
                 found = {"refused": str(error)}
             except ShardkitError as error:
-                found = {"failed": str(error)}
+                found = {"failed": last_words(str(error))}
             except Exception as error:
-                found = {"failed": f"{type(error).__name__}: {error}"}
+                found = {"failed": last_words(f"{type(error).__name__}: {error}")}
         told = [
             str(each.message) for each in caught if each.category in (UserWarning, RuntimeWarning)
         ]
@@ -56,10 +63,12 @@ class Child:
 
     def _open(self, subject: dict[str, Any]) -> dict[str, Any]:
         """Open what is to be read."""
-        self._dataset = material.open_subject(Subject(**subject))
+        self._subject = Subject(**subject)
+        self._dataset = material.open_subject(self._subject)
         self._files = material.files_of(self._dataset)
         return {
             "images": len(self._dataset),
+            "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
             "bytes": sum(path.stat().st_size for path in self._files),
         }
@@ -95,14 +104,48 @@ class Child:
 
     def _drop(self) -> dict[str, Any]:
         """Drop the files' pages; say which part is in memory nevertheless."""
-        pages.drop(self._files)
-        return {"resident": pages.resident(self._files)}
+        for _ in range(_DROPS):
+            pages.drop(self._files)
+            resident = pages.resident(self._files)
+            if resident < _DROPPED:
+                break
+            time.sleep(_PAUSE)
+        return {"resident": resident}
+
+    def _warm(self) -> dict[str, Any]:
+        """Read the stored bytes of every row."""
+        stored = dataclasses.replace(self._subject, decode="bytes", transform=None)
+        dataset = material.open_subject(stored)
+        for row in range(len(dataset)):  # type: ignore[arg-type]
+            dataset[row]
+        return {}
 
     def _use(self, step: dict[str, Any]) -> Step:
         spec = StepSpec(**step)
         if spec not in self._steps:
             self._steps[spec] = make_step(spec)
         return self._steps[spec]
+
+
+def last_words(message: str) -> str:
+    """Return what an error says: of one that PyTorch brought from a worker, without the traceback.
+
+    It puts the whole traceback into the message; lines of one are indented, and what was raised
+    comes last.
+    """
+    words = message
+    if "\nOriginal Traceback" in message:
+        lines = message.strip().splitlines()
+        told = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
+        words = "\n".join(lines[told:]) or lines[0]
+    unequal = any(text in words for text in _UNEQUAL) and "crop them" not in words
+    return f"{words}. {_CROP_THEM}" if unequal else words
+
+
+_UNEQUAL = ("stack expects each tensor to be equal size", "resize storage that is not resizable")
+"""What PyTorch says of images of several sizes; the second in a worker process."""
+
+_CROP_THEM = "The images differ in size: crop them by --decode 'CenterCrop(224)' or a transform"
 
 
 def main(arguments: list[str]) -> None:

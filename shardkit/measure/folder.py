@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,17 @@ class PlainFolder(Dataset[Any]):
         split = max(scan.splits, key=lambda name: len(scan.splits[name]))
         self.root = scan.splits[split].root
         self.entries: list[Entry] = list(scan.splits[split].entries)
+        self.total = len(self.entries)
         self.decode = decode
         self.transform = transform
         self._epoch = EpochCell()
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Read only these rows from now on."""
+        self.entries = [self.entries[row] for row in rows]
 
     def __getitem__(self, row: int) -> tuple[Any, int]:
         entry = self.entries[row]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from shardkit.errors import UsageError
 from shardkit.manifest import MANIFEST_NAME, dataset_directories
@@ -44,16 +45,14 @@ def is_dataset(path: str) -> bool:
     """Tell whether a dataset, or one with splits, is at ``path``; a plain folder may be there too.
 
     Raises:
-        UsageError: If nothing is there, or a file.
+        UsageError: If nothing is there, a file, or a dataset of a newer version.
+        CorruptDataset: If the manifest is damaged.
     """
     place = Path(path)
     if not place.is_dir():
         what = "is no folder" if place.exists() else "does not exist"
         raise UsageError(f"{path} {what}: give a dataset of shardkit, or a folder of images")
-    try:
-        return bool(dataset_directories(place))
-    except UsageError:
-        return False
+    return (place / MANIFEST_NAME).exists() and bool(dataset_directories(place))
 
 
 def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
@@ -172,12 +171,36 @@ def open_subject(subject: Subject) -> Dataset[Any]:
     transform = None if subject.transform is None else load_transform(subject.transform)
     decode = parse_decode(subject.decode)
     if is_dataset(subject.path):
-        return open_split(subject.path, decode, transform)
-    return PlainFolder(Path(subject.path), decode, transform)
+        opened: Any = open_split(subject.path, decode, transform)
+    else:
+        opened = PlainFolder(Path(subject.path), decode, transform)
+    return _sampled(opened, subject.limit)
+
+
+def _sampled(dataset: Any, limit: int | None) -> Dataset[Any]:
+    """Return ``limit`` rows of a dataset, the same in every process; in random order, as stored."""
+    if limit is None or limit >= len(dataset):
+        return dataset  # type: ignore[no-any-return]
+    rows = sorted(random.Random(0).sample(range(len(dataset)), limit))  # noqa: S311
+    if isinstance(dataset, PlainFolder):
+        dataset.keep(rows)
+        return dataset
+    return Subset(dataset, rows)
+
+
+def whole(dataset: Any) -> Any:
+    """Return the dataset that a sample was drawn from, or itself."""
+    return dataset.dataset if isinstance(dataset, Subset) else dataset
+
+
+def total(dataset: Any) -> int:
+    """Return the number of images there are, of which a sample may be read."""
+    return dataset.total if isinstance(dataset, PlainFolder) else len(whole(dataset))
 
 
 def files_of(dataset: Any) -> list[Path]:
     """Return the files that an epoch reads, so that their pages can be dropped."""
+    dataset = whole(dataset)
     if isinstance(dataset, ShardDataset):
         return [path for path in dataset.path.rglob("*") if path.is_file()]
     return dataset.files() if isinstance(dataset, PlainFolder) else []
@@ -185,6 +208,7 @@ def files_of(dataset: Any) -> list[Path]:
 
 def mean_bytes(dataset: Any) -> float:
     """Return the stored bytes of an image in the mean, of the first ones; 0 if there are none."""
+    dataset = whole(dataset)
     if isinstance(dataset, ShardDataset):
         lengths = dataset.stored_bytes(_LOOKED_AT)
     elif isinstance(dataset, PlainFolder):

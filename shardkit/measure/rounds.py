@@ -10,6 +10,7 @@ import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.served import Seen, Served
@@ -20,8 +21,9 @@ from shardkit.measure.timing import Span
 CACHES = ("warm", "cold")
 """Whether files were read just before, or their pages were dropped."""
 
-COLD_EPOCHS = Span(epochs=1, whole=True)
-"""Only the first epoch after a drop is cold; it counts from its beginning, workers and all."""
+COLD_MOST = 10
+"""A cold look lasts an epoch, for only the first after a drop is cold, but at most so many times as
+long as a warm one. It counts from its beginning, the start of workers and all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Outcome:
     seen: list[Seen] = field(default_factory=list)
     """One for each round that counts."""
     images: int = 0
+    """That are read."""
+    total: int = 0
     """In the dataset."""
     mean_bytes: float = 0.0
     """Stored bytes of an image."""
@@ -94,7 +98,7 @@ def contend(
     """
     outcomes = [Outcome(contender=each) for each in contenders]
     with contextlib.ExitStack() as stack:
-        served = _serve(outcomes, stack)
+        arena = _Arena(outcomes, stack)
         total = (rounds + 1) * len(outcomes)
         for number in range(rounds + 1):
             shift = number % max(1, len(outcomes))
@@ -102,42 +106,72 @@ def contend(
                 if outcome.problem:
                     continue
                 watch(outcome.contender.name, number * len(outcomes) + place, total)
-                process = served[_key(outcome.contender)]
-                seen = _look(process, outcome, seconds if number else seconds / 4, step)
+                seen = arena.look(outcome, seconds if number else seconds / 4, step)
                 if seen is not None and number:
                     outcome.seen.append(seen)
     return outcomes
 
 
+class _Arena:
+    """The processes in which contenders are measured."""
+
+    def __init__(self, outcomes: Sequence[Outcome], stack: contextlib.ExitStack) -> None:
+        """Start the processes, all at once, since each loads PyTorch first; open the subjects."""
+        self._stack = stack
+        self._served: dict[tuple[Subject, bool], Served] = {}
+        self._cooled: set[Subject] = set()
+        for outcome in outcomes:
+            if _key(outcome.contender) not in self._served:
+                self._start(outcome.contender)
+            if outcome.contender.subject.limit is not None:  # a whole dataset may be too large
+                self._cooled.add(outcome.contender.subject)
+        opened: dict[tuple[Subject, bool], dict[str, Any] | str] = {}
+        for outcome in outcomes:
+            key = _key(outcome.contender)
+            if key not in opened:
+                try:
+                    opened[key] = self._served[key].open()
+                except MeasurementFailed as error:
+                    opened[key] = str(error)
+            found = opened[key]
+            if isinstance(found, str):
+                outcome.problem = found
+                continue
+            outcome.images, outcome.total = found["images"], found["total"]
+            outcome.mean_bytes, outcome.bytes = found["mean_bytes"], found["bytes"]
+
+    def look(self, outcome: Outcome, seconds: float, step: StepSpec | None) -> Seen | None:
+        """Look at one contender; None, and the problem is noted, if it fails."""
+        contender = outcome.contender
+        try:
+            process = self._process(contender)
+            if contender.cache == "warm":
+                if contender.subject in self._cooled:
+                    process.warm()
+                    self._cooled.discard(contender.subject)
+                return process.look(contender.loading, Span(seconds=seconds), step)
+            outcome.resident = max(outcome.resident, process.drop())
+            span = Span(epochs=1, whole=True, most=COLD_MOST * seconds)
+            seen = process.look(contender.loading, span, step)
+        except MeasurementFailed as error:
+            outcome.problem, outcome.seen = str(error), []
+            return None
+        if seen.look.images < outcome.images and contender.subject.limit is not None:
+            self._cooled.add(contender.subject)
+        return seen
+
+    def _process(self, contender: Contender) -> Served:
+        """Return a contender's process; a new one if another contender's transform ended it."""
+        if self._served[_key(contender)].ended:
+            self._start(contender).open()
+        return self._served[_key(contender)]
+
+    def _start(self, contender: Contender) -> Served:
+        served = self._stack.enter_context(Served(contender.subject))
+        self._served[_key(contender)] = served
+        return served
+
+
 def _key(contender: Contender) -> tuple[Subject, bool]:
     """Return what decides on the process: workers of PyTorch's own loader are kept apart."""
     return contender.subject, contender.loading.engine == "plain"
-
-
-def _serve(
-    outcomes: Sequence[Outcome], stack: contextlib.ExitStack
-) -> dict[tuple[Subject, bool], Served]:
-    """Start the processes, all at once, since each loads PyTorch first, and open the subjects."""
-    served: dict[tuple[Subject, bool], Served] = {}
-    for outcome in outcomes:
-        key = _key(outcome.contender)
-        if key not in served:
-            served[key] = stack.enter_context(Served(outcome.contender.subject))
-    opened = {key: process.open() for key, process in served.items()}
-    for outcome in outcomes:
-        found = opened[_key(outcome.contender)]
-        outcome.images, outcome.mean_bytes = found["images"], found["mean_bytes"]
-        outcome.bytes = found["bytes"]
-    return served
-
-
-def _look(process: Served, outcome: Outcome, seconds: float, step: StepSpec | None) -> Seen | None:
-    contender = outcome.contender
-    try:
-        if contender.cache == "warm":
-            return process.look(contender.loading, Span(seconds=seconds), step)
-        outcome.resident = max(outcome.resident, process.drop())
-        return process.look(contender.loading, COLD_EPOCHS, step)
-    except MeasurementFailed as error:
-        outcome.problem, outcome.seen = str(error), []
-        return None

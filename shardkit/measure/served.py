@@ -62,10 +62,14 @@ class Served:
         self.close()
 
     def open(self) -> dict[str, Any]:
-        """Open the subject; return ``images``, ``mean_bytes`` of one, and ``bytes`` of all files.
+        """Open the subject.
+
+        Returns:
+            ``images`` that are read, of ``total``; ``mean_bytes`` of one, ``bytes`` of all files.
 
         Raises:
             UsageError: If that is not possible.
+            MeasurementFailed: If it is damaged.
         """
         return self.ask("open", subject=dataclasses.asdict(self.subject))
 
@@ -78,7 +82,7 @@ class Served:
         """
         found = self.ask(
             "look",
-            patience=span.seconds,
+            patience=max(span.seconds, span.most or 0.0),
             loading=_plain(loading),
             span=_plain(span),
             step=_plain(step or StepSpec()),
@@ -95,6 +99,15 @@ class Served:
         """Return how long a step takes by itself, in seconds."""
         found = self.ask("step", loading=_plain(loading), step=_plain(step))
         return float(found["seconds"])
+
+    def warm(self) -> None:
+        """Read every image once, so that the kernel has it in memory."""
+        self.ask("warm")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended, and so can answer no more."""
+        return self._process.poll() is not None
 
     def drop(self) -> float:
         """Drop the pages of the subject's files; return which part stayed in memory."""

@@ -48,6 +48,8 @@ class Subject:
     """``module:name`` of a transform."""
     case: str | None = None
     """Name of a built-in synthetic dataset, instead of ``path``."""
+    limit: int | None = None
+    """Read only so many images, drawn at random from all; None reads all."""
 
     @property
     def name(self) -> str:

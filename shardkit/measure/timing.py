@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,15 @@ class Span:
     epochs: int | None = None
     """Or after so many epochs, if that is sooner."""
     whole: bool = False
-    """Whether it counts from the beginning, the start of workers and all: a cold epoch does."""
+    """Whether it counts from the beginning, the start of workers and all: a cold epoch does. It
+    lasts as many epochs as are said, whatever ``seconds`` says."""
+    most: float | None = None
+    """Seconds after which a whole look ends nevertheless."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it ends with the next batch; infinite if only epochs end it."""
+        return self.seconds if not self.whole else self.most or math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +57,9 @@ class Look:
     """The same of the worker process that had the most; 0 without any."""
     batch_bytes: int
     """Bytes of the tensors of a batch."""
+    worker_cpu: float = 0.0
+    """Seconds of processor time but for the thread that asks for batches: what the workers used,
+    threads or processes."""
 
     @property
     def rate(self) -> float:
@@ -61,7 +73,8 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
     Raises:
         UsageError: If the loader gives no batch.
     """
-    begun, used = time.perf_counter(), cpu_seconds()
+    _forget_peak()
+    begun, used, own = time.perf_counter(), cpu_seconds(), time.thread_time()
     batches = _epochs(loader, span.epochs)
     batch = next(batches, None)
     first = time.perf_counter() - begun
@@ -76,7 +89,8 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         while batch is not None and time.perf_counter() - start < LEAD * span.seconds:
             step(batch)
             batch = next(batches, None)
-        start, used = time.perf_counter(), cpu_seconds()  # and what came before does not count
+        # What came before does not count.
+        start, used, own = time.perf_counter(), cpu_seconds(), time.thread_time()
     while batch is not None:
         asked = time.perf_counter()
         batch = next(batches, None)
@@ -85,10 +99,11 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         waits.append(time.perf_counter() - asked)
         images += count(batch)
         step(batch)
-        if time.perf_counter() - start >= span.seconds and not span.whole:
+        if time.perf_counter() - start >= span.limit:
             break
     seconds = time.perf_counter() - start
-    cpu, (peak, worker_peak) = cpu_seconds() - used, peaks()
+    cpu, own = cpu_seconds() - used, time.thread_time() - own
+    peak, worker_peak = peaks()
     batches.close()
     return Look(
         images=images,
@@ -99,6 +114,7 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         peak=peak,
         worker_peak=worker_peak,
         batch_bytes=size,
+        worker_cpu=max(0.0, cpu - own),
     )
 
 
@@ -141,6 +157,12 @@ def peaks() -> tuple[int, int]:
         with contextlib.suppress(psutil.Error, OSError):
             workers.append(_peak(each))
     return _peak(process), max(workers, default=0)
+
+
+def _forget_peak() -> None:
+    """Let the record of this process's memory begin anew, where the system keeps one."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
 
 
 def _peak(process: psutil.Process) -> int:

@@ -1,0 +1,59 @@
+"""A report of `shardkit bench` as one page that needs nothing else: no script, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from shardkit.measure.bench_report import BenchReport, Line
+from shardkit.measure.plot import has_matplotlib, inline_svg, require_folder, save
+from shardkit.measure.words import printable, sample_words, significant, size, step_words
+
+
+def require_page(path: Path | None) -> None:
+    """Make sure, before anything is measured, that a page can be written to ``path``.
+
+    Raises:
+        UsageError: If there is no such folder.
+    """
+    if path is not None:
+        require_folder(path, "--html")
+
+
+def save_page(report: BenchReport, path: Path) -> None:
+    """Write a report as a page of HTML.
+
+    Raises:
+        UsageError: If it cannot be written.
+    """
+    save(path, page(report).encode("utf-8"))
+
+
+def page(report: BenchReport) -> str:
+    """Return a report as a page of HTML, with a plot if matplotlib is installed."""
+    templates = Environment(
+        loader=PackageLoader("shardkit.measure", "."),
+        autoescape=True,  # paths, options and errors are anybody's text
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"printable": printable, "significant": significant, "size": size}
+    drawn = any(line.measured for line in report.lines) and has_matplotlib()
+    return templates.get_template("page.html.j2").render(
+        report=report,
+        groups=_groups(report),
+        plot=Markup(inline_svg(report)) if drawn else None,  # noqa: S704 - drawn by us
+        sample=sample_words(report.settings),
+        step=step_words(report.settings),
+    )
+
+
+def _groups(report: BenchReport) -> list[tuple[str, str, list[Line]]]:
+    """Return the lines of each path and loader."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in report.lines:
+        groups.setdefault((line.path, line.loader), []).append(line)
+    return [(path, loader, lines) for (path, loader), lines in groups.items()]
