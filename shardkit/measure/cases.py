@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.torch.collate import BatchView
+from shardkit.torch.reading import new_block
 
 
 class TutorialDataset(Dataset[Any]):
@@ -35,7 +36,9 @@ class TutorialDataset(Dataset[Any]):
 
     def __getitems__(self, rows: Sequence[int]) -> BatchView:
         """Return the samples of one fetch, in one block, as datasets of shardkit do."""
-        images = torch.randn(len(rows), 3, self.SIDE, self.SIDE)
+        shape = (len(rows), 3, self.SIDE, self.SIDE)
+        images = new_block(shape, shared=True, dtype=torch.float32)
+        torch.randn(shape, out=images)
         labels = torch.randint(0, self.CLASSES, (len(rows),)).tolist()
         time.sleep(self.FETCH_SECONDS)
         return BatchView(images, labels, images)
