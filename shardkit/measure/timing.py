@@ -28,6 +28,8 @@ class Span:
     """Or after so many epochs, if that is sooner."""
     whole: bool = False
     """Whether it counts from the beginning, the start of workers and all: a cold epoch does."""
+    rows: int | None = None
+    """An epoch reads only so many rows of the dataset, the first ones; None reads all."""
 
 
 @dataclass(frozen=True, kw_only=True)
