@@ -144,7 +144,8 @@ def _cells(report: LadderReport, rung: Rung, column: str) -> list[str]:
         return ["no accelerator" if rung.missing == NO_ACCELERATOR else "failed", "", ""]
     gains = [report.gain(rung, column), report.gain(rung, column, before=True)]
     shown = ["" if gain is None else f"{gain:.2f}" for gain in gains]
-    return [f"{rate:,.0f} ±{_spread(rung, column):.0%}", *shown]
+    spread = f" ±{_spread(rung, column):.0%}" if len(rung.rates[column]) > 1 else ""
+    return [f"{rate:,.0f}{spread}", *shown]
 
 
 def _spread(rung: Rung, column: str) -> float:
