@@ -13,6 +13,7 @@ import psutil
 from shardkit.errors import UsageError
 from shardkit.measure.material import BatchSource
 from shardkit.measure.steps import Step
+from shardkit.torch.collate import count
 
 LEAD = 0.2
 """Part of a look that comes first and does not count: batches that were made before it began."""
@@ -102,15 +103,6 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         worker_peak=worker_peak,
         batch_bytes=size,
     )
-
-
-def count(batch: Any) -> int:
-    """Return the number of samples in a batch: as many as it has labels."""
-    if isinstance(batch, Mapping):
-        return len(next(iter(batch.values())))
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        return len(batch[1])
-    return len(batch)
 
 
 def batch_bytes(batch: Any) -> int:
