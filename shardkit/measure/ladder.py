@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -67,14 +68,11 @@ class LadderRequest:
     def resolved(self) -> LadderRequest:
         """Return the request with numbers for what was left open, but for a folder's epochs."""
         case = CASES.get(self.subject.case or "")
-        return LadderRequest(
-            subject=self.subject,
+        return dataclasses.replace(
+            self,
             batch_size=self.batch_size or (case.BATCH_SIZE if case else _BATCH_SIZE),
             workers=self.workers or (case.WORKERS if case else max(2, processors())),
-            model=self.model,
-            rounds=self.rounds,
             epochs=self.epochs or (case.EPOCHS if case else None),
-            seconds=self.seconds,
         )
 
 
@@ -209,9 +207,7 @@ def make_rungs(request: LadderRequest, *, accelerator: bool) -> list[Rung]:
     )
     loading = add("+ pinned memory", loading.changed(pin_memory=True), accelerated=True)
     loading = add("+ persistent workers", loading.changed(persistent_workers=True))
-    on_device = Loading(
-        engine=PLAIN, batch_size=loading.batch_size, options=loading.options, device=target
-    )
+    on_device = dataclasses.replace(loading, device=target)
     loading = add("+ device prefetcher", on_device, accelerated=True)
     add("+ batched __getitems__", loading.changed(batched=True))
     add(
