@@ -137,9 +137,25 @@ def test_no_gain_is_called_none() -> None:
 class Played:
     """A process that answers at once, and remembers what it was asked."""
 
-    def __init__(self, fails: str = "") -> None:
+    def __init__(self, fails: str = "", images: int = 512, model: Exception | None = None) -> None:
         self.asked: list[tuple[str, int | None, Any]] = []
         self._fails = fails
+        self._images = images
+        self._model = model
+
+    def __enter__(self) -> Played:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def open(self) -> dict[str, Any]:
+        return {"images": self._images}
+
+    def step_seconds(self, loading: Loading, step: Any) -> float:
+        if self._model is not None:
+            raise self._model
+        return 0.01
 
     def look(self, loading: Loading, span: Any, step: Any = None) -> Seen:
         if self._fails and self._fails in str(loading):
@@ -242,16 +258,29 @@ def test_a_part_of_a_folder_is_read_as_json(
     )
 
 
-def test_what_cannot_be_climbed_is_refused(tmp_path: Path, dataset: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        ladder(tiny(tmp_path / "none"))
+def test_what_cannot_be_opened_or_trained_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = UsageError("there is no module")
+    monkeypatch.setattr(room, "Served", lambda subject: Played(model=wrong))
     with pytest.raises(UsageError, match="no module"):
-        ladder(tiny(dataset, model="no_such_module_here:x"))
+        ladder(TUTORIAL)
+    monkeypatch.setattr(room, "Served", lambda subject: Played(images=0))
+    with pytest.raises(UsageError, match="tutorial: there is no image in it"):
+        ladder(TUTORIAL)
 
 
-def test_a_baseline_that_fails_is_an_error(dataset: Path) -> None:
-    with pytest.raises(MeasurementFailed):
-        ladder(LadderRequest(subject=Subject(path=str(dataset), decode="pil"), seconds=0.1))
+@pytest.mark.parametrize("fails", ["workers=0", "persistent"])
+def test_only_a_baseline_that_fails_is_an_error(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "Served", lambda subject: Played(fails))
+    if fails == "workers=0":
+        with pytest.raises(MeasurementFailed, match="a disk hangs"):
+            ladder(TUTORIAL)
+        return
+    report = ladder(TUTORIAL)
+    assert [rung.missing for rung in report.rungs].count("a disk hangs") >= 2
+    assert report.gain(report.rungs[-1], TRAINED) == 1.0
+    assert (report.extent.rows, report.extent.epochs, report.extent.seconds) == (512, 10, 51.2)
 
 
 def test_what_failed_is_shown_and_counts(
