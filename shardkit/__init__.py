@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from shardkit.torch.lightning import ShardDataModule as ShardDataModule
     from shardkit.torch.loader import Loader, make_loader
+    from shardkit.torch.monitor import ThroughputMonitor, ThroughputReport
     from shardkit.torch.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
     from shardkit.torch.options import LoaderOptions
     from shardkit.torch.prefetch import DevicePrefetcher, Normalise
@@ -112,6 +113,8 @@ _WHERE = {
     "SourceReport": "shardkit.verbs.against",
     "StateMismatch": "shardkit.errors",
     "TarDataset": "shardkit.torch.datasets",
+    "ThroughputMonitor": "shardkit.torch.monitor",
+    "ThroughputReport": "shardkit.torch.monitor",
     "TransformFailed": "shardkit.errors",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
@@ -178,6 +181,8 @@ __all__ = [
     "SourceReport",
     "StateMismatch",
     "TarDataset",
+    "ThroughputMonitor",
+    "ThroughputReport",
     "TransformFailed",
     "UsageError",
     "Verification",

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
 
 from shardkit.torch.collate import BatchView, collate
-from shardkit.torch.reading import new_block
+from shardkit.torch.reading import Reading, new_block, reading
 
 
 def make_view(count: int = 3) -> tuple[BatchView, torch.Tensor]:
@@ -127,6 +127,20 @@ def test_a_new_block_is_contiguous_bytes_of_the_given_shape() -> None:
     assert (block.shape, block.dtype) == ((2, 3, 4, 3), torch.uint8)
     assert block.is_contiguous()
     assert not block.is_shared()  # type: ignore[no-untyped-call]
+
+
+def test_a_new_block_of_another_type_comes_from_the_loader_as_bytes() -> None:
+    asked = []
+
+    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+        asked.append(shape)
+        return torch.zeros(shape, dtype=torch.uint8)
+
+    with reading(Reading(seed=0, epoch=0, allocate=allocate)):
+        lent = new_block((2, 3), shared=True, dtype=torch.float32)
+    own = new_block((2, 3), shared=True, dtype=torch.float32)
+    assert asked == [(2, 12)]
+    assert (lent.dtype, lent.shape) == (own.dtype, own.shape) == (torch.float32, (2, 3))
 
 
 class Blocks(Dataset[tuple[torch.Tensor, bool]]):

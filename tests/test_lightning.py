@@ -27,6 +27,7 @@ from shardkit import (
     RandomResizedCrop,
     ShardDataModule,
     StateMismatch,
+    ThroughputMonitor,
     UsageError,
     open_dataset,
 )
@@ -261,6 +262,30 @@ def test_lightnings_own_checkpoints_are_enough(
     after = fit(root, module(root, THREADS), second, checkpoint=tmp_path / "last.ckpt")
 
     assert after.seen == undisturbed[8:]
+
+
+class Watched(ShardDataModule):
+    """A data module whose training loader is watched, as docs/measuring.md shows it."""
+
+    def train_dataloader(self) -> Any:
+        self.monitor = ThroughputMonitor(super().train_dataloader())
+        return self.monitor
+
+
+def test_a_run_through_a_monitor_is_the_same_and_goes_on(
+    root: Path, undisturbed: list[Seen], tmp_path: Path
+) -> None:
+    def watched() -> Watched:
+        training = open_dataset(root / "train", decode=CROP)
+        validation = root / "validation"
+        return Watched(training, validation, batch_size=BATCH, seed=3, options=THREADS)
+
+    saved, data, again = tmp_path / "saved.ckpt", watched(), watched()
+    before = fit(root, data, StopAt("batch", STEPS + 2, saved)).seen
+    after = fit(root, again, checkpoint=saved).seen
+    assert before + after == undisturbed
+    assert data.monitor.report.batches == STEPS + 2
+    assert again.monitor.report.images == (EPOCHS - 1) * ROWS - 2 * BATCH
 
 
 def test_a_new_run_with_the_same_data_begins_anew(root: Path, undisturbed: list[Seen]) -> None:

@@ -192,11 +192,23 @@ def test_a_block_seen_as_another_type_arrives_as_that_type(link: Link, dtype: to
     )
     part = block.view(dtype)[1:]
     expected = part.clone()
+    del block
     received = link.send([part])[0]
+    del part
+    assert link.taken() == [1, 0, 0]
     assert received.dtype == dtype
     assert torch.equal(received, expected)
     fill_every_slot(link, (4, 8))
     assert torch.equal(received, expected)
+    del received
+    assert link.taken() == [0, 0, 0]
+
+
+def test_a_type_that_does_not_fill_the_slot_arrives_as_a_copy(link: Link) -> None:
+    block = link.block(1, (7,))
+    received = link.send(block[:4].view(torch.float32))
+    assert link.taken() == [0, 0, 0]
+    assert torch.equal(received, block[:4].view(torch.float32))
 
 
 # Several tensors, and things that cannot be seen into.

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from shardkit.errors import UsageError
-from shardkit.measure.timing import Look, Span, batch_bytes, count, look
+from shardkit.measure.timing import Look, Span, batch_bytes, look
+from shardkit.torch.collate import count
 
 
 class Batches:

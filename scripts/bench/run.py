@@ -32,6 +32,7 @@ WORKLOADS = {
     "cold": "cold",
     "convert": "conversion",
     "options": "options",
+    "monitor": "monitor",
 }
 """Name on the command line and in the page, and its module in `workloads`."""
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset
 
 from shardkit.torch.collate import BatchView
+from shardkit.torch.reading import new_block
 
 
-class TutorialDataset(Dataset[Any]):
+class Case(Dataset[Any]):
+    """A synthetic dataset, with the settings that it is read with where nobody says others."""
+
+    BATCH_SIZE: ClassVar[int]
+    EPOCHS: ClassVar[int]
+    WORKERS: ClassVar[int]
+
+
+class TutorialDataset(Case):
     """The load of PyTorch's tutorial on data loading: 512 samples of noise, 5 ms for each fetch.
 
     A fetch waits as a database or a network does, whether it brings one sample or a batch; so most
@@ -35,11 +44,13 @@ class TutorialDataset(Dataset[Any]):
 
     def __getitems__(self, rows: Sequence[int]) -> BatchView:
         """Return the samples of one fetch, in one block, as datasets of shardkit do."""
-        images = torch.randn(len(rows), 3, self.SIDE, self.SIDE)
+        shape = (len(rows), 3, self.SIDE, self.SIDE)
+        images = new_block(shape, shared=True, dtype=torch.float32)
+        torch.randn(shape, out=images)
         labels = torch.randint(0, self.CLASSES, (len(rows),)).tolist()
         time.sleep(self.FETCH_SECONDS)
         return BatchView(images, labels, images)
 
 
-CASES: dict[str, type[Dataset[Any]]] = {"tutorial": TutorialDataset}
+CASES: dict[str, type[Case]] = {"tutorial": TutorialDataset}
 """By the name that ``shardkit bench --case`` takes."""

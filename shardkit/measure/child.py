@@ -78,18 +78,19 @@ class Child:
     ) -> dict[str, Any]:
         """Make a loader, look at it, and close it."""
         self._looks += 1
-        use = self._use(step)
-        loader = material.build_loader(self._dataset, Loading(**loading), seed=self._looks)
+        use, length = self._use(step), Span(**span)
+        dataset = material.first_rows(self._dataset, length.rows)
+        loader = material.build_loader(dataset, Loading(**loading), seed=self._looks)
         try:
-            seen = look(loader, Span(**span), use)
+            seen = look(loader, length, use)
         finally:
             material.close_loader(loader)
-        engine = getattr(loader, "engine", "")
+        bare = material.bare_loader(loader)
         return {
             "look": dataclasses.asdict(seen),
-            "engine": engine,
-            "reason": getattr(loader, "reason", ""),
-            "workers": getattr(loader, "num_workers", 0),
+            "engine": getattr(bare, "engine", ""),
+            "reason": getattr(bare, "reason", ""),
+            "workers": getattr(bare, "num_workers", 0),
         }
 
     def _step(self, loading: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from shardkit.torch.collate import collate
 from shardkit.torch.datasets import DECODES, ShardDataset, open_dataset
 from shardkit.torch.loader import make_loader
 from shardkit.torch.ops import ImageOp
+from shardkit.torch.prefetch import DevicePrefetcher
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"
 """What most training scripts begin with; images of many sizes make no batch otherwise."""
@@ -231,15 +232,26 @@ class OneByOne(Dataset[Any]):
         return self._dataset[row]
 
 
+def first_rows(dataset: Any, rows: int | None) -> Any:
+    """Return a dataset of the first rows of another; None takes all."""
+    return dataset if rows is None or rows >= len(dataset) else Subset(dataset, range(rows))
+
+
 def build_loader(dataset: Any, loading: Loading, seed: int = 0) -> BatchSource:
     """Return a loader that reads in random order.
 
     Raises:
         UsageError: If the options do not go together.
     """
-    if loading.engine != PLAIN:
+    if loading.engine == PLAIN:
+        loader: BatchSource = _plain_loader(dataset, loading, seed)
+    else:
         options = loading.loader_options()
-        return make_loader(dataset, loading.batch_size, shuffle=True, seed=seed, options=options)
+        loader = make_loader(dataset, loading.batch_size, shuffle=True, seed=seed, options=options)
+    return loader if loading.device is None else DevicePrefetcher(loader, loading.device)
+
+
+def _plain_loader(dataset: Any, loading: Loading, seed: int) -> DataLoader[Any]:
     chosen = dict(loading.options)
     workers = chosen.get("workers", 0)
     return DataLoader(
@@ -255,8 +267,14 @@ def build_loader(dataset: Any, loading: Loading, seed: int = 0) -> BatchSource:
     )
 
 
+def bare_loader(loader: Any) -> Any:
+    """Return the loader that makes the batches, without a prefetcher around it."""
+    return loader.loader if isinstance(loader, DevicePrefetcher) else loader
+
+
 def close_loader(loader: Any) -> None:
     """End the workers of a loader now."""
+    loader = bare_loader(loader)
     if hasattr(loader, "close"):
         loader.close()
     elif (iterator := getattr(loader, "_iterator", None)) is not None:

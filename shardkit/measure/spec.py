@@ -72,6 +72,8 @@ class Loading:
     """Those fields of `LoaderOptions` that differ from their defaults; for `PLAIN` arguments of
     DataLoader: ``workers``, ``prefetch`` of each worker, ``pin_memory``, ``persistent_workers``,
     and ``batched``, whether the dataset may read whole batches."""
+    device: str | None = None
+    """Where a `DevicePrefetcher` around the loader brings batches; None is no prefetcher."""
 
     def __post_init__(self) -> None:
         known = (*ENGINES, PLAIN)

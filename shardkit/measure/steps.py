@@ -28,12 +28,14 @@ class StepSpec:
     model: str | None = None
     """``module:name`` of a model, or of a function without arguments that makes one; ``small`` is
     a network of our own. It is trained, on the accelerator if there is one."""
+    arrive: bool = False
+    """A wait until the batch is on the accelerator; nothing where there is none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.milliseconds < 1e7:
             raise UsageError(f"a step of {self.milliseconds} ms is out of range")
-        if self.milliseconds and self.model:
-            raise UsageError("a step has a length or a model, not both")
+        if (self.milliseconds > 0) + (self.model is not None) + self.arrive > 1:
+            raise UsageError("a step has a length, a model, or neither, not both")
 
 
 def device() -> torch.device:
@@ -51,7 +53,7 @@ def make_step(spec: StepSpec) -> Step:
         return Training(small_model() if spec.model == "small" else load_model(spec.model))
     if spec.milliseconds:
         return Wait(spec.milliseconds / 1000)
-    return _nothing
+    return _arrive if spec.arrive and device().type == "cuda" else _nothing
 
 
 def step_seconds(step: Step, batch: Any, repeats: int = 5) -> float:
@@ -148,3 +150,11 @@ def small_model(classes: int = 10) -> nn.Module:
 
 def _nothing(batch: Any) -> None:
     """Use no batch."""
+
+
+def _arrive(batch: Any) -> None:
+    """Have a batch on the accelerator; one that a prefetcher brought is there already."""
+    for part in (batch[0], batch[1]):
+        if isinstance(part, torch.Tensor):
+            part.to(device(), non_blocking=True)
+    torch.cuda.current_stream().synchronize()

@@ -14,6 +14,7 @@ import psutil
 from shardkit.errors import UsageError
 from shardkit.measure.material import BatchSource
 from shardkit.measure.steps import Step
+from shardkit.torch.collate import count
 
 LEAD = 0.2
 """Part of a look that comes first and does not count: batches that were made before it began."""
@@ -30,6 +31,8 @@ class Span:
     whole: bool = False
     """Whether it counts from the beginning, the start of workers and all: a cold epoch does. It
     lasts as many epochs as are said, whatever ``seconds`` says."""
+    rows: int | None = None
+    """An epoch reads only so many rows of the dataset, the first ones; None reads all."""
     most: float | None = None
     """Seconds after which a whole look ends nevertheless."""
 
@@ -116,15 +119,6 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         batch_bytes=size,
         worker_cpu=max(0.0, cpu - own),
     )
-
-
-def count(batch: Any) -> int:
-    """Return the number of samples in a batch: as many as it has labels."""
-    if isinstance(batch, Mapping):
-        return len(next(iter(batch.values())))
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        return len(batch[1])
-    return len(batch)
 
 
 def batch_bytes(batch: Any) -> int:

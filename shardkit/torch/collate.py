@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy.typing as npt
@@ -90,3 +90,19 @@ def collate(samples: Sequence[Any]) -> Any:
         RuntimeError: If images differ in size.
     """
     return samples.batch if isinstance(samples, BatchView) else default_collate(list(samples))
+
+
+def count(batch: Any) -> int:
+    """Return the number of samples in a batch: as many as it has labels.
+
+    Of a mapping the values of its first key count, and what has no length, such as a
+    sample without a batch around it, counts as one.
+    """
+    if isinstance(batch, Mapping):
+        batch = next(iter(batch.values()), ())
+    elif isinstance(batch, (tuple, list)) and batch:
+        batch = batch[min(1, len(batch) - 1)]
+    try:
+        return len(batch)
+    except TypeError:
+        return 1

@@ -52,18 +52,21 @@ def reading(current: Reading) -> Iterator[None]:
         _READING.reset(token)
 
 
-def new_block(shape: tuple[int, ...], *, shared: bool) -> torch.Tensor:
-    """Return an uninitialised uint8 tensor to fill with a batch.
+def new_block(
+    shape: tuple[int, ...], *, shared: bool, dtype: torch.dtype = torch.uint8
+) -> torch.Tensor:
+    """Return an uninitialised tensor to fill with a batch.
 
     In a DataLoader's worker it lies in shared memory, if asked for: then the batch travels without
     a copy, and a full ``/dev/shm`` is an exception here, not a hang in a thread of the queue.
     """
+    shape = (*shape[:-1], shape[-1] * dtype.itemsize)  # in bytes
     current = _READING.get()
     if current is not None and current.allocate is not None and shared:
-        return current.allocate(shape)
+        return current.allocate(shape).view(dtype)
     if not shared or get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    return new_shared(int(np.prod(shape))).view(shape)
+        return torch.empty(shape, dtype=torch.uint8).view(dtype)
+    return new_shared(int(np.prod(shape))).view(shape).view(dtype)
 
 
 class EpochCell:

@@ -57,7 +57,8 @@ class Ring:
                 flags[sent.slot] = _FREE
 
         self._lent[number] = weakref.ref(lent, free)
-        return torch.from_numpy(lent).as_strided(sent.size, sent.stride, sent.offset)
+        block = torch.from_numpy(lent).view(sent.dtype)
+        return block.as_strided(sent.size, sent.stride, sent.offset)
 
 
 class Slots:
@@ -113,7 +114,7 @@ class Slots:
         if type(part) is not torch.Tensor or not _is_plain(part):
             return part
         for number, slot in enumerate(self._slots):
-            if slot.memory.data_ptr() == part.untyped_storage().data_ptr():
+            if part.numel() and slot.memory.data_ptr() == part.untyped_storage().data_ptr():
                 return self._send(number, slot, part)
         if part.numel() * part.element_size() <= INLINE_BYTES and _is_dense(part):
             flat = part.as_strided((part.numel(),), (1,))
@@ -122,11 +123,12 @@ class Slots:
 
     def _send(self, number: int, slot: _Slot, part: torch.Tensor) -> Any:
         """Return what sends a tensor over a slot: by its number, but each slot only once."""
-        if part.dtype != torch.uint8 or self._flags[number] != _FREE:
+        fits = slot.memory.numel() % part.dtype.itemsize == 0  # else it is no tensor of this type
+        if not fits or self._flags[number] != _FREE:
             return _shared(part.clone())
         self._flags[number] = _TAKEN
         memory, slot.is_known = (None if slot.is_known else slot.memory), True
-        layout = tuple(part.shape), part.stride(), int(part.storage_offset())
+        layout = part.dtype, tuple(part.shape), part.stride(), int(part.storage_offset())
         return _Sent(self._ring, self._worker, number, memory, *layout)
 
 
@@ -171,6 +173,7 @@ class _Sent(NamedTuple):
     slot: int
     memory: torch.Tensor | None
     """The slot itself, when it is sent first."""
+    dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
