@@ -10,11 +10,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 import psutil
 import torch
@@ -22,6 +21,7 @@ from PIL import features
 
 from shardkit import machine
 from shardkit.codecs import turbo
+from shardkit.measure.place import Place
 from shardkit.torch.preflight import SHARED_MEMORY, default_workers
 from shardkit.torch.workers import choose_start_method
 
@@ -87,35 +87,6 @@ class Facts:
     """What was seen of the data; None if nothing was to be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where data lie, and how they will travel."""
-
-    path: str
-    filesystem: str
-    """Its kind, such as ext4; empty if the system does not tell."""
-    mount: str
-    """Where it is mounted."""
-    bytes: int
-    """Of all files that an epoch reads."""
-    resident: float | None
-    """Which part of them was in the kernel's memory at first, 0 to 1; None if it cannot be told."""
-    engine: str = "thread"
-    """``thread`` or ``process``: what the loader works with."""
-    wanted: str = "thread"
-    """What it would work with if nothing stood in its way."""
-    shared_needed: int = 0
-    """Bytes of shared memory that batches under way take with worker processes."""
-    files_needed: int = 0
-    """Descriptors that they take."""
-    worker_peak: int = 0
-    """Bytes of memory that one worker had at the most; 0 without worker processes."""
-    opencv: bool = False
-    """Whether the transform loaded OpenCV."""
-    problems: list[str] = field(default_factory=list)
-    """What the loader warned of."""
-
-
 def gather(workers: int | None = None) -> Facts:
     """Look at the machine and at this process; it takes a third of a second.
 
@@ -148,11 +119,6 @@ def gather(workers: int | None = None) -> Facts:
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         temporary=tempfile.gettempdir(),
     )
-
-
-def locate(path: Path) -> tuple[str, str]:
-    """Return the kind of the file system that ``path`` lies on, and where it is mounted."""
-    return machine.filesystem(path)
 
 
 def _busy() -> float:

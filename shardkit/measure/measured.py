@@ -1,0 +1,52 @@
+"""What a diagnosis stands on, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardkit.measure.changes import Change
+from shardkit.measure.profiling import Profile
+from shardkit.measure.surroundings import fits_in_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """All that the judgement stands on."""
+
+    folder: bool
+    """Whether it is an image folder, and not a dataset of shardkit."""
+    bytes: int
+    """Of all files."""
+    memory: int
+    """Bytes that this process may use."""
+    batch_size: int
+    decode: str
+    transform: str = ""
+    """``module:name``; empty without one."""
+    profile: Profile
+    single: float
+    """Images/s of the loader with one thread."""
+    rate: float
+    """Images/s of the loader that was asked for, with all its workers."""
+    engine: str = "thread"
+    """Of that loader, which has these workers:"""
+    workers: int = 1
+    alternatives: Mapping[str, float] = field(default_factory=dict)
+    """Images/s of the same with another engine, by its name, or with ``one torch thread``."""
+    step: float | None = None
+    """Seconds that a training step takes for a batch; None if nobody said."""
+    changes: Sequence[Change] = ()
+    """What storing images in another way would do."""
+
+
+def effective(measured: Measured) -> dict[str, float]:
+    """Return the seconds of a sample's stages in a long run.
+
+    Reading counts cold only if the data do not fit in memory: otherwise it is so once.
+    """
+    seconds = dict(measured.profile.warm)
+    cold = measured.profile.cold_read
+    if cold is not None and not fits_in_memory(measured.bytes, measured.memory):
+        seconds["read"] = max(cold, seconds.get("read", 0.0))
+    return seconds
