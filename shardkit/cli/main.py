@@ -54,6 +54,10 @@ class LazyGroup(click.Group):
         ),
         "info": ("shardkit.cli.info:info_command", "Tell what a dataset is and how it was made."),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
+        "doctor": (
+            "shardkit.cli.doctor:doctor_command",
+            "Tell where the time goes, what limits loading, and what would help.",
+        ),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
