@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ import click
 from shardkit.cli.show import amount, line, printable
 from shardkit.measure.diagnosis import Diagnosis
 from shardkit.measure.doctor import Report, Request
-from shardkit.measure.findings import Finding
+from shardkit.measure.facts import Facts
+from shardkit.measure.findings import Finding, percent
 from shardkit.measure.measured import Measured, effective
 from shardkit.measure.profiling import Profile
 from shardkit.measure.remedies import Remedy
@@ -45,6 +47,7 @@ def show(request: Request, report: Report) -> None:
         text = {"ok": "nothing stands in the way", "note": "nothing stands in the way"}
         click.echo(f"this machine: {text.get(worst, 'something costs speed here')}")
         _show_findings(report.findings)
+        _show_versions(report.facts)
         return
     name = printable(request.subject.path)
     _wrapped(f"{name}: {printable(report.diagnosis.verdict)}", "  ", first="")
@@ -52,18 +55,23 @@ def show(request: Request, report: Report) -> None:
     _show_stages(report.measured, report.diagnosis)
     _show_remedies(report.diagnosis.remedies)
     _show_findings(report.findings)
+    _show_versions(report.facts)
     if report.trial is not None:
         trial = report.trial
         line(
             "trial",
             f"{trial.gain:.1f} x: {trial.after:,.0f} images/s instead of {trial.before:,.0f}, on "
-            f"{amount(trial.images, 'image')}; {trial.bytes_after / trial.bytes_before:.0%} of the "
-            "bytes",
+            f"{amount(trial.images, 'image')} in batches of {trial.batch_size}; "
+            f"{percent(trial.bytes_after / trial.bytes_before)} of the bytes",
         )
+        if not report.command:
+            line("", "so the conversion does not help here, whatever its parts promised")
     elif report.trial_note:
         line("trial", f"none: {report.trial_note}")
     if report.command:
         line("next", printable(report.command))
+        if "SRC" in shlex.split(report.command):
+            line("", f"SRC is the folder that it was made from: {printable(report.source)}")
 
 
 def _show_loader(
@@ -95,27 +103,27 @@ def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
     click.echo(f"  {'stage':<20}{'warm':>11}{'cold':>12}    part")
     for stage in STAGES:
         warm = profile.warm.get(stage)
-        cold = f"{1000 * profile.cold_read:.3f} ms" if _is_cold(stage, profile) else ""
+        cold = _cold(profile) if stage == "read" else ""
         if warm is None:
             click.echo(f"    {stage:<20}{profile.skipped.get(stage, 'not measured')}")
             continue
         share = diagnosis.shares.get(stage, 0.0)
         mark = " (cold)" if counted[stage] > warm else ""
         click.echo(
-            f"    {stage:<18}{1000 * warm:>8.3f} ms{cold:>12}  {share:>5.0%} "
+            f"    {stage:<18}{1000 * warm:>8.3f} ms{cold:>12}  {percent(share):>5} "
             f"{_bar(share)}{mark}".rstrip()
         )
     _wrapped(
-        f"{1000 * profile.total:.3f} ms in one thread, {diagnosis.explained:.0%} of what a loader "
-        f"with one takes; {amount(profile.images, 'sample')}, {profile.stored_bytes / 1000:,.0f} "
+        f"{1000 * profile.total:.3f} ms in one thread, {percent(diagnosis.explained)} of what a "
+        f"loader with one takes; {amount(profile.images, 'sample')}, {profile.stored_bytes / 1000:,.0f} "
         f"KB and {profile.width:.0f} x {profile.height:.0f} pixels in the mean",
         " " * 12,
         first="  sum       ",
     )
 
 
-def _is_cold(stage: str, profile: Profile) -> bool:
-    return stage == "read" and profile.cold_read is not None
+def _cold(profile: Profile) -> str:
+    return "" if profile.cold_read is None else f"{1000 * profile.cold_read:.3f} ms"
 
 
 def _bar(share: float) -> str:
@@ -150,6 +158,11 @@ def _show_findings(findings: Sequence[Finding]) -> None:
     fine = [each.name for each in findings if each.severity == "ok"]
     if fine:
         _wrapped(", ".join(fine), " " * 12, first="  ok        ")
+
+
+def _show_versions(facts: Facts) -> None:
+    known = [f"{name} {version or 'unknown'}" for name, version in facts.versions.items()]
+    _wrapped(", ".join(known), " " * 12, first="  versions  ")
 
 
 def _fancy() -> bool:

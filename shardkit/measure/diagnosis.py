@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardkit.measure.findings import Finding, ordered
+from shardkit.measure.findings import Finding, ordered, percent
 from shardkit.measure.measured import Measured, effective
 from shardkit.measure.remedies import GAIN, Remedy, find_remedies
 from shardkit.measure.surroundings import fits_in_memory
@@ -104,7 +104,7 @@ _WORDS = {
 def _stage_verdict(measured: Measured, stage: str, seconds: Mapping[str, float]) -> tuple[str, str]:
     profile, total = measured.profile, sum(seconds.values())
     part = (
-        f"{seconds[stage] / total:.0%} of a sample's time "
+        f"{percent(seconds[stage] / total)} of a sample's time "
         f"({1000 * seconds[stage]:.2f} of {1000 * total:.2f} ms)"
     )
     if stage == "transform" and profile.held is not None and profile.held >= HOLDS:
@@ -113,7 +113,7 @@ def _stage_verdict(measured: Measured, stage: str, seconds: Mapping[str, float])
             answer += ", and worker processes, which the loader takes, can"
         return "interpreter lock", (
             f"The transform limits: it is {part}, and holds the interpreter's lock "
-            f"{profile.held:.0%} of that, so {answer}."
+            f"{percent(profile.held)} of that, so {answer}."
         )
     verdict = f"{_WORDS[stage]} limits: it is {part}."
     if stage == "read" and seconds["read"] > profile.warm.get("read", 0.0):
@@ -145,7 +145,8 @@ def _findings(measured: Measured, explained: float) -> list[Finding]:
                 name="stages",
                 severity="note",
                 what="the stages do not add up to what the loader takes",
-                evidence=f"they are {explained:.0%} of a sample's time in a loader of one thread",
+                evidence=f"they are {percent(explained)} of a sample's time in a "
+                "loader of one thread",
                 remedy="measure again when the machine is idle, or with more --rows",
             )
         )
@@ -155,8 +156,8 @@ def _findings(measured: Measured, explained: float) -> list[Finding]:
                 name="cold",
                 severity="note",
                 what="the cold times are not cold",
-                evidence=f"{profile.resident:.0%} of the files stayed in memory: somebody maps "
-                "them, or the file system keeps them there",
+                evidence=f"{percent(profile.resident)} of the files stayed in memory: "
+                "somebody maps them, or the file system keeps them there",
             )
         )
     alone = measured.alternatives.get("one torch thread")

@@ -18,7 +18,7 @@ from shardkit.measure.findings import Finding, ordered
 from shardkit.measure.measured import Measured
 from shardkit.measure.place import Place
 from shardkit.measure.profiling import Plan, Profile
-from shardkit.measure.remedies import Remedy, commands
+from shardkit.measure.remedies import GAIN, Remedy, command_words, kept_options
 from shardkit.measure.served import Seen, Served
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
@@ -72,7 +72,9 @@ class Report:
     measured: Measured | None = None
     diagnosis: Diagnosis | None = None
     command: str = ""
-    """The conversion that helps most, to be typed; empty if none does."""
+    """The conversion that helps most, to be typed; empty if none does, or a trial disproved it."""
+    source: str = ""
+    """Name of the folder that SRC in the command stands for; empty if the command names it."""
     trial: Trial | None = None
     trial_note: str = ""
     """Why there was no trial, if one was asked for."""
@@ -97,11 +99,14 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
     facts = dataclasses.replace(facts, place=place)
     diagnosis = diagnose(measured, check(facts))
     best = next((each for each in diagnosis.remedies if each.change is not None), None)
+    command = _command(request.subject.path, best, examination)
     trial, note = None, ""
     if request.trial and best is not None and best.change is not None:
         watch("trying it out")
         recipe = Recipe.restored(best.change.recipe)
         trial = try_out(request.subject, examination.loading, recipe, examination.format)
+        if trial.gain < GAIN:
+            command = ""
     elif request.trial:
         note = "no conversion was found that would help"
     return Report(
@@ -111,7 +116,8 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
         seen=examination.seen,
         measured=measured,
         diagnosis=diagnosis,
-        command=_command(request.subject.path, best, examination),
+        command=command,
+        source=examination.source,
         trial=trial,
         trial_note=note,
     )
@@ -130,6 +136,8 @@ class _Examination:
         self.images = 0
         self.format = FOLDER_FORMAT
         self.folder = False
+        self.recipe: dict[str, Any] = {}
+        self.source = ""
         self.seen: Seen | None = None
 
     def run(self, facts: Facts) -> tuple[Measured, Place]:
@@ -141,6 +149,7 @@ class _Examination:
             raise UsageError(f"there is no image in {self._subject.path}")
         placed = process.ask("place")
         self.folder = not placed["format"]
+        self.recipe, self.source = placed["recipe"], placed["source"]
         self.format = placed["format"] or FOLDER_FORMAT
         self._watch("loading")
         self.seen = seen = self._look(self.loading)  # and so all is in memory, and known to work
@@ -161,6 +170,7 @@ class _Examination:
         rate, alternatives = self._compare(seen, threads, processes=fits)
         measured = Measured(
             folder=self.folder,
+            images=self.images,
             bytes=opened["bytes"],
             memory=facts.memory,
             batch_size=request.batch_size,
@@ -195,6 +205,9 @@ class _Examination:
             shared_needed=under_way * seen.look.batch_bytes if settings.workers else 0,
             files_needed=under_way * FILES_PER_BATCH if settings.workers else 0,
             worker_peak=seen.look.worker_peak,
+            start=placed["start"],
+            threads=placed["threads"],
+            cuda_begun=placed["cuda_begun"],
             opencv=placed["opencv"],
         )
 
@@ -254,5 +267,6 @@ def _command(path: str, remedy: Remedy | None, examination: _Examination) -> str
     size = remedy.change.recipe.get("resize")
     suffix = {"raw": "raw", "jpeg": "jpeg", "convert": "shards"}.get(remedy.name, "")
     suffix += str(size[0]) if size else ""
-    target = f"{Path(path)}-{suffix}"
-    return shlex.join(commands(remedy, source, target, examination.format))
+    target = f"{Path(path) if Path(path).name else 'dataset'}-{suffix}"
+    words = command_words(remedy.change, source, target, examination.format)
+    return shlex.join([*words, *kept_options(examination.recipe)])

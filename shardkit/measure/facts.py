@@ -8,7 +8,6 @@ import os
 import resource
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +22,6 @@ from shardkit import machine
 from shardkit.codecs import turbo
 from shardkit.measure.place import Place
 from shardkit.torch.preflight import SHARED_MEMORY, default_workers
-from shardkit.torch.workers import choose_start_method
 
 _VERSIONS = ("torch", "numpy", "pillow", "simplejpeg")
 
@@ -61,12 +59,6 @@ class Facts:
     """Bytes that lie in the swap space."""
     default_start: str
     """How Python's multiprocessing starts processes."""
-    chosen_start: str
-    """How a loader of this process would start workers."""
-    threads: list[str]
-    """Names of the threads that run in this process beside the main one."""
-    cuda_begun: bool
-    """Whether CUDA is in use in this process, so that it cannot fork."""
     versions: Mapping[str, str]
     """Of the libraries that loading stands on; an empty one could not be found out."""
     libjpeg_turbo: bool
@@ -107,9 +99,6 @@ def gather(workers: int | None = None) -> Facts:
         available=machine.memory_available(),
         swap_used=_swap_used(),
         default_start=_default_start(),
-        chosen_start=choose_start_method(),
-        threads=[t.name for t in threading.enumerate() if t is not threading.main_thread()],
-        cuda_begun=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
         versions={"python": sys.version.split()[0], **{name: _version(name) for name in _VERSIONS}},
         libjpeg_turbo=bool(features.check_feature("libjpeg_turbo")),
         turbojpeg=turbo.available(),

@@ -16,6 +16,8 @@ class Measured:
 
     folder: bool
     """Whether it is an image folder, and not a dataset of shardkit."""
+    images: int
+    """In all."""
     bytes: int
     """Of all files."""
     memory: int

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from shardkit.machine import filesystem
 from shardkit.measure import pages
 from shardkit.torch.datasets import ShardDataset
 from shardkit.torch.preflight import why_processes
+from shardkit.torch.workers import choose_start_method
 
 _LOOKED_AT = 1000
 """Files that are asked for their pages, at the most; chosen at random."""
@@ -42,6 +45,12 @@ class Place:
     """Descriptors that they take."""
     worker_peak: int = 0
     """Bytes of memory that one worker had at the most; 0 without worker processes."""
+    start: str = "fork"
+    """How a loader would start worker processes."""
+    threads: list[str] = field(default_factory=list)
+    """Names of the threads that importing the transform began."""
+    cuda_begun: bool = False
+    """Whether it began to use CUDA, so that no process can fork."""
     opencv: bool = False
     """Whether the transform loaded OpenCV."""
 
@@ -61,10 +70,15 @@ def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
         "mount": mount,
         "resident": _resident(files),
         "processes": why_processes(dataset) or "",
+        "start": choose_start_method(),
+        "threads": [
+            each.name for each in threading.enumerate() if each is not threading.main_thread()
+        ],
+        "cuda_begun": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
         "opencv": "cv2" in sys.modules,
         "format": manifest.format if manifest else "",
         "recipe": dict(manifest.recipe) if manifest else {},
-        "root": str(root),
+        "source": str(manifest.source.get("name", "")) if manifest else "",
     }
 
 

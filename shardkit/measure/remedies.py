@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from shardkit.codecs.image import WHITE
 from shardkit.measure.changes import Change
 from shardkit.measure.measured import Measured, effective
 from shardkit.measure.surroundings import fits_in_memory
@@ -13,7 +15,7 @@ from shardkit.torch.datasets import DECODES
 GAIN = 1.1
 """A measured gain below this is none: looks at one loader differ by as much."""
 
-_RAW_HANDICAP = 1.3
+_RAW_HANDICAP = 2.0
 """Raw pixels are named before smaller images only if they gain this much more: they fill the disk,
 and keep the central square alone."""
 
@@ -121,6 +123,10 @@ def _conversions(measured: Measured, stage: str) -> list[Remedy]:
     total = sum(seconds.values())
     found = []
     for change in measured.changes:
+        if change.name == "raw" and not fits_in_memory(
+            round(measured.images * change.bytes_after), measured.memory
+        ):
+            continue  # then the disk would limit
         side = (change.recipe.get("resize") or [0])[0]
         words = _CHANGES[change.name].format(side=side, bytes=change.bytes_after / 1000)
         if change.other_pixels:
@@ -153,19 +159,17 @@ def _saved(measured: Measured, change: Change, seconds: Mapping[str, float]) -> 
     return saved
 
 
-def commands(remedy: Remedy, source: str, target: str, format_: str) -> list[str]:
-    """Return the words of the command that carries out a remedy; none if it is no conversion.
+def command_words(change: Change, source: str, target: str, storage: str) -> list[str]:
+    """Return the words of the command that carries out a conversion.
 
     Args:
-        remedy: What is to be done.
+        change: What is to be stored.
         source: The folder of images.
         target: The dataset to be made.
-        format_: Of its shards.
+        storage: Name of its format.
     """
-    if remedy.change is None:
-        return []
-    recipe = remedy.change.recipe
-    words = ["shardkit", "convert", "imagefolder", source, target, "--to", format_]
+    recipe = change.recipe
+    words = ["shardkit", "convert", "imagefolder", source, target, "--to", storage]
     if recipe.get("resize"):
         height, width = recipe["resize"]
         both = recipe["resize_mode"] == "crop"
@@ -174,4 +178,15 @@ def commands(remedy: Remedy, source: str, target: str, format_: str) -> list[str
         words += ["--encode", recipe["encode"]]
     if recipe["enlarge"]:
         words.append("--enlarge")
+    return words
+
+
+def kept_options(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the options of a dataset's recipe that another conversion of its source takes too."""
+    words = ["--orient"] if recipe.get("orient") else []
+    background = tuple(recipe.get("background") or WHITE)
+    if background != WHITE:
+        words += ["--background", "#{:02x}{:02x}{:02x}".format(*background)]
+    if recipe.get("filter", "bicubic") != "bicubic":
+        words += ["--filter", str(recipe["filter"])]
     return words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardkit.measure.facts import Facts
-from shardkit.measure.findings import Finding
+from shardkit.measure.findings import Finding, percent
 from shardkit.torch.preflight import SHARED_MEMORY
 
 Check = Callable[[Facts], Finding | None]
@@ -214,7 +214,7 @@ def page_cache(facts: Facts) -> Finding | None:
             what="it cannot be told what is in the page cache",
             evidence="this system or file system does not say (mincore)",
         )
-    evidence = f"{place.resident:.0%} of {_size(place.bytes)} were in memory when this began"
+    evidence = f"{percent(place.resident)} of {_size(place.bytes)} were in memory when this began"
     if place.resident < 0.5:
         return Finding(
             name="page cache",
@@ -227,18 +227,20 @@ def page_cache(facts: Facts) -> Finding | None:
 
 def start_method(facts: Facts) -> Finding:
     """Tell how workers begin, and what stands against a fork."""
-    evidence = (
-        f"a loader would take {facts.chosen_start}; Python's default is {facts.default_start}; "
-        f"{len(facts.threads)} other threads; CUDA is {'' if facts.cuda_begun else 'not '}in use"
-    )
-    hazard = facts.cuda_begun or facts.threads
-    if hazard and facts.default_start == "fork":
+    evidence = f"Python's default is {facts.default_start}"
+    place = facts.place
+    if place is None:
+        return Finding(name="start method", severity="ok", what="start method", evidence=evidence)
+    evidence += f"; a loader takes {place.start}"
+    hazards = [f"the thread {name} runs" for name in place.threads]
+    hazards += ["CUDA is in use"] if place.cuda_begun else []
+    if hazards:
         return Finding(
             name="start method",
-            severity="note",
-            what="a fork is unsafe here, and PyTorch's own DataLoader would fork",
-            evidence=evidence,
-            remedy="make_loader takes a fork server by itself; for a DataLoader give "
+            severity="warning" if facts.default_start == "fork" else "note",
+            what="with this transform a fork is unsafe, and PyTorch's own DataLoader may fork",
+            evidence=f"{evidence}; {', '.join(hazards)} once it is imported",
+            remedy="make_loader takes a fork server by itself; to a DataLoader give "
             "multiprocessing_context='forkserver'",
         )
     return Finding(name="start method", severity="ok", what="start method", evidence=evidence)
@@ -246,10 +248,9 @@ def start_method(facts: Facts) -> Finding:
 
 def decoders(facts: Facts) -> Finding:
     """Tell what decodes images."""
-    shown = ", ".join(f"{name} {found or 'unknown'}" for name, found in facts.versions.items())
     jpeg = "libjpeg-turbo" if facts.libjpeg_turbo else "a plain libjpeg"
     has = "there" if facts.turbojpeg else "not there"
-    evidence = f"{shown}; Pillow has {jpeg}; TurboJPEG 3 is {has}"
+    evidence = f"Pillow has {jpeg}; TurboJPEG 3 is {has}"
     if not facts.libjpeg_turbo:
         return Finding(
             name="decoders",

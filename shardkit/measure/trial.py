@@ -27,8 +27,11 @@ from shardkit.verbs.verify import verify
 FEWEST, MOST = 64, 1000
 """Images of a trial, which takes a hundredth of all between them."""
 
-ROUNDS, SECONDS = 3, 0.5
+ROUNDS, SECONDS = 5, 0.5
 """Both ways are looked at so many times, in turn, for so long each."""
+
+BATCHES = 8
+"""An epoch of a trial has so many, at the least."""
 
 PREFIX = "shardkit-trial-"
 
@@ -42,6 +45,8 @@ class Trial:
     """Images/s as the images are stored now."""
     after: float
     """Images/s as the remedy stores them."""
+    batch_size: int
+    """Smaller than asked for, if there are too few images for eight batches."""
     bytes_before: int
     """Of their files."""
     bytes_after: int
@@ -74,6 +79,8 @@ def try_out(subject: Subject, loading: Loading, recipe: Recipe, storage: str) ->
     """
     dataset: Any = open_subject(replace(subject, decode="bytes", transform=None))
     chosen = np.random.default_rng(0).permutation(len(dataset))[: size_of_trial(len(dataset))]
+    # An epoch of one batch would measure little but the beginning of epochs.
+    loading = replace(loading, batch_size=max(1, min(loading.batch_size, len(chosen) // BATCHES)))
     is_dataset = isinstance(dataset, ShardDataset)
     with _folder() as place:
         source = place / "source"
@@ -94,6 +101,7 @@ def try_out(subject: Subject, loading: Loading, recipe: Recipe, storage: str) ->
         first, second = outcomes
         return Trial(
             images=len(chosen),
+            batch_size=loading.batch_size,
             before=_rate(first),
             after=_rate(second),
             bytes_before=first.bytes,
