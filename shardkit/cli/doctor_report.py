@@ -115,8 +115,9 @@ def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
         )
     _wrapped(
         f"{1000 * profile.total:.3f} ms in one thread, {percent(diagnosis.explained)} of what a "
-        f"loader with one takes; {amount(profile.images, 'sample')}, {profile.stored_bytes / 1000:,.0f} "
-        f"KB and {profile.width:.0f} x {profile.height:.0f} pixels in the mean",
+        f"loader with one takes; {amount(profile.images, 'sample')}, "
+        f"{profile.stored_bytes / 1000:,.0f} KB and "
+        f"{profile.width:.0f} x {profile.height:.0f} pixels in the mean",
         " " * 12,
         first="  sum       ",
     )
