@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from helpers import make_dataset, make_folder
 
 from shardkit import UsageError
 from shardkit.measure import facts as facts_module
-from shardkit.measure import place as place_module
+from shardkit.measure import pages
 from shardkit.measure.facts import Facts, gather
 from shardkit.measure.findings import SEVERITIES, Finding, ordered, percent
 from shardkit.measure.material import files_of, open_subject
@@ -219,7 +220,7 @@ def test_what_the_system_does_not_tell_is_left_open(monkeypatch: pytest.MonkeyPa
 def test_opencv_that_cannot_be_loaded_is_as_if_it_were_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(facts_module.sys.modules, "cv2", raising=False)
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
     (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1')")
     monkeypatch.syspath_prepend(tmp_path)
     assert gather().opencv_threads is None
@@ -228,7 +229,7 @@ def test_opencv_that_cannot_be_loaded_is_as_if_it_were_not_there(
     try:
         assert gather().opencv_threads == 5
     finally:
-        del facts_module.sys.modules["cv2"]
+        del sys.modules["cv2"]
 
 
 def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,5 +263,5 @@ def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refused(_: object) -> float:
         raise OSError
 
-    monkeypatch.setattr(place_module.pages, "resident", refused)
+    monkeypatch.setattr(pages, "resident", refused)
     assert place_of(folder, files_of(folder))["resident"] is None
