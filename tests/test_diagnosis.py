@@ -39,7 +39,7 @@ def measured(**changed: Any) -> Measured:
         "decode": "RandomResizedCrop(224)",
         "profile": found,
         "single": 1 / found.total,
-        "rate": 2 / found.total,
+        "rates": [1.9 / found.total, 2.1 / found.total, 2 / found.total],
         "workers": 2,
     }
     return Measured(**{**values, **changed})
@@ -70,7 +70,7 @@ def test_the_stage_that_takes_most_is_the_bottleneck(stage: str) -> None:
 
 
 def test_a_step_that_is_longer_than_loading_is_the_limit() -> None:
-    given = measured(warm={"decode": 0.004}, rate=1000.0)
+    given = measured(warm={"decode": 0.004}, rates=[1000.0])
     slow = diagnose(dataclasses.replace(given, step=0.147))  # of 64 images: 435 a second
     fast = diagnose(dataclasses.replace(given, step=0.032))  # 2,000 a second
 
@@ -109,7 +109,9 @@ def test_cold_times_that_are_faster_than_warm_ones_do_not_count() -> None:
 
 def test_a_transform_that_holds_the_lock_is_sent_to_processes() -> None:
     held = profile(warm={"transform": 0.01}, held=0.97)
-    given = measured(profile=held, alternatives={"process": 380.0}, rate=100.0, transform="a:b")
+    given = measured(
+        profile=held, alternatives={"process": [380.0]}, rates=[100.0], transform="a:b"
+    )
     found = diagnose(given)
 
     assert found.bottleneck == "interpreter lock"
@@ -122,7 +124,7 @@ def test_a_transform_that_holds_the_lock_is_sent_to_processes() -> None:
 
 def test_where_processes_are_taken_already_it_says_so() -> None:
     held = profile(warm={"transform": 0.01}, held=0.97)
-    found = diagnose(measured(profile=held, engine="process", alternatives={"thread": 30.0}))
+    found = diagnose(measured(profile=held, engine="process", alternatives={"thread": [30.0]}))
 
     assert "worker processes, which the loader takes" in found.verdict
     assert [each.name for each in found.remedies if each.gain] == []
@@ -130,7 +132,7 @@ def test_where_processes_are_taken_already_it_says_so() -> None:
 
 def test_a_transform_that_frees_the_lock_may_be_slow_all_the_same() -> None:
     free = profile(warm={"transform": 0.01}, held=0.05)
-    found = diagnose(measured(profile=free, engine="process", alternatives={"thread": 500.0}))
+    found = diagnose(measured(profile=free, engine="process", alternatives={"thread": [900.0]}))
 
     assert found.bottleneck == "transform"
     assert found.remedies[0].name == "thread"
@@ -234,13 +236,19 @@ def test_cold_times_that_are_not_cold_are_noted() -> None:
 
 
 def test_threads_of_torch_that_get_in_the_way_are_a_warning_with_a_remedy() -> None:
-    given = measured(warm={"decode": 0.004}, rate=300.0, alternatives={"one torch thread": 900.0})
+    given = measured(
+        warm={"decode": 0.004},
+        rates=[280.0, 300.0, 320.0],
+        alternatives={"one torch thread": [900.0, 330.0, 1000.0]},
+    )
     found = diagnose(given)
 
     assert [(each.name, each.severity) for each in found.findings] == [("torch threads", "warning")]
     assert found.remedies[0].code == "torch.set_num_threads(1)"
     assert found.remedies[0].gain == pytest.approx(3)
-    calm = diagnose(dataclasses.replace(given, alternatives={"one torch thread": 310.0}))
+    calm = diagnose(
+        dataclasses.replace(given, alternatives={"one torch thread": [310.0, 900.0, 1000.0]})
+    )
     assert calm.findings == []
     assert [each for each in calm.remedies if each.gain] == []
 

@@ -160,14 +160,14 @@ def _findings(measured: Measured, explained: float) -> list[Finding]:
                 "somebody maps them, or the file system keeps them there",
             )
         )
-    alone = measured.alternatives.get("one torch thread")
-    if alone is not None and alone / measured.rate > GAIN:
+    alone = measured.gain("one torch thread")
+    if alone is not None and alone > GAIN:
         found.append(
             Finding(
                 name="torch threads",
                 severity="warning",
                 what="PyTorch's own threads get in the way of the loader's",
-                evidence=f"{measured.rate:.0f} images/s, and {alone:.0f} with one of its threads",
+                evidence=f"{measured.rate:.0f} images/s, and {alone:.1f} x with one of its threads",
                 remedy="torch.set_num_threads(1), or OMP_NUM_THREADS=1",
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +35,9 @@ Watch = Callable[[str], None]
 FOLDER_FORMAT = "lmdb"
 """What a folder is converted to, if nothing speaks for another format."""
 
+SECONDS = 0.5
+"""How long each look at a loader lasts."""
+
 ROUNDS = 3
 """The loader and its alternatives are looked at so many times, in turn; medians count."""
 
@@ -53,8 +55,6 @@ class Request:
     """The training step, if it is known."""
     rows: int = 256
     """Samples whose stages are timed, at the most."""
-    seconds: float = 0.5
-    """How long each look at a loader lasts."""
     trial: bool = False
     """Whether the best conversion is tried out."""
 
@@ -167,7 +167,7 @@ class _Examination:
         step = self._step()
         self._watch("comparing loaders")
         fits = facts.shared_memory is None or place.shared_needed <= facts.shared_memory[1]
-        rate, alternatives = self._compare(seen, threads, processes=fits)
+        rates, alternatives = self._compare(seen, threads, processes=fits)
         measured = Measured(
             folder=self.folder,
             images=self.images,
@@ -178,7 +178,7 @@ class _Examination:
             transform=self._subject.transform or "",
             profile=profile,
             single=single.look.rate,
-            rate=rate,
+            rates=rates,
             engine=seen.engine,
             workers=seen.workers,
             alternatives=alternatives,
@@ -188,7 +188,7 @@ class _Examination:
         return measured, place
 
     def _look(self, loading: Loading) -> Seen:
-        return self._process.look(loading, Span(seconds=self._request.seconds))
+        return self._process.look(loading, Span(seconds=SECONDS))
 
     def _place(self, opened: dict[str, Any], placed: dict[str, Any], seen: Seen) -> Place:
         options = self.loading.loader_options()
@@ -228,8 +228,8 @@ class _Examination:
 
     def _compare(
         self, seen: Seen, threads: int, *, processes: bool
-    ) -> tuple[float, dict[str, float]]:
-        """Return the rate of the loader, and those of alternatives, measured in turn."""
+    ) -> tuple[list[float], dict[str, list[float]]]:
+        """Return the rates of the loader, and those of alternatives, measured in turn."""
         ways: dict[str, Loading] = {"": self.loading}
         if seen.workers and self._subject.transform is not None:
             other = "thread" if seen.engine == "process" else "process"
@@ -250,8 +250,7 @@ class _Examination:
                     del rates[name]  # it is no alternative
                 if name == "one torch thread":
                     self._process.ask("limit", threads=threads)
-        medians = {name: statistics.median(found) for name, found in rates.items()}
-        return medians.pop(""), medians
+        return rates.pop(""), rates
 
 
 def _crop(profile: Profile) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,17 +30,32 @@ class Measured:
     profile: Profile
     single: float
     """Images/s of the loader with one thread."""
-    rate: float
-    """Images/s of the loader that was asked for, with all its workers."""
+    rates: Sequence[float]
+    """Images/s of the loader that was asked for, with all its workers, in each round."""
     engine: str = "thread"
     """Of that loader, which has these workers:"""
     workers: int = 1
-    alternatives: Mapping[str, float] = field(default_factory=dict)
-    """Images/s of the same with another engine, by its name, or with ``one torch thread``."""
+    alternatives: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The same with another engine, by its name, or with ``one torch thread``."""
     step: float | None = None
     """Seconds that a training step takes for a batch; None if nobody said."""
     changes: Sequence[Change] = ()
     """What storing images in another way would do."""
+
+    @property
+    def rate(self) -> float:
+        """The median of the rates."""
+        return statistics.median(self.rates)
+
+    def gain(self, alternative: str) -> float | None:
+        """Return how many times as fast an alternative is; None if that is not clear.
+
+        It is clear if the worst round of one is better than the best of the other.
+        """
+        rates = self.alternatives.get(alternative)
+        if rates is None or min(rates) <= max(self.rates):
+            return None
+        return statistics.median(rates) / self.rate
 
 
 def effective(measured: Measured) -> dict[str, float]:

@@ -82,24 +82,24 @@ def _engines(measured: Measured) -> list[Remedy]:
     """Return the other engine, or one thread of PyTorch's, if that was measured to be faster."""
     found = []
     for engine in ("thread", "process"):
-        rate = measured.alternatives.get(engine)
-        if rate is not None:
+        gain = measured.gain(engine)
+        if gain is not None:
             found.append(
                 Remedy(
                     name=engine,
                     what=f"take {'threads' if engine == 'thread' else 'worker processes'}",
-                    gain=rate / measured.rate,
+                    gain=gain,
                     basis=f"measured with {measured.workers} workers each",
                     code=f'options=LoaderOptions(engine="{engine}", workers={measured.workers})',
                 )
             )
-    alone = measured.alternatives.get("one torch thread")
+    alone = measured.gain("one torch thread")
     if alone is not None:
         found.append(
             Remedy(
                 name="torch threads",
                 what="keep PyTorch from starting threads beside the loader's",
-                gain=alone / measured.rate,
+                gain=alone,
                 basis="measured",
                 code="torch.set_num_threads(1)",
             )
