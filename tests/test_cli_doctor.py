@@ -66,7 +66,7 @@ def test_the_verdict_comes_first_and_the_command_last(
     assert "250 images/s with 2 threads (asked for)" in text
     assert "no accelerator" in text
     assert "step " not in text
-    assert "3.4 x  store smaller images (--resize 256)" in text
+    assert "3.5 x  store smaller images (--resize 256)" in text
 
 
 def test_bars_are_as_long_as_their_part(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
