@@ -59,7 +59,7 @@ def test_the_verdict_comes_first_and_the_command_last(
     text = told(capsys, report(slow, command="shardkit convert imagefolder SRC b", source="photos"))
     lines = text.splitlines()
 
-    assert lines[0].startswith("made: Decoding limits: it is 94 % of a sample's time (7.80 of 8.30")
+    assert lines[0].startswith("made: Decoding limits: it is 94 % of a sample's time (7.8 of 8.3")
     assert lines[-2] == "  next      shardkit convert imagefolder SRC b"
     assert lines[-1].strip() == "SRC is the folder that it was made from: photos"
     assert max(map(len, lines)) <= 100

@@ -64,7 +64,7 @@ def test_the_stage_that_takes_most_is_the_bottleneck(stage: str) -> None:
 
     assert found.bottleneck == stage
     assert max(found.shares, key=lambda each: found.shares[each]) == stage
-    assert "(4.00 of 4.60 ms)" in found.verdict
+    assert "(4 of 4.6 ms)" in found.verdict
     assert "87 %" in found.verdict
     assert sum(found.shares.values()) == pytest.approx(1)
 
@@ -99,6 +99,18 @@ def test_cold_reading_limits_only_data_that_do_not_fit_in_memory() -> None:
     assert effective(large)["read"] == 0.05
     assert "first epoch" not in [each.name for each in found.findings]
     assert any("Blocks" in each.what for each in found.remedies)
+
+
+def test_reading_from_memory_is_not_blamed_on_the_disk() -> None:
+    stored = {"stored_bytes": 3_000_000.0}
+    waiting = diagnose(measured(profile=profile(warm={"read": 0.006}, **stored)))
+    copying = diagnose(measured(profile=profile(warm={"read": 0.003}, **stored)))
+
+    assert waiting.bottleneck == copying.bottleneck == "read"
+    assert "no disk would be faster" not in waiting.verdict
+    assert "no disk would be faster" in copying.verdict
+    assert any("faster or a local disk" in each.what for each in waiting.remedies)
+    assert not any("disk" in each.what for each in copying.remedies)
 
 
 def test_cold_times_that_are_faster_than_warm_ones_do_not_count() -> None:

@@ -165,9 +165,17 @@ def test_files_that_cannot_be_dropped_have_no_cold_time(
 def test_raw_pixels_have_no_checksum_to_compare(photos: Path, tmp_path: Path) -> None:
     made = make_dataset(photos, tmp_path / "raw", recipe=raw())
     found = profile(open_dataset(made, decode="torch"), plan())
+    cropped = profile(open_dataset(made, decode=CenterCrop(8)), plan())
 
     assert found.skipped["checksum"] == "not compared for raw pixels"
+    assert found.skipped["decode"].startswith("none: pixels are read straight into")
+    assert list(found.warm) == ["read", "collate"]
+    assert list(cropped.warm) == ["read", "decode", "collate"]
     assert found.kinds == {"raw": 8}
+    dataset, batch = open_dataset(made, decode="torch"), Batch(rows=np.array([3, 0]))
+    staged(dataset).read(batch)
+    assert torch.equal(batch.view[0][0], dataset[3][0])
+    assert torch.equal(collate(batch.view)[0], torch.stack([dataset[3][0], dataset[0][0]]))
 
 
 def raw() -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardkit.measure.findings import Finding, ordered, percent
-from shardkit.measure.measured import Measured, effective
+from shardkit.measure.measured import Measured, effective, waits_for_disk
 from shardkit.measure.remedies import GAIN, Remedy, find_remedies
 from shardkit.measure.surroundings import fits_in_memory
 
@@ -105,7 +105,7 @@ def _stage_verdict(measured: Measured, stage: str, seconds: Mapping[str, float])
     profile, total = measured.profile, sum(seconds.values())
     part = (
         f"{percent(seconds[stage] / total)} of a sample's time "
-        f"({1000 * seconds[stage]:.2f} of {1000 * total:.2f} ms)"
+        f"({1000 * seconds[stage]:.3g} of {1000 * total:.3g} ms)"
     )
     if stage == "transform" and profile.held is not None and profile.held >= HOLDS:
         answer = "threads cannot share it"
@@ -116,6 +116,8 @@ def _stage_verdict(measured: Measured, stage: str, seconds: Mapping[str, float])
             f"{percent(profile.held)} of that, so {answer}."
         )
     verdict = f"{_WORDS[stage]} limits: it is {part}."
+    if stage == "read" and not waits_for_disk(measured):
+        verdict += " It comes from memory: no disk would be faster."
     if stage == "read" and seconds["read"] > profile.warm.get("read", 0.0):
         verdict += " The data do not fit in memory, so every epoch reads them from the disk."
     return stage, verdict

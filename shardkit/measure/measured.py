@@ -10,6 +10,12 @@ from shardkit.measure.changes import Change
 from shardkit.measure.profiling import Profile
 from shardkit.measure.surroundings import fits_in_memory
 
+MEMORY_SPEED = 1e9
+"""Bytes a second that any machine copies from its memory."""
+
+WAIT = 0.0003
+"""Seconds for a sample beyond that, from which on something was waited for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -56,6 +62,12 @@ class Measured:
         if rates is None or min(rates) <= max(self.rates):
             return None
         return statistics.median(rates) / self.rate
+
+
+def waits_for_disk(measured: Measured) -> bool:
+    """Tell whether reading waits, and does not merely copy from the kernel's memory."""
+    copying = measured.profile.stored_bytes / MEMORY_SPEED
+    return effective(measured).get("read", 0.0) > copying + WAIT
 
 
 def effective(measured: Measured) -> dict[str, float]:

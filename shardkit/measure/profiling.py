@@ -229,7 +229,8 @@ def _doing(work: Staged, batch: Batch) -> list[tuple[str, Callable[[], object]]]
     doing: list[tuple[str, Callable[[], object]]] = [("read", lambda: work.read(batch))]
     if work.verifies:
         doing.append(("checksum", lambda: work.checksum(batch)))
-    doing.append(("decode", lambda: work.decode(batch)))  # or hands the bytes on
+    if work.decodes:
+        doing.append(("decode", lambda: work.decode(batch)))  # or hands the bytes on
     if work.transform is not None:
         doing.append(("transform", lambda: work.apply(batch)))
     return [*doing, ("collate", gather)]
@@ -241,6 +242,8 @@ def _left_out(dataset: Any, work: Staged) -> dict[str, str]:
     if not work.verifies:
         folder = isinstance(dataset, PlainFolder)
         found["checksum"] = "files have none" if folder else "not compared for raw pixels"
+    if not work.decodes:
+        found["decode"] = "none: pixels are read straight into the batch"
     if work.transform is None:
         found["transform"] = "none"
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardkit.codecs.image import WHITE
 from shardkit.measure.changes import Change
-from shardkit.measure.measured import Measured, effective
+from shardkit.measure.measured import Measured, effective, waits_for_disk
 from shardkit.measure.surroundings import fits_in_memory
 from shardkit.torch.datasets import DECODES
 
@@ -46,6 +46,8 @@ def find_remedies(measured: Measured, stage: str) -> list[Remedy]:
     """
     found = [*_engines(measured), *_conversions(measured, stage)]
     advice = list(_ADVICE.get(stage, ()))
+    if stage == "read" and not waits_for_disk(measured):
+        advice = ["store smaller images: they are read from memory already"]
     if stage == "transform" and measured.decode not in DECODES:
         del advice[0]  # it is done already
     found += [Remedy(name=stage, what=text) for text in advice]

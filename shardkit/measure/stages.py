@@ -56,18 +56,29 @@ class StagedShards:
     def __init__(self, dataset: ShardDataset) -> None:
         self.transform = dataset.transform
         self.verifies = dataset.manifest.raw_shape is None
+        whole = self.transform is None and dataset.decode in ("numpy", "torch")
+        self._shape = dataset.manifest.raw_shape if whole else None
+        self.decodes = self._shape is None
+        """False if pixels are read straight into the batch."""
+        self._memory = memoryview(b"")
         self._dataset = dataset
         self._shards = ShardSet(dataset.path, verify=False)
         red, green, blue = dataset.manifest.recipe.get("background", (255, 255, 255))
         self.how = Decoding((red, green, blue), fast=dataset.jpeg == "fast")
 
     def read(self, batch: Batch) -> None:
-        """Find the rows in the index, and read their bytes."""
+        """Find the rows in the index, and read their bytes, which last until the next call."""
         found = self._shards.find(batch.rows)
-        memory, start = memoryview(bytearray(sum(found.lengths))), 0
-        batch.stored = []
+        if self._shape is not None:
+            slots = _block(batch, self._shape[:2]).numpy()
+            batch.stored = [found.read(n, slot.reshape(-1).data) for n, slot in enumerate(slots)]
+            return
+        size = sum(found.lengths)
+        if len(self._memory) < size:  # fresh memory costs more than reading into it
+            self._memory = memoryview(bytearray(size))
+        batch.stored, start = [], 0
         for number, length in enumerate(found.lengths):
-            batch.stored.append(found.read(number, memory[start : start + length]))
+            batch.stored.append(found.read(number, self._memory[start : start + length]))
             start += length
 
     def checksum(self, batch: Batch) -> None:
@@ -78,6 +89,8 @@ class StagedShards:
 
     def decode(self, batch: Batch) -> None:
         """Decode as the dataset does: into one block if all samples have one size."""
+        if not self.decodes:
+            return
         decode_batch(batch, self._dataset.decode, self.how, alone=self.transform is not None)
 
     def apply(self, batch: Batch) -> None:
@@ -96,6 +109,7 @@ class StagedFolder:
     def __init__(self, dataset: PlainFolder) -> None:
         self.transform = dataset.transform
         self.verifies = False
+        self.decodes = True
         self._dataset = dataset
 
     def read(self, batch: Batch) -> None:
@@ -203,8 +217,13 @@ def decode_batch(batch: Batch, decode: str | ImageOp, how: Decoding, *, alone: b
 
 
 def _into_block(batch: Batch, size: tuple[int, int], decode: Callable[[int, Any], Any]) -> None:
+    for number, out in enumerate(_block(batch, size).numpy()):
+        decode(number, out)
+
+
+def _block(batch: Batch, size: tuple[int, int]) -> torch.Tensor:
+    """Return the block of a batch: uint8 of shape (N, height, width, 3), used again as it is."""
     shape = (len(batch.rows), *size, 3)
     if batch.block is None or tuple(batch.block.shape) != shape:
-        batch.block = torch.empty(shape, dtype=torch.uint8)  # used again, as a loader does
-    for number, out in enumerate(batch.block.numpy()):
-        decode(number, out)
+        batch.block = torch.empty(shape, dtype=torch.uint8)
+    return batch.block
