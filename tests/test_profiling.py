@@ -162,6 +162,25 @@ def test_files_that_cannot_be_dropped_have_no_cold_time(
     assert profile(dataset, plan()).cold_read is None
 
 
+def test_the_copy_to_a_device_is_timed_where_there_is_one(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to(images: torch.Tensor, device: str, **_: Any) -> torch.Tensor:
+        assert device == "cuda"
+        time.sleep(SLOW)
+        return images
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.Tensor.pin_memory", lambda images: images)
+    monkeypatch.setattr("torch.Tensor.to", to)
+    found = profile(open_dataset(made, decode=CenterCrop(12)), plan())
+    stored = profile(open_dataset(made, decode="bytes"), plan())
+
+    assert found.warm["copy to the device"] >= SLOW / 4
+    assert stored.skipped["copy to the device"] == "not a tensor"
+
+
 def test_raw_pixels_have_no_checksum_to_compare(photos: Path, tmp_path: Path) -> None:
     made = make_dataset(photos, tmp_path / "raw", recipe=raw())
     found = profile(open_dataset(made, decode="torch"), plan())

@@ -154,6 +154,7 @@ class _Examination:
         self._watch("loading")
         self.seen = seen = self._look(self.loading)  # and so all is in memory, and known to work
         place = self._place(opened, placed, seen)
+        step = self._step()  # early: a model may be misnamed
         threads = process.ask("limit", threads=1)["before"]
         self._watch("loading with one thread")
         single = self._look(
@@ -164,7 +165,6 @@ class _Examination:
         profile = self._profile(processes=seen.engine == "process")
         self._watch("re-encoding some images")
         changes = process.ask("predict", crop=_crop(profile))["changes"]
-        step = self._step()
         self._watch("comparing loaders")
         fits = facts.shared_memory is None or place.shared_needed <= facts.shared_memory[1]
         rates, alternatives = self._compare(seen, threads, processes=fits)
