@@ -201,6 +201,16 @@ def test_a_smaller_image_is_read_sooner_only_from_the_disk() -> None:
     assert [each for each in diagnose(in_memory).remedies if each.gain] == []
 
 
+def test_larger_images_cost_reading_from_memory_too() -> None:
+    given = measured(
+        warm={"read": 0.001, "decode": 0.004},
+        changes=[change("raw", before=1, after=0, bytes_before=1.0, bytes_after=2.0)],
+    )
+    (best, *_) = diagnose(given).remedies
+
+    assert best.gain == pytest.approx(0.0055 / (0.0055 - 0.0041 + 0.001))
+
+
 def test_what_gains_nothing_is_not_proposed() -> None:
     given = measured(warm={"decode": 0.004}, changes=[change(after=0.0039), change("fast")])
 
