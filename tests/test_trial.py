@@ -38,8 +38,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    large = {name: jpeg(1000, 750, seed) for seed, name in enumerate("ab")}
     files: dict[str, bytes | None] = {
-        f"{name}/{n}.jpg": jpeg(640, 480, n) for name in "ab" for n in range(8)
+        f"{name}/{n}.jpg": data for name, data in large.items() for n in range(8)
     }
     return make_tree(tmp_path_factory.mktemp("trial") / "photos", files)
 
@@ -58,7 +59,7 @@ def test_a_folder_is_converted_and_both_are_read(photos: Path, temporary: Path) 
     assert found.images == 16
     assert found.batch_size == 2
     assert found.gain == pytest.approx(found.after / found.before)
-    assert found.gain > 3
+    assert found.gain > 1.5  # decoding alone takes several times as long
     assert found.bytes_before == sum(path.stat().st_size for path in photos.rglob("*.jpg"))
     assert found.bytes_after < found.bytes_before
     assert list(temporary.iterdir()) == []
