@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import FORMATS, python
+from helpers import DEADLINE, FORMATS, python
 from loading import BATCH, CROP, ROWS, SEED, crc, epoch_by_hand, make_datasets, prints_of, same
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
@@ -441,3 +444,32 @@ def test_a_worker_that_ends_with_a_lock_in_its_hand_holds_nobody_up(
     else:
         loader.close()
     iterator._shutdown_workers()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_leave_no_folders_behind(tmp_path: Path, method: str) -> None:
+    """Each would make one for its sockets, which nobody removes if it is ended by a signal."""
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "script.py").write_text(
+        "import os, sys, torch\n"
+        "from shardkit import LoaderOptions, make_loader\n"
+        "class Large:\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, row): return torch.zeros(200_000), 0\n"
+        "if __name__ == '__main__':\n"
+        f"    options = LoaderOptions(engine='process', workers=2, start_method={method!r})\n"
+        "    loader = make_loader(Large(), 2, options=options)\n"
+        "    print(len(list(loader)), len(os.listdir(sys.argv[1])))\n"
+        "    loader.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "temporary")],
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["4", "1"], done.stderr
+    assert list((tmp_path / "temporary").iterdir()) == []

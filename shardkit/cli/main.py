@@ -58,6 +58,10 @@ class LazyGroup(click.Group):
             "shardkit.cli.bench:bench_command",
             "Measure how fast datasets and image folders are read.",
         ),
+        "doctor": (
+            "shardkit.cli.doctor:doctor_command",
+            "Tell where the time goes, what limits loading, and what would help.",
+        ),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

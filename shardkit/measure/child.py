@@ -16,8 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure import material, pages
+from shardkit.measure.changes import predict
+from shardkit.measure.place import place_of
+from shardkit.measure.profiling import Plan, profile
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
@@ -42,6 +47,10 @@ class Child:
             "step": self._step,
             "drop": self._drop,
             "warm": self._warm,
+            "place": self._place,
+            "profile": self._profile,
+            "predict": self._predict,
+            "limit": self._limit,
         }
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +129,24 @@ class Child:
         for row in range(len(dataset)):  # type: ignore[arg-type]
             dataset[row]
         return {}
+
+    def _place(self) -> dict[str, Any]:
+        """Say where the files lie, and what loading them will take, before any is read."""
+        return place_of(self._dataset, self._files)
+
+    def _profile(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Time the stages of a sample."""
+        return {"profile": dataclasses.asdict(profile(self._dataset, Plan(**plan)))}
+
+    def _predict(self, crop: int | None) -> dict[str, Any]:
+        """Measure on some images what storing them in another way would change."""
+        return {"changes": [dataclasses.asdict(each) for each in predict(self._dataset, crop)]}
+
+    def _limit(self, threads: int) -> dict[str, Any]:
+        """Let an operation of PyTorch take so many threads; say how many it took."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        return {"before": before}
 
     def _use(self, step: dict[str, Any]) -> Step:
         spec = StepSpec(**step)

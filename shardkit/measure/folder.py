@@ -54,14 +54,15 @@ class PlainFolder(Dataset[Any]):
                 image = Image.open(file).convert("RGB")
         except (OSError, ValueError, SyntaxError) as error:
             raise BadImage(f"{self.root / entry.path} cannot be decoded: {error}") from error
-        value: Any = self._sample(image, row)
+        value: Any = self.sample(image, row)
         return (value if self.transform is None else self.transform(value)), entry.label
 
     def files(self) -> list[Path]:
         """Return the files that are read."""
         return [self.root / entry.path for entry in self.entries]
 
-    def _sample(self, image: Image.Image, row: int) -> Any:
+    def sample(self, image: Image.Image, row: int) -> Any:
+        """Return what ``decode`` makes of a decoded image."""
         if self.decode == "pil":
             return image
         if isinstance(self.decode, ImageOp):

@@ -161,6 +161,8 @@ class ProcessEngine:
         self._ring = Ring(count, self._each + SPARE_SLOTS)
         self._marks = torch.full((max(1, count),), -1)
         self._marks.share_memory_()  # type: ignore[no-untyped-call]
+        if count:
+            workers.share_temporary_folder()
         if method == "forkserver":
             workers.preload()
         if self._sharing is not None:  # both ends must agree

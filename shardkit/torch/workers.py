@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, util
 from typing import Any
 
 import torch
@@ -119,6 +119,14 @@ def require_start(method: str, fetch: Fetch) -> None:
         raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(known)}")
     if method != "fork":
         _require_picklable(fetch, method)
+
+
+def share_temporary_folder() -> None:
+    """Have workers put their sockets into this process's folder, which it removes at its end.
+
+    Each would make one of its own, and leave it behind when it is ended by a signal.
+    """
+    util.get_temp_dir()
 
 
 def preload() -> None:

@@ -1,0 +1,184 @@
+"""How `shardkit doctor` tells what it found: one screen, or JSON."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from shardkit.cli.show import amount, line, printable
+from shardkit.measure.diagnosis import Diagnosis
+from shardkit.measure.doctor import Report, Request
+from shardkit.measure.facts import Facts
+from shardkit.measure.findings import Finding, percent
+from shardkit.measure.measured import Measured, effective
+from shardkit.measure.profiling import Profile
+from shardkit.measure.remedies import Remedy
+from shardkit.measure.stages import STAGES
+
+_WIDTH = 100
+_BAR = 24
+"""Characters of a bar that stands for all of the time."""
+
+_NAMED = 4
+"""Remedies that are shown; --json gives all."""
+
+
+def as_json(request: Request, report: Report) -> dict[str, Any]:
+    """Return all that was found as JSON values; times in seconds, rates in images/s."""
+    found = asdict(report)
+    if found["seen"] is not None:
+        del found["seen"]["look"]["waits"]  # hundreds of them
+    if found["trial"] is not None:
+        found["trial"]["gain"] = report.trial.gain if report.trial else None
+    subject = request.subject
+    return {"subject": None if subject is None else asdict(subject), **found}
+
+
+def show(request: Request, report: Report) -> None:
+    """Print the verdict, the stages, the findings, and what to do."""
+    if report.diagnosis is None or report.measured is None or request.subject is None:
+        worst = report.findings[0].severity if report.findings else "ok"
+        text = {"ok": "nothing stands in the way", "note": "nothing stands in the way"}
+        click.echo(f"this machine: {text.get(worst, 'something costs speed here')}")
+        _show_findings(report.findings)
+        _show_versions(report.facts)
+        return
+    name = printable(request.subject.path)
+    _wrapped(f"{name}: {printable(report.diagnosis.verdict)}", "  ", first="")
+    _show_loader(request, report, report.measured, report.diagnosis)
+    _show_stages(report.measured, report.diagnosis)
+    _show_remedies(report.diagnosis.remedies)
+    _show_findings(report.findings)
+    _show_versions(report.facts)
+    if report.trial is not None:
+        trial = report.trial
+        line(
+            "trial",
+            f"{trial.gain:.1f} x: {trial.after:,.0f} images/s instead of {trial.before:,.0f}, on "
+            f"{amount(trial.images, 'image')} in batches of {trial.batch_size}; "
+            f"{percent(trial.bytes_after / trial.bytes_before)} of the bytes",
+        )
+        if not report.command:
+            line("", "so the conversion does not help here, whatever its parts promised")
+    elif report.trial_note:
+        line("trial", f"none: {report.trial_note}")
+    if report.command:
+        line("next", printable(report.command))
+        if "SRC" in shlex.split(report.command):
+            line("", f"SRC is the folder that it was made from: {printable(report.source)}")
+
+
+def _show_loader(
+    request: Request, report: Report, measured: Measured, diagnosis: Diagnosis
+) -> None:
+    kind = "threads" if measured.engine == "thread" else "worker processes"
+    reason = printable(report.seen.reason) if report.seen else ""
+    sample = printable(request.subject.decode) if request.subject else ""
+    if measured.transform:
+        sample += f", then {printable(measured.transform)}"
+    line("sample", f"{sample}; batches of {measured.batch_size}")
+    _wrapped(
+        f"{measured.rate:,.0f} images/s with {measured.workers} {kind} ({reason}); "
+        f"{measured.single:,.0f} with one thread",
+        " " * 12,
+        first="  loader    ",
+    )
+    if measured.step is not None and diagnosis.headroom is not None:
+        line(
+            "step",
+            f"{1000 * measured.step:.3g} ms a batch: {measured.batch_size / measured.step:,.0f} "
+            f"images/s, of which the loader gives {diagnosis.headroom:.2g} x",
+        )
+
+
+def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
+    profile = measured.profile
+    counted = effective(measured)
+    click.echo(f"  {'stage':<20}{'warm':>11}{'cold':>12}    part")
+    for stage in STAGES:
+        warm = profile.warm.get(stage)
+        cold = _cold(profile) if stage == "read" else ""
+        if warm is None:
+            click.echo(f"    {stage:<20}{profile.skipped.get(stage, 'not measured')}")
+            continue
+        share = diagnosis.shares.get(stage, 0.0)
+        mark = " (cold)" if counted[stage] > warm else ""
+        click.echo(
+            f"    {stage:<18}{1000 * warm:>8.3f} ms{cold:>12}  {percent(share):>5} "
+            f"{_bar(share)}{mark}".rstrip()
+        )
+    _wrapped(
+        f"{1000 * profile.total:.3f} ms in one thread, {percent(diagnosis.explained)} of what a "
+        f"loader with one takes; {amount(profile.images, 'sample')}, "
+        f"{profile.stored_bytes / 1000:,.0f} KB and "
+        f"{profile.width:.0f} x {profile.height:.0f} pixels in the mean",
+        " " * 12,
+        first="  sum       ",
+    )
+
+
+def _cold(profile: Profile) -> str:
+    return "" if profile.cold_read is None else f"{1000 * profile.cold_read:.3f} ms"
+
+
+def _bar(share: float) -> str:
+    """Return a bar; of plain characters where the terminal has no other."""
+    block = "█"
+    try:
+        block.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        block = "#"
+    return block * round(_BAR * share)
+
+
+def _show_remedies(remedies: Sequence[Remedy]) -> None:
+    for number, each in enumerate(remedies[:_NAMED]):
+        gain = "" if each.gain is None else f"{each.gain:.1f} x"
+        basis = f" ({each.basis})" if each.basis else ""
+        code = f": {each.code}" if each.code and each.code not in each.what else ""
+        name = "helps" if not number else ""
+        _wrapped(f"{each.what}{code}{basis}", " " * 19, first=f"  {name:<9} {gain:<6} ")
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    for each in findings:
+        if each.severity != "ok":
+            _wrapped(
+                f"{printable(each.what)} ({printable(each.evidence)})",
+                " " * 12,
+                first=f"  {each.severity:<9} ",
+            )
+            if each.remedy:
+                _wrapped(each.remedy, " " * 14, first=" " * 12 + "→ " if _fancy() else " " * 12)
+    fine = [each.name for each in findings if each.severity == "ok"]
+    if fine:
+        _wrapped(", ".join(fine), " " * 12, first="  ok        ")
+
+
+def _show_versions(facts: Facts) -> None:
+    known = [f"{name} {version or 'unknown'}" for name, version in facts.versions.items()]
+    _wrapped(", ".join(known), " " * 12, first="  versions  ")
+
+
+def _fancy() -> bool:
+    return _bar(1.0)[0] != "#"
+
+
+def _wrapped(text: str, indent: str, *, first: str) -> None:
+    """Print a text in lines of 100 characters; long words, such as paths, stay whole."""
+    click.echo(
+        textwrap.fill(
+            text,
+            _WIDTH,
+            initial_indent=first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )

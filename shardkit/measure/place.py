@@ -1,0 +1,90 @@
+"""Where data lie, and what loading them takes of the machine, seen by the measuring process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardkit.machine import filesystem
+from shardkit.measure import pages
+from shardkit.torch.datasets import ShardDataset
+from shardkit.torch.preflight import why_processes
+from shardkit.torch.workers import choose_start_method
+
+_LOOKED_AT = 1000
+"""Files that are asked for their pages, at the most; chosen at random."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where data lie, and how they will travel."""
+
+    path: str
+    filesystem: str
+    """Its kind, such as ext4; empty if the system does not tell."""
+    mount: str
+    """Where it is mounted."""
+    bytes: int
+    """Of all files that an epoch reads."""
+    resident: float | None
+    """Which part of them was in the kernel's memory at first, 0 to 1; None if it cannot be told."""
+    engine: str = "thread"
+    """``thread`` or ``process``: what the loader works with."""
+    wanted: str = "thread"
+    """What it would work with if nothing stood in its way."""
+    shared_needed: int = 0
+    """Bytes of shared memory that batches under way take with worker processes."""
+    files_needed: int = 0
+    """Descriptors that they take."""
+    worker_peak: int = 0
+    """Bytes of memory that one worker had at the most; 0 without worker processes."""
+    start: str = "fork"
+    """How a loader would start worker processes."""
+    threads: list[str] = field(default_factory=list)
+    """Names of the threads that importing the transform began."""
+    cuda_begun: bool = False
+    """Whether it began to use CUDA, so that no process can fork."""
+    opencv: bool = False
+    """Whether the transform loaded OpenCV."""
+
+
+def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
+    """Return what can be told of a dataset before it is read, as JSON values.
+
+    Args:
+        dataset: The dataset or image folder.
+        files: That an epoch reads.
+    """
+    root = dataset.path if isinstance(dataset, ShardDataset) else dataset.root
+    kind, mount = filesystem(root)
+    manifest = dataset.manifest if isinstance(dataset, ShardDataset) else None
+    return {
+        "filesystem": kind,
+        "mount": mount,
+        "resident": _resident(files),
+        "processes": why_processes(dataset) or "",
+        "start": choose_start_method(),
+        "threads": [
+            each.name for each in threading.enumerate() if each is not threading.main_thread()
+        ],
+        "cuda_begun": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+        "opencv": "cv2" in sys.modules,
+        "format": manifest.format if manifest else "",
+        "recipe": dict(manifest.recipe) if manifest else {},
+        "source": str(manifest.source.get("name", "")) if manifest else "",
+    }
+
+
+def _resident(files: Sequence[Path]) -> float | None:
+    chosen = np.random.default_rng(0).permutation(len(files))[:_LOOKED_AT]
+    try:
+        return pages.resident(files[number] for number in chosen.tolist())
+    except OSError:
+        return None
