@@ -7,6 +7,7 @@ user's transform does to it ends with it. It answers one JSON object in a line w
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -17,9 +18,13 @@ from typing import Any
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure import material, pages
+from shardkit.measure.gil import held_share
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
+
+_FILES = 1000
+"""That are looked at, of all that are read."""
 
 
 class Child:
@@ -34,7 +39,9 @@ class Child:
             "open": self._open,
             "look": self._look,
             "step": self._step,
+            "held": self._held,
             "drop": self._drop,
+            "resident": self._resident,
         }
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +104,15 @@ class Child:
         """Drop the files' pages; say which part is in memory nevertheless."""
         pages.drop(self._files)
         return {"resident": pages.resident(self._files)}
+
+    def _resident(self) -> dict[str, Any]:
+        """Look which part of the files is in memory; of many files a part stands for all."""
+        return {"resident": pages.resident(self._files[:: len(self._files) // _FILES + 1])}
+
+    def _held(self, seconds: float) -> dict[str, Any]:
+        """Look how much making samples one by one holds the interpreter's lock."""
+        rows = itertools.cycle(range(len(self._dataset)))
+        return {"share": held_share(lambda: self._dataset[next(rows)], seconds)}
 
     def _use(self, step: dict[str, Any]) -> Step:
         spec = StepSpec(**step)

@@ -25,7 +25,8 @@ from shardkit.torch.tuned import load_tuned
 
 _LOG = logging.getLogger(__name__)
 
-_FILES_PER_BATCH = 2
+FILES_PER_BATCH = 2
+"""That may be open for each batch under way from a worker process."""
 
 _USER = 4
 """Calls from `_choose_engine` up to whoever called `make_loader`: a warning points there."""
@@ -227,4 +228,4 @@ def _process_problem(dataset: Any, batch_size: int, settings: Settings) -> str |
     batches = settings.process_prefetch + SPARE_SLOTS * settings.workers
     size = preflight.batch_bytes(dataset, batch_size)
     problem = preflight.shared_memory_problem(size * batches) if size else None
-    return problem or preflight.descriptor_problem(_FILES_PER_BATCH * batches)
+    return problem or preflight.descriptor_problem(FILES_PER_BATCH * batches)
