@@ -52,6 +52,10 @@ class LazyGroup(click.Group):
             "shardkit.cli.repair:repair_command",
             "Make damaged files of a dataset anew from its source.",
         ),
+        "tune": (
+            "shardkit.cli.tune:tune_command",
+            "Find the loader settings that are best on this machine.",
+        ),
         "info": ("shardkit.cli.info:info_command", "Tell what a dataset is and how it was made."),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
     },

@@ -180,16 +180,16 @@ class _Search:
     def _settle(self) -> Candidate:
         """Return the best of what was looked at, after longer looks."""
         self._trials.doing = "the best in turn"
-        known = self._trials.ledger.candidates()
+        ledger, default = self._trials.ledger, self._plan.default
+        known = [each for each in ledger.candidates() if each not in self._trials.left_out]
         enough = sorted((each for each in known if self._is_enough(each)), key=lambda e: e.cost)
         if enough:
             return self._cheapest(enough)
-        best = self._trials.ledger.rates(known[0]).median
-        near = [each for each in known if self._trials.ledger.rates(each).median >= _NEAR * best]
-        near = near[:_FIELD]
-        if self._plan.default in self._trials.ledger and self._plan.default not in near:
-            near.append(self._plan.default)
-        return self._trials.race(near, self._plan.default, _RACE)
+        best = ledger.rates(known[0]).median
+        near = [each for each in known if ledger.rates(each).median >= _NEAR * best][:_FIELD]
+        if default in known and default not in near:
+            near.append(default)
+        return self._trials.race(near, default if default in near else near[0], _RACE)
 
     def _cheapest(self, enough: Sequence[Candidate]) -> Candidate:
         """Return the cheapest that is enough for the step, also when measured again."""
@@ -210,7 +210,8 @@ class _Search:
         if best.engine == "process":
             variants.append(best.changed(sharing_strategy="file_system"))
         until = self._until(len(self._plan.batch_sizes) > 0)
-        best = self._trials.race([best, *self._trials.possible(variants)], best, until)
+        field = [best, *self._trials.possible(variants)]
+        best = self._trials.race(field, best, until, sure=True)
         self._trials.doing = "batch size"
         sizes = [
             best.changed(batch_size=each)
@@ -218,7 +219,7 @@ class _Search:
             if each != best.batch_size and each <= (self._plan.room.images or each)
         ]
         possible = self._trials.possible(sizes)
-        return self._trials.race([best, *possible], best, _VARY) if possible else best
+        return self._trials.race([best, *possible], best, _VARY, sure=True) if possible else best
 
     def _until(self, half: bool) -> float:
         """Return the part of the budget at which a race of this step ends."""

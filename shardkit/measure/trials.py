@@ -185,15 +185,18 @@ class Trials:
                 self.left_out[each] = forbidden
         return possible
 
-    def race(self, field: Sequence[Candidate], kept: Candidate, until: float) -> Candidate:
+    def race(
+        self, field: Sequence[Candidate], kept: Candidate, until: float, *, sure: bool = False
+    ) -> Candidate:
         """Measure candidates in turn until it is clear which is best; return that.
 
         Args:
-            field: The candidates.
-            kept: The one of them that stays, unless another is clearly better.
+            field: The candidates; the first are the most promising.
+            kept: The one of them that stays, unless another is better.
             until: The part of the budget that may be used up then.
+            sure: Whether it stays, too, as long as it is not certain that the other is better.
         """
-        left, since = list(field), self.round + 1
+        left, since = self._affordable(field, kept, until), self.round + 1
         for number in range(MOST_ROUNDS):
             seconds = self.long(left, until)
             if len(left) < 2 or not self.fits(left, seconds, until):
@@ -208,9 +211,22 @@ class Trials:
                 left = self._without_losers(left, since)
             if number + 1 >= LEAST_ROUNDS and self._is_clear(left, since):
                 break
-        if self.round < since:  # there was no time for any: what is known must do
-            since, left = 0, [each for each in field if each in self.ledger]
-        return self._best_of(left, kept, since) if left else kept
+        if self.round < since + 1:  # there was no time for two: what was seen before counts too
+            since, left = 0, [each for each in left if each in self.ledger]
+        return self._best_of(left, kept, since, sure) if left else kept
+
+    def _affordable(
+        self, field: Sequence[Candidate], kept: Candidate, until: float
+    ) -> list[Candidate]:
+        """Return so many of some candidates that there is time for enough rounds of them."""
+        cost = sum(self.seconds(each) + self._overheads[each.engine] for each in field)
+        time = until * self._plan.budget - self.elapsed()
+        number = max(2, int(time / (LEAST_ROUNDS * cost / len(field))))
+        if number >= len(field):
+            return list(field)
+        self.out_of_time = True
+        others = [each for each in field if each != kept]
+        return [*others[: number - 1], kept]
 
     def long(self, field: Sequence[Candidate], until: float) -> float:
         """Return how long looks at some candidates in turn may last."""
@@ -238,7 +254,9 @@ class Trials:
         ratios = [self.ledger.ratio(each, leader, since) for each in left if each != leader]
         return all(ratio and ratio.low * GAIN > 1 for ratio in ratios)
 
-    def _best_of(self, left: Sequence[Candidate], kept: Candidate, since: int) -> Candidate:
+    def _best_of(
+        self, left: Sequence[Candidate], kept: Candidate, since: int, sure: bool
+    ) -> Candidate:
         """Return the fastest, or what is as fast: what was kept so far, or else the cheapest."""
         leader = self.ledger.fastest(left, since)
         alike = [leader]
@@ -246,4 +264,6 @@ class Trials:
             ratio = self.ledger.ratio(each, leader, since)
             if each != leader and ratio is not None and ratio.middle * GAIN >= 1:
                 alike.append(each)
-        return kept if kept in alike else min(alike, key=lambda each: each.cost)
+        best = kept if kept in alike else min(alike, key=lambda each: each.cost)
+        better = self.ledger.ratio(best, kept, since)
+        return kept if sure and not (better and better.low > 1) else best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import warnings
 from dataclasses import dataclass, field
 from os import PathLike
@@ -68,6 +69,25 @@ class Tuned:
             write_atomically(Path(path), (json.dumps(value, indent=1) + "\n").encode())
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def require_replaceable(path: str | PathLike[str]) -> None:
+    """See that a file can be written where nothing else would be lost: a new one, or one of ours.
+
+    Raises:
+        UsageError: If there is something else, or no folder to write it to.
+    """
+    place = Path(path)
+    if place.exists() or place.is_symlink():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another machine: it is replaced
+            try:
+                load_tuned(place)
+            except UsageError as error:
+                raise UsageError(f"{error}. It is left as it is: give another name") from error
+    elif not os.access(place.parent, os.W_OK):
+        what = "cannot be written to" if place.parent.is_dir() else "is no folder"
+        raise UsageError(f"{path} cannot be written: {place.parent} {what}")
 
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:
