@@ -10,11 +10,14 @@ import click
 
 from shardkit.cli.show import amount, line, printable, size, table
 from shardkit.measure.ledger import Rates
+from shardkit.measure.limits import LeftOut
 from shardkit.measure.search import ENOUGH
 from shardkit.measure.tune import TuneReport
 
 _TRIED = 8
 _LEFT_OUT = 3
+_TOO_MANY = "suggested max number of worker"
+"""Of PyTorch's warning, which knows nothing of what a worker waits for."""
 _WARM = 0.95
 """Part of the files in memory from which on a dataset counts as warm."""
 
@@ -33,6 +36,9 @@ def show_report(report: TuneReport, out: Path | None) -> None:
         line("GIL", _held(report))
     if report.step_seconds is not None:
         _show_step(report)
+    if len(report.starts) > 1:
+        ways = (f"{method} {seconds:.2f} s" for method, seconds in report.starts.items())
+        line("start", f"the first batch comes after: {', '.join(ways)}")
     line("tried", "images/s: median, lowest, highest, rounds")
     table(
         [
@@ -76,6 +82,11 @@ def _gain(report: TuneReport) -> str:
         return "the defaults cannot be measured here: see what was left out"
     if report.is_default:
         return "none: nothing that was tried is clearly better than the defaults; they stay"
+    if (report.headroom or 0) >= ENOUGH:
+        return (
+            f"the cheapest that is enough for the step; the defaults "
+            f"({report.default.candidate}) give {_spread(report.default.rates)}"
+        )
     default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
     if report.gain is None:
         return f"{default}; there was no time to measure both in turn"
@@ -104,21 +115,27 @@ def _show_step(report: TuneReport) -> None:
     if report.in_loop is not None:
         line(
             "loop",
-            f"{report.in_loop:,.0f} images/s with the step; the step alone would allow "
-            f"{batch / step:,.0f}",
+            f"{report.in_loop.rate:,.0f} images/s with the step; it waits for data "
+            f"{100 * report.in_loop.waiting:.0f} % of the time",
         )
 
 
 def _show_left_out(report: TuneReport) -> None:
-    for each in report.left_out[:_LEFT_OUT]:
-        remedy = f" ({each.remedy})" if each.remedy else ""
-        line("left out", f"{each.candidate}: {printable(each.reason)}{remedy}")
-    if len(report.left_out) > _LEFT_OUT:
-        line("left out", f"{len(report.left_out) - _LEFT_OUT:,} more (--json gives all)")
+    alike: dict[str, list[LeftOut]] = {}
+    for each in report.left_out:
+        alike.setdefault(f"{each.reason}/{each.remedy}", []).append(each)
+    for same in list(alike.values())[:_LEFT_OUT]:
+        first, more = same[0], f" and {len(same) - 1} more" if len(same) > 1 else ""
+        remedy = f" ({first.remedy})" if first.remedy else ""
+        line("left out", f"{first.candidate}{more}: {printable(first.reason)}{remedy}")
+    if len(alike) > _LEFT_OUT:
+        line("left out", f"others, for {len(alike) - _LEFT_OUT:,} reasons (--json gives all)")
 
 
 def _notes(report: TuneReport) -> list[str]:
-    notes = [printable(each) for each in report.warnings]
+    notes = [printable(each) for each in report.warnings if _TOO_MANY not in each]
+    if len(notes) < len(report.warnings):
+        notes.append("PyTorch will warn of more workers than processors: here they were measured")
     default = report.default
     if default and default.candidate.batch_size != report.chosen.candidate.batch_size:
         notes.append(

@@ -40,9 +40,11 @@ _NEAR = 0.8
 """A short look may be wrong by this."""
 _FAR = 0.6
 """An engine that is behind by this with the default number of workers is not looked at further."""
+_SOONER = 0.5
+"""Seconds that another way to start workers gains at the least."""
 _FIELD = 6
 """That are measured in turn."""
-_EXPLORE, _RACE, _VARY = 0.35, 0.65, 0.9
+_EXPLORE, _RACE, _VARY = 0.4, 0.65, 0.9
 """Parts of the budget that are used up when each step ends, at the latest."""
 
 
@@ -53,7 +55,7 @@ class Found:
     chosen: Candidate
     ledger: Ledger
     since: int
-    """The round from which on the choice and the defaults were measured in turn."""
+    """The round from which on what was seen of the choice and the defaults counts."""
     left_out: list[LeftOut]
     firsts: dict[Candidate, float]
     """Seconds to the first batch of each, at the least."""
@@ -187,8 +189,6 @@ class _Search:
             return self._cheapest(enough)
         best = ledger.rates(known[0]).median
         near = [each for each in known if ledger.rates(each).median >= _NEAR * best][:_FIELD]
-        if default in known and default not in near:
-            near.append(default)
         return self._trials.race(near, default if default in near else near[0], _RACE)
 
     def _cheapest(self, enough: Sequence[Candidate]) -> Candidate:
@@ -231,21 +231,27 @@ class _Search:
         if best.engine != "process":
             return best
         self._trials.doing = "start methods"
-        for method in self._plan.start_methods:
+        ways = [best.changed(start_method=method) for method in self._plan.start_methods]
+        for each in (best, *ways):
             self._trials.round += 1
-            self._trials.attempt(best.changed(start_method=method), SHORTEST, _VARY)
-        ways = [best.changed(start_method=method) for method in ("auto", *self._plan.start_methods)]
-        known = [each for each in ways if each in self._trials.firsts]
-        soonest = min(known, key=self._trials.firsts.__getitem__)
-        return soonest if self._trials.firsts[soonest] + 0.5 < self._trials.firsts[best] else best
+            self._trials.attempt(each, SHORTEST, _VARY)
+        firsts = self._trials.firsts
+        known = [each for each in ways if each in firsts]
+        soonest = min(known, key=firsts.__getitem__, default=best)
+        return soonest if 2 * firsts[soonest] + _SOONER < firsts[best] else best
 
     # The fourth step
 
     def _compare(self, best: Candidate) -> int:
-        """Measure the choice and the defaults in turn; return the first round of it."""
+        """Measure the choice and the defaults in turn; return the first round that counts.
+
+        What was seen while others were measured beside them counts only where time was short: of
+        many that are alike the one that was lucky was chosen.
+        """
         self._trials.doing = "the choice and the defaults"
         field, since = list(dict.fromkeys([best, self._plan.default])), self._trials.round + 1
-        for number in range(MOST_ROUNDS):
+        rounds = LEAST_ROUNDS if self._is_enough(best) else MOST_ROUNDS
+        for number in range(rounds):
             seconds = self._trials.long(field, 1.0)
             if not self._trials.fits(field, seconds, 1.0):
                 break
@@ -256,12 +262,13 @@ class _Search:
             clear = len(field) == 1 or (ratio is not None and ratio.low > 1)
             if number + 1 >= LEAST_ROUNDS and clear:
                 break
-        return since
+        return since if self._trials.round >= since + LEAST_ROUNDS - 1 else 1
 
     def _unless_alike(self, best: Candidate, since: int) -> Candidate:
         """Return the choice, or the defaults if it gains nothing over them."""
         default = self._plan.default
-        ratio = self._trials.ledger.ratio(best, default, since)
+        ledger = self._trials.ledger
+        ratio = ledger.ratio(best, default, since) or ledger.ratio(best, default)
         if ratio is None or default in self._trials.left_out or self._is_enough(best):
             return best
         return best if ratio.middle > GAIN else default

@@ -17,6 +17,8 @@ from shardkit.measure.limits import Footprint, LeftOut, Room, what_forbids
 GAIN = 1.03
 """Settings are changed for more than this; what is nearer is alike, and the cheaper is taken."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
+_ANYWAY = 0.85
+"""Part of the budget up to which candidates are measured in turn for the first times."""
 SHORTEST, LONGEST = 0.1, 1.0
 """Seconds of a first look; later ones are longer, if there is time."""
 
@@ -199,7 +201,8 @@ class Trials:
         left, since = self._affordable(field, kept, until), self.round + 1
         for number in range(MOST_ROUNDS):
             seconds = self.long(left, until)
-            if len(left) < 2 or not self.fits(left, seconds, until):
+            limit = max(until, _ANYWAY) if number + 1 < LEAST_ROUNDS else until
+            if len(left) < 2 or not self.fits(left, seconds, limit):
                 self.out_of_time |= number == 0 and len(left) > 1
                 break
             self.round += 1
@@ -209,7 +212,9 @@ class Trials:
             left = [each for each in left if each in done]
             if number >= 1 and left:
                 left = self._without_losers(left, since)
-            if number + 1 >= LEAST_ROUNDS and self._is_clear(left, since):
+            if number + 1 < LEAST_ROUNDS:
+                continue
+            if self._is_vain(left, kept, since) if sure else self._is_clear(left, since):
                 break
         if self.round < since + 1:  # there was no time for two: what was seen before counts too
             since, left = 0, [each for each in left if each in self.ledger]
@@ -245,6 +250,11 @@ class Trials:
             if each == leader or ratio is None or ratio.high >= 1 / GAIN:
                 stay.append(each)
         return stay
+
+    def _is_vain(self, left: Sequence[Candidate], kept: Candidate, since: int) -> bool:
+        """Tell whether nothing looks better than what is kept."""
+        ratios = [self.ledger.ratio(each, kept, since) for each in left if each != kept]
+        return kept in left and not any(ratio and ratio.middle > GAIN for ratio in ratios)
 
     def _is_clear(self, left: Sequence[Candidate], since: int) -> bool:
         """Tell whether all that are left are alike, so that more looks tell nothing new."""

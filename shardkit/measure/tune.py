@@ -25,7 +25,8 @@ BATCH_SIZES = (32, 64, 128, 256)
 _LEAST_PATIENCE = 5.0
 _LEAST_BUDGET = 1.0
 """Seconds that a search takes at the least, however long its process took to start."""
-_START_METHODS = ("fork", "forkserver", "spawn")
+_START_METHODS = ("forkserver", "spawn")
+"""Beside ``auto``, which forks wherever that is safe: a fork is never advised where it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,16 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What was seen of a training loop."""
+
+    rate: float
+    """Images/s."""
+    waiting: float
+    """Part of the time in which it waited for data, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuneReport:
     """What was found; rates are images/s without a training step, if nothing else is said."""
 
@@ -102,8 +113,10 @@ class TuneReport:
     has_transform: bool
     step_seconds: float | None
     """The training step by itself."""
-    in_loop: float | None
-    """Images/s of the choice with the training step after each batch."""
+    in_loop: Loop | None
+    """The choice with the training step after each batch."""
+    starts: dict[str, float]
+    """Seconds to the first batch by the start methods that were tried."""
     tried: list[Tried]
     """All that were measured, the fastest first."""
     left_out: list[LeftOut]
@@ -204,7 +217,7 @@ class _Bench:
             needed=default.batch_size / seconds if seconds else None,
             held=held,
             # What is left out is the time that is needed to measure with the step, in the end.
-            budget=max(_LEAST_BUDGET, (0.9 if seconds else 0.97) * self._left()),
+            budget=max(_LEAST_BUDGET, (0.85 if seconds else 0.97) * self._left()),
             room=room_here(subject["images"]),
             start_methods=_START_METHODS,
         )
@@ -224,8 +237,11 @@ class _Bench:
             has_transform=request.subject.transform is not None,
             step_seconds=seconds,
             in_loop=self._in_loop(found.chosen),
+            starts=_starts(found),
             tried=[
-                Tried(candidate=e, rates=found.ledger.rates(e)) for e in found.ledger.candidates()
+                Tried(candidate=each, rates=found.ledger.rates(each))
+                for each in found.ledger.candidates()
+                if each.start_method == "auto"  # others had a look at their start alone
             ],
             left_out=found.left_out,
             warnings=self._warnings.get(str(found.chosen.loading()), []),
@@ -282,19 +298,30 @@ class _Bench:
             self._served = Served(self._request.subject)
             self._served.open()
 
-    def _in_loop(self, candidate: Candidate) -> float | None:
-        """Return the rate of a training loop, if there is a step and time is left to measure it."""
+    def _in_loop(self, candidate: Candidate) -> Loop | None:
+        """Look at a training loop, if there is a step and time is left."""
         seconds = min(2.0, self._left() / 1.5)
         if not self._request.has_step or seconds < 0.05:
             return None
         with contextlib.suppress(MeasurementFailed):
-            return self._look(candidate.loading(), seconds, self._request.step).look.rate
+            seen = self._look(candidate.loading(), seconds, self._request.step).look
+            return Loop(rate=seen.rate, waiting=min(1.0, sum(seen.waits) / seen.seconds))
         return None
 
 
 def _tried(found: Found, candidate: Candidate) -> Tried:
     """Return a candidate with what was measured last, in turn."""
     return Tried(candidate=candidate, rates=found.ledger.rates(candidate, found.since))
+
+
+def _starts(found: Found) -> dict[str, float]:
+    """Return the seconds to the first batch by each start method of the choice's kind."""
+    ways = {
+        each.start_method: seconds
+        for each, seconds in found.firsts.items()
+        if each.changed(start_method="auto") == found.chosen.changed(start_method="auto")
+    }
+    return ways if found.chosen.engine == "process" else {}
 
 
 def _quoted(value: object) -> str:
