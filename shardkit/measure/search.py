@@ -44,7 +44,7 @@ _SOONER = 0.5
 """Seconds that another way to start workers gains at the least."""
 _FIELD = 6
 """That are measured in turn."""
-_EXPLORE, _RACE, _VARY = 0.4, 0.65, 0.9
+_EXPLORE, _RACE, _VARY = 0.4, 0.6, 0.9
 """Parts of the budget that are used up when each step ends, at the latest."""
 
 
@@ -120,8 +120,11 @@ class _Search:
         """Look at both engines with the default number of workers, then with more and fewer."""
         engines = sorted(("thread", "process"), key=lambda each: each != self._plan.default.engine)
         tops = {each: top for each in engines if (top := self._beginning(each)) is not None}
+        most = 1
         for engine in self._promising(tops):
-            tops[engine] = self._climb(engine, tops[engine])
+            if most > tops[engine] and self._gains(engine, most, tops[engine]):
+                tops[engine] = most  # where one engine wants many, the other does so too
+            tops[engine] = most = self._climb(engine, tops[engine])
         for engine in self._promising(tops):
             self._descend(engine, tops[engine])
 
@@ -137,6 +140,10 @@ class _Search:
         while workers and self._rate(engine, workers) is None:
             workers //= 2
         return workers or None
+
+    def _gains(self, engine: str, more: int, workers: int) -> bool:
+        """Tell whether more workers are faster."""
+        return (self._rate(engine, more) or 0.0) > (self._rate(engine, workers) or 0.0)
 
     def _climb(self, engine: str, workers: int) -> int:
         """Look at more workers, as long as they gain; return the best number."""
@@ -189,7 +196,7 @@ class _Search:
             return self._cheapest(enough)
         best = ledger.rates(known[0]).median
         near = [each for each in known if ledger.rates(each).median >= _NEAR * best][:_FIELD]
-        return self._trials.race(near, default if default in near else near[0], _RACE)
+        return self._trials.race(near, default, _RACE)
 
     def _cheapest(self, enough: Sequence[Candidate]) -> Candidate:
         """Return the cheapest that is enough for the step, also when measured again."""
@@ -215,7 +222,7 @@ class _Search:
         self._trials.doing = "batch size"
         sizes = [
             best.changed(batch_size=each)
-            for each in self._plan.batch_sizes
+            for each in sorted(self._plan.batch_sizes, reverse=True)  # most often larger ones gain
             if each != best.batch_size and each <= (self._plan.room.images or each)
         ]
         possible = self._trials.possible(sizes)

@@ -194,7 +194,8 @@ class Trials:
 
         Args:
             field: The candidates; the first are the most promising.
-            kept: The one of them that stays, unless another is better.
+            kept: This one stays, unless another is better; if it is none of them, the cheapest of
+                those that are alike is taken.
             until: The part of the budget that may be used up then.
             sure: Whether it stays, too, as long as it is not certain that the other is better.
         """
@@ -218,7 +219,7 @@ class Trials:
                 break
         if self.round < since + 1:  # there was no time for two: what was seen before counts too
             since, left = 0, [each for each in left if each in self.ledger]
-        return self._best_of(left, kept, since, sure) if left else kept
+        return self._best_of(left, kept, since, sure) if left else field[0]
 
     def _affordable(
         self, field: Sequence[Candidate], kept: Candidate, until: float
@@ -230,6 +231,8 @@ class Trials:
         if number >= len(field):
             return list(field)
         self.out_of_time = True
+        if kept not in field:
+            return list(field[:number])
         others = [each for each in field if each != kept]
         return [*others[: number - 1], kept]
 
