@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import warnings
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.files import write_atomically
+from shardkit.files import open_regular, write_atomically
 from shardkit.machine import processors
 from shardkit.torch.options import LoaderOptions
 
@@ -97,7 +98,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         UsageError: If it cannot be read, or is no such file.
     """
     try:
-        with open(path, "rb") as file:
+        with io.BufferedReader(open_regular(Path(path))) as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(
@@ -105,7 +106,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         ) from error
     try:
         tuned = _parsed(json.loads(content))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
         raise UsageError(
             f"{path} is not what `shardkit tune --out` writes, or of another version: {error}"
         ) from error
@@ -120,7 +121,8 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
 
 
 def _parsed(value: Any) -> Tuned:
-    if not isinstance(value, dict) or value.get("shardkit_tuned") != VERSION:
+    version = value.get("shardkit_tuned") if isinstance(value, dict) else None
+    if type(version) is not int or version != VERSION:
         raise ValueError(f'it does not say "shardkit_tuned": {VERSION}')
     settings = value["settings"]
     if not isinstance(settings, dict) or set(settings) - set(TUNED_FIELDS):
