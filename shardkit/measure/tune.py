@@ -23,6 +23,7 @@ BATCH_SIZES = (32, 64, 128, 256)
 """That are tried if none is asked for."""
 
 _LEAST_PATIENCE = 5.0
+_HELD_SECONDS = 0.3
 _LEAST_BUDGET = 1.0
 """Seconds that a search takes at the least, however long its process took to start."""
 _START_METHODS = ("forkserver", "spawn")
@@ -261,7 +262,7 @@ class _Bench:
 
     def _held(self) -> float | None:
         with contextlib.suppress(MeasurementFailed):
-            return self._served.held(min(0.5, self._request.budget / 100))
+            return self._served.held(_HELD_SECONDS)
         self._require_process()
         return None
 
