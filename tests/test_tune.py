@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from shardkit import (
 from shardkit.cli.tune import duration
 from shardkit.cli.tune_report import show_report
 from shardkit.measure.candidate import Candidate
+from shardkit.measure.ledger import Rates, Ratio
+from shardkit.measure.limits import LeftOut
 from shardkit.measure.search import HOLDS
 from shardkit.measure.served import Served
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.trials import Tick
-from shardkit.measure.tune import TuneRequest, tune
+from shardkit.measure.tune import Loop, Tried, TuneReport, TuneRequest, tune
 from shardkit.torch.tuned import load_tuned
 
 CROP = "CenterCrop(16)"
