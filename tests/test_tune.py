@@ -105,7 +105,7 @@ def test_a_transform_that_holds_the_lock_is_recognised(
         with Served(subject) as served:
             served.open()
             assert 0 <= served.resident() <= 1
-            shares.append(served.held(0.6))
+            shares.append(min(served.held(0.3) for _ in range(4)))
 
     assert shares[0] >= HOLDS
     assert shares[1] < shares[0] / 3
