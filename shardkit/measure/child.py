@@ -53,9 +53,9 @@ class Child:
             except UsageError as error:
                 found = {"refused": str(error)}
             except ShardkitError as error:
-                found = {"failed": _brief(error)}
+                found = {"failed": last_words(str(error))}
             except Exception as error:
-                found = {"failed": f"{type(error).__name__}: {error}"}
+                found = {"failed": last_words(f"{type(error).__name__}: {error}")}
         told = [
             str(each.message) for each in caught if each.category in (UserWarning, RuntimeWarning)
         ]
@@ -122,13 +122,25 @@ class Child:
         return self._steps[spec]
 
 
-def _brief(error: ShardkitError) -> str:
-    """Return an error's message; of one that PyTorch brought from a worker not the traceback."""
-    text = str(error)
-    if "Original Traceback" not in text:
-        return text
-    last = text.strip().splitlines()[-1]
-    return last.removeprefix("shardkit.errors.")
+def last_words(message: str) -> str:
+    """Return what an error says: of one that PyTorch brought from a worker, without the traceback.
+
+    It puts the whole traceback into the message; lines of one are indented, and what was raised
+    comes last.
+    """
+    words = message
+    if "\nOriginal Traceback" in message:
+        lines = message.strip().splitlines()
+        told = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
+        words = "\n".join(lines[told:]) or lines[0]
+    unequal = any(text in words for text in _UNEQUAL) and "crop them" not in words
+    return f"{words}. {_CROP_THEM}" if unequal else words
+
+
+_UNEQUAL = ("stack expects each tensor to be equal size", "resize storage that is not resizable")
+"""What PyTorch says of images of several sizes; the second in a worker process."""
+
+_CROP_THEM = "The images differ in size: crop them by --decode 'CenterCrop(224)' or a transform"
 
 
 def main(arguments: list[str]) -> None:

@@ -70,11 +70,6 @@ class Served:
         """
         return self.ask("open", subject=dataclasses.asdict(self.subject))
 
-    @property
-    def alive(self) -> bool:
-        """Whether the process can still answer."""
-        return self._process.poll() is None
-
     def look(self, loading: Loading, span: Span, step: StepSpec | None = None) -> Seen:
         """Measure one loader.
 
@@ -101,6 +96,11 @@ class Served:
         """Return how long a step takes by itself, in seconds."""
         found = self.ask("step", loading=_plain(loading), step=_plain(step))
         return float(found["seconds"])
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended, and so can answer no more."""
+        return self._process.poll() is not None
 
     def held(self, seconds: float) -> float:
         """Return the share of time in which making samples holds the interpreter's lock, 0 to 1."""

@@ -294,7 +294,7 @@ class _Bench:
 
     def _require_process(self) -> None:
         """Begin the process anew, if it ended."""
-        if not self._served.alive:
+        if self._served.ended:
             self._served.close()
             self._served = Served(self._request.subject)
             self._served.open()
