@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from shardkit.examine import Finding
     from shardkit.manifest import Manifest
+    from shardkit.measure.tune import TuneReport, TuneRequest, tune
     from shardkit.order import Blocks, Order
     from shardkit.pool import Progress
     from shardkit.recipe import Recipe
@@ -109,6 +110,8 @@ _WHERE = {
     "StateMismatch": "shardkit.errors",
     "TarDataset": "shardkit.torch.datasets",
     "TransformFailed": "shardkit.errors",
+    "TuneReport": "shardkit.measure.tune",
+    "TuneRequest": "shardkit.measure.tune",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
     "collate": "shardkit.torch.collate",
@@ -120,6 +123,7 @@ _WHERE = {
     "reindex": "shardkit.verbs.reindex",
     "repair": "shardkit.verbs.repair",
     "scan_imagefolder": "shardkit.sources.imagefolder",
+    "tune": "shardkit.measure.tune",
     "verify": "shardkit.verbs.verify",
     "with_rng": "shardkit.torch.reading",
 }
@@ -172,6 +176,8 @@ __all__ = [
     "StateMismatch",
     "TarDataset",
     "TransformFailed",
+    "TuneReport",
+    "TuneRequest",
     "UsageError",
     "Verification",
     "__version__",
@@ -184,6 +190,7 @@ __all__ = [
     "reindex",
     "repair",
     "scan_imagefolder",
+    "tune",
     "verify",
     "with_rng",
 ]

@@ -39,7 +39,7 @@ def show_report(report: TuneReport, out: Path | None) -> None:
     if len(report.starts) > 1:
         ways = (f"{method} {seconds:.2f} s" for method, seconds in report.starts.items())
         line("start", f"the first batch comes after: {', '.join(ways)}")
-    line("tried", "images/s: median, lowest, highest, rounds")
+    line("tried", "images/s: median, lowest, highest, rounds; one round is a first, short look")
     table(
         [
             (
@@ -95,8 +95,10 @@ def _gain(report: TuneReport) -> str:
 
 
 def _held(report: TuneReport) -> str:
-    what = "the transform" if report.has_transform else "making a sample"
-    text = f"{what} holds the GIL {100 * (report.held or 0):.0f} % of the time"
+    what, whose = "making a sample", "the"
+    if report.has_transform and report.needs_processes:
+        what, whose = "the transform", "a sample's"
+    text = f"{what} holds the GIL {100 * (report.held or 0):.0f} % of {whose} time"
     if report.needs_processes and report.chosen.candidate.engine == "process":
         return f"{text}: worker processes"
     return f"{text}: threads share it" if not report.needs_processes else text

@@ -17,6 +17,7 @@ from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.timing import Span
 from shardkit.measure.trials import Plan, Sight, Watch
+from shardkit.torch.preflight import default_workers
 from shardkit.torch.tuned import TUNED_FIELDS, Tuned
 
 BATCH_SIZES = (32, 64, 128, 256)
@@ -257,7 +258,15 @@ class _Bench:
     def _default(self) -> Candidate:
         """Return what `make_loader` does by itself; the look warms the files up, too."""
         size = self._request.first_size
-        seen = self._look(Loading(batch_size=size), 0.1)
+        loading = Loading(batch_size=size)
+        try:
+            seen = self._look(loading, 0.1)
+        except MeasurementFailed as error:
+            # There may be no room for so many workers; what fails with one fails with all.
+            with contextlib.suppress(MeasurementFailed):
+                seen = self._look(loading.changed(workers=1), 0.1)
+                return Candidate(engine=seen.engine, workers=default_workers(), batch_size=size)
+            raise error from None
         return Candidate(engine=seen.engine, workers=max(1, seen.workers), batch_size=size)
 
     def _held(self) -> float | None:
