@@ -52,3 +52,14 @@ def test_an_error_of_the_work_leaves_no_thread_behind() -> None:
         held_share(fail, 0.1)
     names = [thread.name for thread in threading.enumerate()]
     assert "shardkit-gil-probe" not in names
+
+
+def test_a_lock_that_is_let_go_now_and_then_is_held_for_the_time_between() -> None:
+    """Some 12 ms of computing and 2 ms of waiting: few probes find it held, but each for long."""
+
+    def mixed() -> None:
+        compute()
+        compute()
+        time.sleep(0.002)
+
+    assert max(held_share(mixed, 0.3) for _ in range(3)) > 0.65
