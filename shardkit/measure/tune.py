@@ -173,7 +173,7 @@ class TuneReport:
         )
 
 
-def tune(request: TuneRequest, watch: Watch = lambda tick: None) -> TuneReport:
+def tune(request: TuneRequest, watch: Watch | None = None) -> TuneReport:
     """Find the settings of `make_loader` that are best here.
 
     Args:
@@ -185,7 +185,7 @@ def tune(request: TuneRequest, watch: Watch = lambda tick: None) -> TuneReport:
         MeasurementFailed: If nothing can be measured.
     """
     with _Bench(request) as bench:
-        return bench.run(watch)
+        return bench.run(watch or (lambda tick: None))
 
 
 class _Bench:
