@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardkit.manifest import Manifest
     from shardkit.measure.bench import BenchOptions, bench
     from shardkit.measure.bench_report import BenchReport
+    from shardkit.measure.tune import TuneReport, TuneRequest, tune
     from shardkit.order import Blocks, Order
     from shardkit.pool import Progress
     from shardkit.recipe import Recipe
@@ -116,6 +117,8 @@ _WHERE = {
     "ThroughputMonitor": "shardkit.torch.monitor",
     "ThroughputReport": "shardkit.torch.monitor",
     "TransformFailed": "shardkit.errors",
+    "TuneReport": "shardkit.measure.tune",
+    "TuneRequest": "shardkit.measure.tune",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
     "bench": "shardkit.measure.bench",
@@ -128,6 +131,7 @@ _WHERE = {
     "reindex": "shardkit.verbs.reindex",
     "repair": "shardkit.verbs.repair",
     "scan_imagefolder": "shardkit.sources.imagefolder",
+    "tune": "shardkit.measure.tune",
     "verify": "shardkit.verbs.verify",
     "with_rng": "shardkit.torch.reading",
 }
@@ -184,6 +188,8 @@ __all__ = [
     "ThroughputMonitor",
     "ThroughputReport",
     "TransformFailed",
+    "TuneReport",
+    "TuneRequest",
     "UsageError",
     "Verification",
     "__version__",
@@ -197,6 +203,7 @@ __all__ = [
     "reindex",
     "repair",
     "scan_imagefolder",
+    "tune",
     "verify",
     "with_rng",
 ]

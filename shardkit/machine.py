@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 60
 """cgroup v1 writes a number near 2**63 where there is no limit."""
 
@@ -80,7 +81,7 @@ def filesystem(path: Path) -> tuple[str, str]:
 def _control_groups(controller: str) -> list[Path]:
     """Return the folders of this process's control group and those above it."""
     try:
-        lines = Path("/proc/self/cgroup").read_text("ascii", "replace").splitlines()
+        lines = _OWN_GROUPS.read_text("ascii", "replace").splitlines()
     except OSError:
         return []
     folders = []

@@ -54,13 +54,17 @@ class LazyGroup(click.Group):
         ),
         "info": ("shardkit.cli.info:info_command", "Tell what a dataset is and how it was made."),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
-        "bench": (
-            "shardkit.cli.bench:bench_command",
-            "Measure how fast datasets and image folders are read.",
-        ),
         "doctor": (
             "shardkit.cli.doctor:doctor_command",
             "Tell where the time goes, what limits loading, and what would help.",
+        ),
+        "tune": (
+            "shardkit.cli.tune:tune_command",
+            "Find the loader settings that are best on this machine.",
+        ),
+        "bench": (
+            "shardkit.cli.bench:bench_command",
+            "Measure how fast datasets and image folders are read.",
         ),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

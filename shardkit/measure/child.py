@@ -7,6 +7,7 @@ user's transform does to it ends with it. It answers one JSON object in a line w
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ import torch
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure import material, pages
 from shardkit.measure.changes import predict
+from shardkit.measure.gil import held_share
 from shardkit.measure.place import place_of
 from shardkit.measure.profiling import Plan, profile
 from shardkit.measure.spec import Loading, Subject
@@ -30,6 +32,8 @@ from shardkit.measure.timing import Span, look
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
 in this process or another, may still be reading their last batch."""
+_FILES = 1000
+"""That are looked at, of all that are read."""
 
 
 class Child:
@@ -45,12 +49,14 @@ class Child:
             "open": self._open,
             "look": self._look,
             "step": self._step,
+            "held": self._held,
             "drop": self._drop,
             "warm": self._warm,
             "place": self._place,
             "profile": self._profile,
             "predict": self._predict,
             "limit": self._limit,
+            "resident": self._resident,
         }
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +153,16 @@ class Child:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         return {"before": before}
+
+    def _resident(self) -> dict[str, Any]:
+        """Look which part of the files is in memory; of many files a part stands for all."""
+        return {"resident": pages.resident(self._files[:: len(self._files) // _FILES + 1])}
+
+    def _held(self, seconds: float) -> dict[str, Any]:
+        """Look how much making samples one by one holds the interpreter's lock."""
+        rows = itertools.cycle(range(len(self._dataset)))
+        shares = (held_share(lambda: self._dataset[next(rows)], seconds / 3) for _ in range(3))
+        return {"share": min(shares)}  # what else runs here makes it larger, and never smaller
 
     def _use(self, step: dict[str, Any]) -> Step:
         spec = StepSpec(**step)

@@ -44,7 +44,7 @@ class _Probe:
     def __init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="shardkit-gil-probe", daemon=True)
         self._stopped = threading.Event()
-        self._held = self._probes = 0
+        self._held = self._seconds = 0.0
 
     def start(self) -> None:
         """Begin."""
@@ -57,13 +57,17 @@ class _Probe:
 
     @property
     def share(self) -> float:
-        """The part of the probes that found the lock held."""
-        return self._held / max(1, self._probes)
+        """The part of the time in which probes found the lock held.
+
+        Probes are not counted but weighed: while it is held one takes long, and others as long
+        meanwhile would have found the same.
+        """
+        return self._held / self._seconds if self._seconds else 0.0
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             begun = time.perf_counter()
             time.sleep(_PROBE_SECONDS)
             late = time.perf_counter() - begun - _PROBE_SECONDS
-            self._probes += 1
-            self._held += late > _LATE_SECONDS
+            self._seconds += _PROBE_SECONDS + late
+            self._held += _PROBE_SECONDS + late if late > _LATE_SECONDS else 0.0

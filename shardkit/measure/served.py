@@ -38,7 +38,8 @@ class Served:
     def __init__(self, subject: Subject, patience: float = PATIENCE) -> None:
         """Start the process; it loads PyTorch while others may do the same."""
         self.subject = subject
-        self._patience = patience
+        self.patience = patience
+        """Seconds that an answer may take beyond what it was asked to take."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         incoming, self._out = os.pipe()
         self._in, outgoing = os.pipe()
@@ -109,9 +110,17 @@ class Served:
         """Whether the process has ended, and so can answer no more."""
         return self._process.poll() is not None
 
+    def held(self, seconds: float) -> float:
+        """Return the share of time in which making samples holds the interpreter's lock, 0 to 1."""
+        return float(self.ask("held", patience=seconds, seconds=seconds)["share"])
+
     def drop(self) -> float:
         """Drop the pages of the subject's files; return which part stayed in memory."""
         return float(self.ask("drop")["resident"])
+
+    def resident(self) -> float:
+        """Return which part of the subject's files is in memory, 0 to 1."""
+        return float(self.ask("resident")["resident"])
 
     def ask(self, what: str, *, patience: float = 0.0, **more: Any) -> dict[str, Any]:
         """Send a request and return the answer.
@@ -128,7 +137,7 @@ class Served:
         request = json.dumps({"ask": what, **more}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # what follows says why
             os.write(self._out, request)
-        found: dict[str, Any] = json.loads(self._line(patience + self._patience))
+        found: dict[str, Any] = json.loads(self._line(patience + self.patience))
         if "refused" in found:
             raise UsageError(found["refused"])
         if "failed" in found:

@@ -16,7 +16,8 @@ from shardkit.torch.ops import ImageOp
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where PyTorch's shared tensors live on Linux
 
 _SAMPLED_ROWS = 1024
-_SPARE_FILES = 64
+SPARE_FILES = 64
+"""That a process needs for what has nothing to do with batches."""
 
 
 def default_workers() -> int:
@@ -82,7 +83,7 @@ def shared_memory_problem(needed: int) -> str | None:
 def descriptor_problem(needed: int) -> str | None:
     """Return what is wrong if ``needed`` more files cannot be open at once, or None."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or needed + _SPARE_FILES <= limit:
+    if limit == resource.RLIM_INFINITY or needed + SPARE_FILES <= limit:
         return None
     return (
         f"batches under way need {needed} open files, and this process may have {limit} "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import warnings
 from dataclasses import dataclass, field
 from os import PathLike
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.files import write_atomically
+from shardkit.files import open_regular, write_atomically
 from shardkit.machine import processors
 from shardkit.torch.options import LoaderOptions
 
@@ -70,6 +72,25 @@ class Tuned:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def require_replaceable(path: str | PathLike[str]) -> None:
+    """See that a file can be written where nothing else would be lost: a new one, or one of ours.
+
+    Raises:
+        UsageError: If there is something else, or no folder to write it to.
+    """
+    place = Path(path)
+    if place.exists() or place.is_symlink():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another machine: it is replaced
+            try:
+                load_tuned(place)
+            except UsageError as error:
+                raise UsageError(f"{error}. It is left as it is: give another name") from error
+    elif not os.access(place.parent, os.W_OK):
+        what = "cannot be written to" if place.parent.is_dir() else "is no folder"
+        raise UsageError(f"{path} cannot be written: {place.parent} {what}")
+
+
 def load_tuned(path: str | PathLike[str]) -> Tuned:
     """Read what `shardkit tune --out` wrote, and warn if it was measured on another machine.
 
@@ -77,7 +98,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         UsageError: If it cannot be read, or is no such file.
     """
     try:
-        with open(path, "rb") as file:
+        with io.BufferedReader(open_regular(Path(path))) as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(
@@ -85,7 +106,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         ) from error
     try:
         tuned = _parsed(json.loads(content))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
         raise UsageError(
             f"{path} is not what `shardkit tune --out` writes, or of another version: {error}"
         ) from error
@@ -100,7 +121,8 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
 
 
 def _parsed(value: Any) -> Tuned:
-    if not isinstance(value, dict) or value.get("shardkit_tuned") != VERSION:
+    version = value.get("shardkit_tuned") if isinstance(value, dict) else None
+    if type(version) is not int or version != VERSION:
         raise ValueError(f'it does not say "shardkit_tuned": {VERSION}')
     settings = value["settings"]
     if not isinstance(settings, dict) or set(settings) - set(TUNED_FIELDS):

@@ -1,0 +1,192 @@
+"""`shardkit tune` against an exhaustive grid: is the choice as good as the best there is?
+
+    python scripts/bench/tune_grid.py PHOTOS --work DIR [--only decode] [--json FILE]
+
+Three loads: JPEGs of 256 pixels, cropped at random; a transform in pure Python, which holds the
+interpreter's lock; a transform that waits. For each the grid of engine x workers x prefetch is
+measured in rounds: the first one all of it, the others what was within half of the best. Then
+`tune` searches with its default budget and one batch size. In the end its choice and the grid's
+best are measured side by side, in turn, and the median of the ratios is told.
+
+It takes some 5 minutes a load with 2 processors. With --json a load that is in the file already is
+not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardkit import ConvertOptions, Recipe, convert, scan_imagefolder
+from shardkit.errors import MeasurementFailed
+from shardkit.files import write_atomically
+from shardkit.machine import processors
+from shardkit.measure.candidate import Candidate
+from shardkit.measure.ledger import Ledger
+from shardkit.measure.limits import Footprint, room_here, what_forbids
+from shardkit.measure.served import Served
+from shardkit.measure.spec import Subject
+from shardkit.measure.timing import Span
+from shardkit.measure.tune import TuneReport, TuneRequest, tune
+
+BATCH_SIZE = 64
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+NEAR = 0.5
+LOADS = {
+    "decode": {"decode": "RandomResizedCrop(224)"},
+    "hold": {"decode": "pil", "transform": "tune_loads:hold"},
+    "wait": {"decode": "pil", "transform": "tune_loads:wait"},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("photos", type=Path, help="an image folder of photographs")
+    parser.add_argument("--work", type=Path, required=True, help="where the dataset is made")
+    parser.add_argument("--images", type=int, default=4000)
+    parser.add_argument("--only", choices=sorted(LOADS), action="append")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--final", type=int, default=9, help="rounds side by side, in the end")
+    parser.add_argument("--seconds", type=float, default=0.6, help="of a look")
+    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    here = str(Path(__file__).parent)  # where the measuring process finds the transforms
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    dataset = make(given.photos, given.work, given.images)
+    known: dict[str, Any] = {}
+    if given.json is not None and given.json.exists():
+        known = json.loads(given.json.read_text("utf-8"))
+    for name in given.only or LOADS:
+        if name not in known:
+            known[name] = compare(Subject(path=str(dataset), **LOADS[name]), given)
+            if given.json is not None:
+                write_atomically(given.json, json.dumps(known, indent=1).encode())
+        tell(name, known[name])
+    return 0
+
+
+def make(photos: Path, work: Path, images: int) -> Path:
+    """Make a dataset of so many images of 256 pixels, or find it; return where it is."""
+    dataset = work / f"jpeg256-{images}"
+    if dataset.exists():
+        return dataset
+    source = work / f"photos-{images}"
+    found = sorted(path for path in photos.glob("*/*") if path.is_file())
+    if not found:
+        raise SystemExit(f"{photos} has no class folders with images")
+    for number, path in zip(range(images), itertools.cycle(found), strict=False):
+        copy = source / path.parent.name / f"{number:06d}{path.suffix}"
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    convert(
+        scan_imagefolder(source),
+        dataset,
+        ConvertOptions(to="lmdb", recipe=Recipe(resize=(256, 256))),
+    )
+    return dataset
+
+
+def compare(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure the grid, let `tune` choose, and measure both side by side."""
+    grid = measure_grid(subject, given)
+    best = grid.candidates()[0]
+    report = tune(TuneRequest(subject=subject, budget=given.budget, batch_sizes=(BATCH_SIZE,)))
+    chosen = report.chosen.candidate
+    show(f"tune took {report.seconds:.1f} s and chose {chosen}; the grid's best is {best}")
+    final = Ledger()
+    with Served(subject) as served:
+        served.open()
+        for number in range(given.final):
+            for each in (best, chosen) if number % 2 else (chosen, best):
+                final.add(each, number, rate(served, each, 2 * given.seconds))
+    ratio = final.ratio(chosen, best)
+    assert ratio is not None
+    return {
+        "processors": processors(),
+        "grid": {str(each): asdict(grid.rates(each)) for each in grid.candidates()},
+        "best": str(best),
+        "best_rate": final.rates(best).median,
+        "chosen": str(chosen),
+        "chosen_rate": final.rates(chosen).median,
+        "ratio": asdict(ratio),
+        "tune": told(report),
+    }
+
+
+def measure_grid(subject: Subject, given: argparse.Namespace) -> Ledger:
+    ledger, needs = Ledger(), Footprint()
+    with Served(subject) as served:
+        room = room_here(served.open()["images"])
+        left = list(grid_of(given.workers))
+        for number in range(given.rounds + 1):
+            show(f"{subject.transform or subject.decode}: round {number}, {len(left)} settings")
+            shift = number * len(left) // (given.rounds + 1)
+            for each in left[shift:] + left[:shift]:
+                if what_forbids(each, needs, room):
+                    continue
+                try:
+                    ledger.add(each, number, rate(served, each, given.seconds))
+                except MeasurementFailed as error:
+                    show(f"{each}: {error}")
+            known = ledger.candidates()
+            least = NEAR * ledger.rates(known[0]).median
+            left = [each for each in left if each in ledger and ledger.rates(each).median >= least]
+    return ledger
+
+
+def grid_of(workers: list[int]) -> list[Candidate]:
+    """Return all settings of the grid, each once."""
+    found: dict[tuple[str, int, int], Candidate] = {}
+    for engine, number in itertools.product(("thread", "process"), workers):
+        plain = Candidate(engine=engine, workers=number, batch_size=BATCH_SIZE)
+        for prefetch in (None, number, 2 * plain.ahead):
+            each = plain.changed(prefetch=prefetch)
+            found.setdefault((engine, number, each.ahead), each)
+    return list(found.values())
+
+
+def rate(served: Served, candidate: Candidate, seconds: float) -> float:
+    """Return images/s of a look that is long enough for some turns of all workers."""
+    seen = served.look(candidate.loading(), Span(seconds=seconds)).look
+    turn = candidate.workers * candidate.batch_size / seen.rate
+    if seconds < 2 * turn < 4:
+        seen = served.look(candidate.loading(), Span(seconds=2 * turn)).look
+    return seen.rate
+
+
+def told(report: TuneReport) -> dict[str, Any]:
+    return {
+        "seconds": report.seconds,
+        "looks": sum(each.rates.rounds for each in report.tried),
+        "held": report.held,
+        "default": report.default and str(report.default.candidate),
+        "gain": report.gain and asdict(report.gain),
+    }
+
+
+def tell(name: str, found: dict[str, Any]) -> None:
+    """Print a line of the table."""
+    ratio = found["ratio"]
+    spread = statistics.fmean([ratio["high"] - ratio["middle"], ratio["middle"] - ratio["low"]])
+    print(f"{name}, with {found['processors']} processors:")
+    print(f"  best of {len(found['grid'])}: {found['best']}: {found['best_rate']:,.0f} images/s")
+    print(f"  chosen: {found['chosen']}: {found['chosen_rate']:,.0f} images/s")
+    print(f"  chosen / best: {ratio['middle']:.3f} +- {spread:.3f}", flush=True)
+
+
+def show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What ``shardkit tune`` prints: one screen for people, or JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli.show import amount, line, printable, size, table
+from shardkit.measure.ledger import Rates
+from shardkit.measure.limits import LeftOut
+from shardkit.measure.search import ENOUGH
+from shardkit.measure.tune import TuneReport
+
+_TRIED = 8
+_LEFT_OUT = 3
+_TOO_MANY = "suggested max number of worker"
+"""Of PyTorch's warning, which knows nothing of what a worker waits for."""
+_WARM = 0.95
+"""Part of the files in memory from which on a dataset counts as warm."""
+
+
+def show_report(report: TuneReport, out: Path | None) -> None:
+    """Print a report; ``out`` is the file that it was written to."""
+    chosen = report.chosen
+    click.echo(
+        f"{printable(report.name)}: {amount(report.images, 'image')}, "
+        f"{size(report.mean_bytes)} each (measured for {report.seconds:.1f} s)"
+    )
+    line("best", f"{chosen.candidate}{' (the defaults)' if report.is_default else ''}")
+    line("speed", f"{_spread(chosen.rates)}; the first batch after {report.first:.2f} s")
+    line("gain", _gain(report))
+    if report.held is not None:
+        line("GIL", _held(report))
+    if report.step_seconds is not None:
+        _show_step(report)
+    if len(report.starts) > 1:
+        ways = (f"{method} {seconds:.2f} s" for method, seconds in report.starts.items())
+        line("start", f"the first batch comes after: {', '.join(ways)}")
+    line("tried", "images/s: median, lowest, highest, rounds; one round is a first, short look")
+    table(
+        [
+            (
+                str(each.candidate),
+                *(f"{rate:,.0f}" for rate in (r.median, r.low, r.high)),
+                str(r.rounds),
+            )
+            for each in report.tried
+            for r in (each.rates,)
+        ],
+        limit=_TRIED,
+    )
+    _show_left_out(report)
+    for note in _notes(report):
+        line("note", note)
+    line("paste", report.call())
+    if out is not None:
+        line("written", f"{out}; or paste make_loader(dataset, shuffle=True, tuned={str(out)!r})")
+
+
+def as_json(report: TuneReport) -> dict[str, Any]:
+    """Return a report as JSON values."""
+    return {
+        **asdict(report),
+        "is_default": report.is_default,
+        "headroom": report.headroom,
+        "paste": report.call(),
+    }
+
+
+def _spread(rates: Rates) -> str:
+    return (
+        f"{rates.median:,.0f} images/s ({rates.low:,.0f} to {rates.high:,.0f} in "
+        f"{amount(rates.rounds, 'round')})"
+    )
+
+
+def _gain(report: TuneReport) -> str:
+    if report.default is None:
+        return "the defaults cannot be measured here: see what was left out"
+    if report.is_default:
+        return "none: nothing that was tried is clearly better than the defaults; they stay"
+    if (report.headroom or 0) >= ENOUGH:
+        return (
+            f"the cheapest that is enough for the step; the defaults "
+            f"({report.default.candidate}) give {_spread(report.default.rates)}"
+        )
+    default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
+    if report.gain is None:
+        return f"{default}; there was no time to measure both in turn"
+    sure = f", {report.gain.low:.2f} at the least" if report.gain.low > 0 else ""
+    return f"{report.gain.middle:.2f} x{sure}: {default}"
+
+
+def _held(report: TuneReport) -> str:
+    what, whose = "making a sample", "the"
+    if report.has_transform and report.needs_processes:
+        what, whose = "the transform", "a sample's"
+    text = f"{what} holds the GIL {100 * (report.held or 0):.0f} % of {whose} time"
+    if report.needs_processes and report.chosen.candidate.engine == "process":
+        return f"{text}: worker processes"
+    return f"{text}: threads share it" if not report.needs_processes else text
+
+
+def _show_step(report: TuneReport) -> None:
+    step, headroom = report.step_seconds or 0.0, report.headroom or 0.0
+    batch = report.chosen.candidate.batch_size
+    if headroom >= ENOUGH:
+        text = f"loading could feed {headroom:.1f} x what the step takes"
+    elif headroom >= 1:
+        text = f"loading keeps up, with little to spare: {headroom:.2f} x what the step takes"
+    else:
+        text = f"the step waits for data: loading gives {headroom:.2f} x what it takes"
+    line("step", f"{1000 * step:.1f} ms for {amount(batch, 'image')}: {text}")
+    if report.in_loop is not None:
+        line(
+            "loop",
+            f"{report.in_loop.rate:,.0f} images/s with the step; it waits for data "
+            f"{100 * report.in_loop.waiting:.0f} % of the time",
+        )
+
+
+def _show_left_out(report: TuneReport) -> None:
+    alike: dict[str, list[LeftOut]] = {}
+    for each in report.left_out:
+        alike.setdefault(f"{each.reason}/{each.remedy}", []).append(each)
+    for same in list(alike.values())[:_LEFT_OUT]:
+        first, more = same[0], f" and {len(same) - 1} more" if len(same) > 1 else ""
+        remedy = f" ({first.remedy})" if first.remedy else ""
+        line("left out", f"{first.candidate}{more}: {printable(first.reason)}{remedy}")
+    if len(alike) > _LEFT_OUT:
+        line("left out", f"others, for {len(alike) - _LEFT_OUT:,} reasons (--json gives all)")
+
+
+def _notes(report: TuneReport) -> list[str]:
+    notes = [printable(each) for each in report.warnings if _TOO_MANY not in each]
+    if len(notes) < len(report.warnings):
+        notes.append("PyTorch will warn of more workers than processors: here they were measured")
+    default = report.default
+    if default and default.candidate.batch_size != report.chosen.candidate.batch_size:
+        notes.append(
+            "the batch size changes what is learned, too: "
+            f"--batch-size {default.candidate.batch_size} keeps it"
+        )
+    if report.resident < _WARM:
+        notes.append(
+            f"{100 * report.resident:.0f} % of the files were in memory when it began: where an "
+            "epoch does not fit there, the disk decides"
+        )
+    if report.out_of_time:
+        notes.append("not all was looked at in that time: a longer --budget may find more")
+    return notes

@@ -1,0 +1,90 @@
+"""What was measured of several candidates, and which of two is faster, as far as can be told.
+
+The speed of a machine changes while one measures: so rates are compared within a round only, in
+which all were measured one after the other, and over rounds the ratios are averaged.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardkit.measure.candidate import Candidate
+
+_T = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86)
+"""Student's t for 1, 2, ... degrees of freedom, 90 % between both sides: 5 % are beyond one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Images/s of a candidate."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How much faster one is than another: 1.1 is a tenth faster."""
+
+    low: float
+    """It is at least this, with 95 % certainty."""
+    middle: float
+    high: float
+
+
+class Ledger:
+    """Rates of candidates by round."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._rounds: dict[Candidate, dict[int, float]] = {}
+
+    def add(self, candidate: Candidate, number: int, rate: float) -> None:
+        """Note a rate of the round ``number``."""
+        self._rounds.setdefault(candidate, {})[number] = rate
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        return candidate in self._rounds
+
+    def candidates(self) -> list[Candidate]:
+        """Return all that were measured, the fastest first."""
+        return sorted(self._rounds, key=lambda each: -self.rates(each).median)
+
+    def rates(self, candidate: Candidate, since: int = 0) -> Rates:
+        """Return what was seen of a candidate, from the round ``since`` on, if it was in any."""
+        rounds = self._rounds[candidate]
+        seen = [rate for number, rate in rounds.items() if number >= since]
+        seen = seen or list(rounds.values())
+        return Rates(
+            median=statistics.median(seen), low=min(seen), high=max(seen), rounds=len(seen)
+        )
+
+    def ratio(self, one: Candidate, other: Candidate, since: int = 0) -> Ratio | None:
+        """Return how much faster ``one`` is than ``other``; None if no round had both.
+
+        The middle is a median: a round that something else disturbed does not move it.
+        """
+        mine, theirs = self._rounds.get(one, {}), self._rounds.get(other, {})
+        common = sorted(number for number in mine if number in theirs and number >= since)
+        if not common:
+            return None
+        logs = [math.log(mine[number] / theirs[number]) for number in common]
+        if len(logs) == 1:
+            return Ratio(low=0.0, middle=math.exp(logs[0]), high=math.inf)
+        spread = statistics.stdev(logs) / math.sqrt(len(logs))
+        reach = _T[min(len(logs) - 1, len(_T)) - 1] * spread
+        mean = statistics.fmean(logs)
+        return Ratio(
+            low=math.exp(mean - reach),
+            middle=math.exp(statistics.median(logs)),
+            high=math.exp(mean + reach),
+        )
+
+    def fastest(self, field: Sequence[Candidate], since: int = 0) -> Candidate:
+        """Return which of some was the fastest, from the round ``since`` on."""
+        return max(field, key=lambda each: self.rates(each, since).median)

@@ -1,0 +1,111 @@
+"""What a loader would take of this machine, and whether the machine has it: before it is tried."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+from shardkit.machine import memory_available
+from shardkit.measure.candidate import Candidate
+from shardkit.torch.loader import FILES_PER_BATCH
+from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
+from shardkit.torch.processes import SPARE_SLOTS
+
+MEMORY_SHARE = 0.8
+"""Part of the memory that is available which loading may take: training needs some too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What there is to take; None is no limit."""
+
+    memory: int | None = None
+    """Bytes."""
+    shared: int | None = None
+    """Bytes of shared memory, in which worker processes hand over batches."""
+    files: int | None = None
+    """That may be open at once in one process."""
+    images: int | None = None
+    """In an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What was seen of a loader's needs; 0 where nothing was yet."""
+
+    sample_bytes: float = 0.0
+    """Bytes of one sample in a batch."""
+    worker_bytes: int = 0
+    """The most memory that a worker process had."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A candidate that was not measured, or failed."""
+
+    candidate: Candidate
+    reason: str
+    remedy: str = ""
+
+
+def room_here(images: int) -> Room:
+    """Return what this machine has for a loader now."""
+    shared: int | None = None
+    if os.path.isdir(SHARED_MEMORY):
+        status = os.statvfs(SHARED_MEMORY)
+        shared = status.f_bavail * status.f_frsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Room(
+        memory=int(MEMORY_SHARE * memory_available()),
+        shared=shared,
+        files=None if limit == resource.RLIM_INFINITY else limit,
+        images=images,
+    )
+
+
+def what_forbids(candidate: Candidate, needs: Footprint, room: Room) -> LeftOut | None:
+    """Return why a candidate cannot be used here, or None."""
+    batch = needs.sample_bytes * candidate.batch_size
+    processes = candidate.engine == "process"
+    batches = candidate.ahead + (SPARE_SLOTS * candidate.workers if processes else 2)
+    if room.images is not None:
+        epoch = -(-room.images // candidate.batch_size)
+        if candidate.workers > max(1, epoch):
+            reason = f"an epoch of {room.images:,} images has {epoch} batches of that size, "
+            reason += "and more workers than that have nothing to do"
+            return LeftOut(candidate=candidate, reason=reason)
+    memory = batch * batches + (needs.worker_bytes * candidate.workers if processes else 0)
+    if room.memory is not None and memory > room.memory:
+        return LeftOut(
+            candidate=candidate,
+            reason=f"it needs {_gb(memory)} of memory, and loading may take {_gb(room.memory)}",
+            remedy="end other programs, or give the container more memory",
+        )
+    if not processes:
+        return None
+    if room.shared is not None and batch * batches > room.shared:
+        return LeftOut(
+            candidate=candidate,
+            reason=f"batches under way need {_gb(batch * batches)} of shared memory, and "
+            f"{SHARED_MEMORY} has {_gb(room.shared)} free",
+            remedy="in Docker: --shm-size, or --ipc=host",
+        )
+    files = FILES_PER_BATCH * batches + SPARE_FILES
+    if room.files is not None and files > room.files and not _is_by_name(candidate):
+        return LeftOut(
+            candidate=candidate,
+            reason=f"batches under way need {files} open files, and a process may have "
+            f"{room.files}",
+            remedy="`ulimit -n` raises the limit",
+        )
+    return None
+
+
+def _is_by_name(candidate: Candidate) -> bool:
+    """Tell whether shared memory is found by its name, so that no file stays open for it."""
+    return candidate.sharing_strategy == "file_system"
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

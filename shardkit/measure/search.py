@@ -1,0 +1,281 @@
+"""The search for the best settings of a loader, by whatever measures them, within a budget of time.
+
+It knows no process and no dataset: tests run it against machines that are simulated. It goes in
+four steps: both engines, with more and fewer workers, are looked at shortly; the best of them are
+measured in turn, and those that are clearly slower are dropped; then prefetch, the way of batches
+between processes and the batch size are varied; in the end the choice is held against the defaults.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardkit.errors import MeasurementFailed
+from shardkit.measure.candidate import Candidate
+from shardkit.measure.ledger import Ledger
+from shardkit.measure.limits import LeftOut
+from shardkit.measure.trials import (
+    GAIN,
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    SHORTEST,
+    Measure,
+    Plan,
+    Trials,
+    Watch,
+)
+
+MOST_WORKERS = 256
+ENOUGH = 1.25
+"""Times the rate that a training step uses up: then loading has room for a slower moment."""
+HOLDS = 0.5
+"""A sample whose making holds the interpreter's lock for this share of the time needs processes."""
+
+_CLIMB = 1.05
+"""More workers are looked at as long as each doubling gains this."""
+_NEAR = 0.8
+"""A short look may be wrong by this."""
+_FAR = 0.6
+"""An engine that is behind by this with the default number of workers is not looked at further."""
+_SOONER = 0.5
+"""Seconds that another way to start workers gains at the least."""
+_FIELD = 6
+"""That are measured in turn."""
+_EXPLORE, _RACE, _VARY = 0.4, 0.6, 0.9
+"""Parts of the budget that are used up when each step ends, at the latest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the search ends with."""
+
+    chosen: Candidate
+    ledger: Ledger
+    since: int
+    """The round from which on what was seen of the choice and the defaults counts."""
+    left_out: list[LeftOut]
+    firsts: dict[Candidate, float]
+    """Seconds to the first batch of each, at the least."""
+    out_of_time: bool
+    """Whether something was not looked at, for want of time."""
+
+
+def search(
+    measure: Measure,
+    plan: Plan,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    watch: Watch = lambda tick: None,
+) -> Found:
+    """Find the settings that are best.
+
+    Args:
+        measure: Measures one candidate.
+        plan: What is searched for.
+        clock: Tells the time, in seconds.
+        watch: Told after each look.
+
+    Raises:
+        MeasurementFailed: If nothing can be measured; it says why the defaults cannot.
+    """
+    return _Search(Trials(measure, plan, clock, watch), plan).run()
+
+
+class _Search:
+    """A search under way."""
+
+    def __init__(self, trials: Trials, plan: Plan) -> None:
+        self._trials = trials
+        self._plan = plan
+
+    def run(self) -> Found:
+        """Search."""
+        default = self._plan.default
+        self._trials.doing = "the defaults"
+        self._trials.attempt(default, self._trials.seconds(default), math.inf)
+        self._trials.doing = "engines and workers"
+        self._explore()
+        if not self._trials.ledger.candidates():
+            raise MeasurementFailed(self._trials.left_out[default].reason)
+        best = self._settle()
+        if not self._is_enough(best):
+            best = self._vary(best)
+        best = self._begin_sooner(best)
+        since = self._compare(best)
+        return Found(
+            chosen=self._unless_alike(best, since),
+            ledger=self._trials.ledger,
+            since=since,
+            left_out=list(self._trials.left_out.values()),
+            firsts=self._trials.firsts,
+            out_of_time=self._trials.out_of_time,
+        )
+
+    # The first step: engines and workers
+
+    def _explore(self) -> None:
+        """Look at both engines with the default number of workers, then with more and fewer."""
+        engines = sorted(("thread", "process"), key=lambda each: each != self._plan.default.engine)
+        tops = {each: top for each in engines if (top := self._beginning(each)) is not None}
+        most = 1
+        for engine in self._promising(tops):
+            if most > tops[engine] and self._gains(engine, most, tops[engine]):
+                tops[engine] = most  # where one engine wants many, the other does so too
+            tops[engine] = most = self._climb(engine, tops[engine])
+        for engine in self._promising(tops):
+            self._descend(engine, tops[engine])
+
+    def _promising(self, tops: dict[str, int]) -> list[str]:
+        """Return the engines that are not far behind."""
+        rates = {engine: self._rate(engine, top) or 0.0 for engine, top in tops.items()}
+        best = max(rates.values(), default=0.0)
+        return [each for each, rate in rates.items() if self._suffices(rate) or rate > _FAR * best]
+
+    def _beginning(self, engine: str) -> int | None:
+        """Return the default number of workers, or as many as there is room for."""
+        workers = self._plan.default.workers
+        while workers and self._rate(engine, workers) is None:
+            workers //= 2
+        return workers or None
+
+    def _gains(self, engine: str, more: int, workers: int) -> bool:
+        """Tell whether more workers are faster."""
+        return (self._rate(engine, more) or 0.0) > (self._rate(engine, workers) or 0.0)
+
+    def _climb(self, engine: str, workers: int) -> int:
+        """Look at more workers, as long as they gain; return the best number."""
+        rate = self._rate(engine, workers) or 0.0
+        held = self._plan.held is not None and self._plan.held >= HOLDS and engine == "thread"
+        while not self._suffices(rate) and not held and 2 * workers <= MOST_WORKERS:
+            more = self._rate(engine, 2 * workers)
+            if more is None or more < _CLIMB * rate:
+                break
+            workers, rate = 2 * workers, more
+        return workers
+
+    def _descend(self, engine: str, workers: int) -> None:
+        """Look at fewer workers, as long as they do as well, and at numbers between."""
+        rate = self._rate(engine, workers) or 0.0
+        fewer = workers // 2
+        while fewer:
+            less = self._rate(engine, fewer)
+            if less is None or not (self._suffices(less) or less * _CLIMB >= rate):
+                break
+            fewer //= 2
+        if not self._suffices(rate):
+            for near in (3 * workers // 2, (3 * workers + 3) // 4):
+                self._rate(engine, near)
+
+    def _rate(self, engine: str, workers: int) -> float | None:
+        """Return the rate of an engine with so many workers, which is looked at only once."""
+        batch_size = self._plan.default.batch_size
+        candidate = Candidate(engine=engine, workers=workers, batch_size=batch_size)
+        if candidate in self._trials.ledger:
+            return self._trials.ledger.rates(candidate).median
+        return self._trials.attempt(candidate, self._trials.seconds(candidate), _EXPLORE)
+
+    def _suffices(self, rate: float) -> bool:
+        """Tell whether a rate is enough for the training step; never, if none is known."""
+        return self._plan.needed is not None and rate >= ENOUGH * self._plan.needed
+
+    def _is_enough(self, candidate: Candidate) -> bool:
+        return self._suffices(self._trials.ledger.rates(candidate).median)
+
+    # The second step: the best of them in turn
+
+    def _settle(self) -> Candidate:
+        """Return the best of what was looked at, after longer looks."""
+        self._trials.doing = "the best in turn"
+        ledger, default = self._trials.ledger, self._plan.default
+        known = [each for each in ledger.candidates() if each not in self._trials.left_out]
+        enough = sorted((each for each in known if self._is_enough(each)), key=lambda e: e.cost)
+        if enough:
+            return self._cheapest(enough)
+        best = ledger.rates(known[0]).median
+        near = [each for each in known if ledger.rates(each).median >= _NEAR * best][:_FIELD]
+        return self._trials.race(near, default, _RACE)
+
+    def _cheapest(self, enough: Sequence[Candidate]) -> Candidate:
+        """Return the cheapest that is enough for the step, also when measured again."""
+        for candidate in enough:
+            for _ in range(LEAST_ROUNDS):
+                self._trials.round += 1
+                self._trials.attempt(candidate, self._trials.long([candidate], _RACE), _RACE)
+            if self._is_enough(candidate) and candidate not in self._trials.left_out:
+                return candidate
+        return self._trials.ledger.fastest(enough)
+
+    # The third step: everything else
+
+    def _vary(self, best: Candidate) -> Candidate:
+        """Vary prefetch and the way of batches, and then the batch size."""
+        self._trials.doing = "prefetch and transport"
+        variants = [best.changed(prefetch=2 * best.ahead), best.changed(prefetch=best.workers)]
+        if best.engine == "process":
+            variants.append(best.changed(sharing_strategy="file_system"))
+        until = self._until(len(self._plan.batch_sizes) > 0)
+        field = [best, *self._trials.possible(variants)]
+        best = self._trials.race(field, best, until, sure=True)
+        self._trials.doing = "batch size"
+        sizes = [
+            best.changed(batch_size=each)
+            for each in sorted(self._plan.batch_sizes, reverse=True)  # most often larger ones gain
+            if each != best.batch_size and each <= (self._plan.room.images or each)
+        ]
+        possible = self._trials.possible(sizes)
+        return self._trials.race([best, *possible], best, _VARY, sure=True) if possible else best
+
+    def _until(self, half: bool) -> float:
+        """Return the part of the budget at which a race of this step ends."""
+        now = self._trials.elapsed() / self._plan.budget
+        return now + (_VARY - now) / 2 if half else _VARY
+
+    def _begin_sooner(self, best: Candidate) -> Candidate:
+        """Return the candidate with the way to start workers that is clearly the fastest."""
+        if best.engine != "process":
+            return best
+        self._trials.doing = "start methods"
+        ways = [best.changed(start_method=method) for method in self._plan.start_methods]
+        for each in (best, *ways):
+            self._trials.round += 1
+            self._trials.attempt(each, SHORTEST, _VARY)
+        firsts = self._trials.firsts
+        known = [each for each in ways if each in firsts]
+        soonest = min(known, key=firsts.__getitem__, default=best)
+        return soonest if 2 * firsts[soonest] + _SOONER < firsts[best] else best
+
+    # The fourth step
+
+    def _compare(self, best: Candidate) -> int:
+        """Measure the choice and the defaults in turn; return the first round that counts.
+
+        What was seen while others were measured beside them counts only where time was short: of
+        many that are alike the one that was lucky was chosen.
+        """
+        self._trials.doing = "the choice and the defaults"
+        field, since = list(dict.fromkeys([best, self._plan.default])), self._trials.round + 1
+        rounds = LEAST_ROUNDS if self._is_enough(best) else MOST_ROUNDS
+        for number in range(rounds):
+            seconds = self._trials.long(field, 1.0)
+            if not self._trials.fits(field, seconds, 1.0):
+                break
+            self._trials.round += 1
+            for each in field if number % 2 else field[::-1]:
+                self._trials.attempt(each, seconds, math.inf)
+            ratio = self._trials.ledger.ratio(best, self._plan.default, since)
+            clear = len(field) == 1 or (ratio is not None and ratio.low > 1)
+            if number + 1 >= LEAST_ROUNDS and clear:
+                break
+        return since if self._trials.round >= since + LEAST_ROUNDS - 1 else 1
+
+    def _unless_alike(self, best: Candidate, since: int) -> Candidate:
+        """Return the choice, or the defaults if it gains nothing over them."""
+        default = self._plan.default
+        ledger = self._trials.ledger
+        ratio = ledger.ratio(best, default, since) or ledger.ratio(best, default)
+        if ratio is None or default in self._trials.left_out or self._is_enough(best):
+            return best
+        return best if ratio.middle > GAIN else default

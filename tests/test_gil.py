@@ -1,0 +1,65 @@
+"""How much of its time some work holds the interpreter's lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from shardkit.measure.gil import held_share
+
+
+def compute() -> None:
+    total = 0
+    for number in range(100_000):
+        total += number
+
+
+def wait() -> None:
+    time.sleep(0.005)
+
+
+def least(work: object, looks: int = 5) -> float:
+    """Return the least of some looks: what else runs on this machine makes it larger only."""
+    assert callable(work)
+    return min(held_share(work, 0.1) for _ in range(looks))
+
+
+def test_python_code_holds_it_and_waiting_does_not() -> None:
+    holding, waiting = held_share(compute, 0.2), least(wait)
+
+    assert holding > 0.6
+    assert waiting < holding / 3
+
+
+def test_work_that_takes_longer_than_the_look_is_done_to_its_end() -> None:
+    calls: list[float] = []
+
+    held_share(lambda: calls.append(time.perf_counter()), 0.0)
+
+    assert len(calls) == 2, "one that does not count, and one that does"
+
+
+def test_an_error_of_the_work_leaves_no_thread_behind() -> None:
+    count = iter(range(3))
+
+    def fail() -> None:
+        if next(count):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        held_share(fail, 0.1)
+    names = [thread.name for thread in threading.enumerate()]
+    assert "shardkit-gil-probe" not in names
+
+
+def test_a_lock_that_is_let_go_now_and_then_is_held_for_the_time_between() -> None:
+    """Some 12 ms of computing and 2 ms of waiting: few probes find it held, but each for long."""
+
+    def mixed() -> None:
+        compute()
+        compute()
+        time.sleep(0.002)
+
+    assert max(held_share(mixed, 0.3) for _ in range(3)) > 0.65

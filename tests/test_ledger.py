@@ -1,0 +1,65 @@
+"""What was measured of several candidates, and what can be said of two."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from shardkit.measure.candidate import Candidate
+from shardkit.measure.ledger import Ledger, Rates
+
+ONE = Candidate(engine="thread", workers=1, batch_size=64)
+TWO = ONE.changed(workers=2)
+
+
+def test_rates_are_those_from_a_round_on_or_all() -> None:
+    ledger = Ledger()
+    for number, rate in enumerate((10.0, 30.0, 20.0)):
+        ledger.add(ONE, number, rate)
+
+    assert ledger.rates(ONE) == Rates(median=20.0, low=10.0, high=30.0, rounds=3)
+    assert ledger.rates(ONE, 1) == Rates(median=25.0, low=20.0, high=30.0, rounds=2)
+    assert ledger.rates(ONE, 9).rounds == 3
+
+
+def test_a_ratio_is_of_rounds_that_had_both() -> None:
+    """The machine is three times as fast in each round as in the one before."""
+    ledger = Ledger()
+    for number in range(4):
+        ledger.add(ONE, number, 100.0 * 3**number)
+        ledger.add(TWO, number, 200.0 * 3**number)
+    ledger.add(TWO, 99, 1.0)
+
+    ratio = ledger.ratio(TWO, ONE)
+
+    assert ratio is not None
+    assert (ratio.low, ratio.middle, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert ledger.ratio(TWO, ONE, since=50) is None
+    assert ledger.ratio(ONE, ONE.changed(workers=7)) is None
+
+
+def test_one_round_tells_nothing_for_sure() -> None:
+    ledger = Ledger()
+    ledger.add(ONE, 5, 100.0)
+    ledger.add(TWO, 5, 150.0)
+
+    ratio = ledger.ratio(TWO, ONE)
+
+    assert ratio is not None
+    assert (ratio.low, ratio.high) == (0.0, math.inf)
+    assert ratio.middle == pytest.approx(1.5)
+
+
+def test_noise_widens_the_interval_and_one_disturbed_round_does_not_move_the_middle() -> None:
+    ledger = Ledger()
+    for number, (one, two) in enumerate([(100, 110), (100, 111), (100, 30), (100, 109)]):
+        ledger.add(ONE, number, one)
+        ledger.add(TWO, number, two)
+
+    ratio = ledger.ratio(TWO, ONE)
+
+    assert ratio is not None
+    assert ratio.low < 1 < ratio.middle < 1.12
+    assert ledger.fastest([ONE, TWO]) == TWO
+    assert ledger.candidates() == [TWO, ONE]

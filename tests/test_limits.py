@@ -1,0 +1,70 @@
+"""What a loader would take of a machine, and what is said if there is not enough."""
+
+from __future__ import annotations
+
+import os
+import resource
+from types import SimpleNamespace
+
+import pytest
+
+from shardkit.measure import limits
+from shardkit.measure.candidate import Candidate
+from shardkit.measure.limits import Footprint, Room, room_here, what_forbids
+
+MB = 1_000_000
+FOUR = Candidate(engine="process", workers=4, batch_size=50)
+"""It has 8 batches ahead and 3 slots more for each worker: 20."""
+NEEDS = Footprint(sample_bytes=0.2 * MB, worker_bytes=300 * MB)
+"""10 MB a batch."""
+
+
+def reason(candidate: Candidate, room: Room) -> str:
+    found = what_forbids(candidate, NEEDS, room)
+    return "" if found is None else f"{found.reason} ({found.remedy})"
+
+
+def test_without_limits_all_may_be_tried() -> None:
+    assert what_forbids(FOUR, NEEDS, Room()) is None
+
+
+def test_shared_memory_counts_for_processes_alone() -> None:
+    assert reason(FOUR, Room(shared=200 * MB)) == ""
+    assert reason(FOUR, Room(shared=199 * MB)) == (
+        "batches under way need 200 MB of shared memory, and /dev/shm has 199 MB free "
+        "(in Docker: --shm-size, or --ipc=host)"
+    )
+    assert reason(FOUR.changed(engine="thread"), Room(shared=0)) == ""
+
+
+def test_memory_counts_workers_and_batches() -> None:
+    assert reason(FOUR, Room(memory=1400 * MB)) == ""
+    assert reason(FOUR, Room(memory=1300 * MB)).startswith("it needs 1.4 GB of memory")
+    threads = FOUR.changed(engine="thread")  # 6 batches ahead, 2 in use
+    assert reason(threads, Room(memory=80 * MB)) == ""
+    assert reason(threads, Room(memory=79 * MB)).startswith("it needs 80 MB of memory")
+
+
+def test_open_files_count_unless_memory_is_shared_by_name() -> None:
+    assert reason(FOUR, Room(files=104)) == ""
+    assert "need 104 open files, and a process may have 103" in reason(FOUR, Room(files=103))
+    assert reason(FOUR.changed(sharing_strategy="file_system"), Room(files=103)) == ""
+
+
+def test_more_workers_than_batches_have_nothing_to_do() -> None:
+    assert reason(FOUR, Room(images=151)) == ""
+    assert "an epoch of 150 images has 3 batches of that size" in reason(FOUR, Room(images=150))
+    assert reason(FOUR.changed(workers=1), Room(images=10)) == "", "one always may"
+
+
+def test_what_is_here_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "memory_available", lambda: 1000 * MB)
+    monkeypatch.setattr(limits, "SHARED_MEMORY", "/")
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 1024))
+
+    assert room_here(7) == Room(memory=800 * MB, shared=40_960, files=512, images=7)
+
+    monkeypatch.setattr(limits, "SHARED_MEMORY", "/nowhere")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
+    assert room_here(7) == Room(memory=800 * MB, shared=None, files=None, images=7)

@@ -1,0 +1,161 @@
+"""The file that `shardkit tune --out` writes: what is taken from it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_dataset, make_folder
+
+from shardkit import LoaderOptions, UsageError, make_loader, open_dataset
+from shardkit.machine import processors
+from shardkit.torch.tuned import VERSION, Tuned, load_tuned, require_replaceable
+
+GOOD: dict[str, Any] = {
+    "shardkit_tuned": VERSION,
+    "batch_size": 4,
+    "settings": {"engine": "thread", "workers": 3, "prefetch": 5},
+    "processors": processors(),
+    "measured": {},
+}
+
+
+def written(folder: Path, **changed: Any) -> Path:
+    path = folder / "tuned.json"
+    path.write_text(json.dumps({**GOOD, **changed}), "utf-8")
+    return path
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    tuned = Tuned(
+        batch_size=32,
+        settings={"engine": "process", "workers": 4, "sharing_strategy": "file_system"},
+        processors=processors(),
+        measured={"images_per_second": 1000.5},
+    )
+
+    tuned.save(tmp_path / "tuned.json")
+
+    assert load_tuned(tmp_path / "tuned.json") == tuned
+
+
+def test_a_loader_takes_settings_and_batch_size(tmp_path: Path) -> None:
+    dataset = open_dataset(make_dataset(make_folder(tmp_path / "a"), tmp_path / "made"))
+
+    loader = make_loader(dataset, tuned=written(tmp_path))
+
+    assert (loader.batch_size, loader.engine, loader.num_workers) == (4, "thread", 3)
+    assert loader.options.prefetch == 5
+    assert make_loader(dataset, 2, tuned=written(tmp_path)).batch_size == 2
+
+
+def test_what_options_say_stays_and_contradictions_are_refused(tmp_path: Path) -> None:
+    tuned = load_tuned(written(tmp_path))
+
+    options = tuned.options(LoaderOptions(pin_memory=False, workers=3))
+
+    assert options == LoaderOptions(engine="thread", workers=3, prefetch=5, pin_memory=False)
+    with pytest.raises(UsageError, match=r"workers is 2 in options= and 3 in tuned="):
+        tuned.options(LoaderOptions(workers=2))
+
+
+def test_another_machine_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, processors=processors() + 1)
+
+    with pytest.warns(RuntimeWarning, match=f"measured with {processors() + 1} processors"):
+        load_tuned(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shardkit_tuned": VERSION + 1},
+        {"shardkit_tuned": True},
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"batch_size": "64"},
+        {"processors": -1},
+        {"processors": 1.5},
+        {"settings": []},
+        {"settings": {"engine": "warp"}},
+        {"settings": {"workers": -1}},
+        {"settings": {"workers": True}},
+        {"settings": {"workers": 1e9}},
+        {"settings": {"prefetch": 0}},
+        {"settings": {"engine": ["thread"]}},
+        {"settings": {"start_method": "__import__"}},
+        {"settings": {"start_method": None}},
+        {"settings": {"sharing_strategy": "carrier pigeon"}},
+        {"settings": {"collate_fn": "os:system"}},
+        {"settings": {"share": None}},
+        {"measured": None},
+    ],
+    ids=str,
+)
+def test_what_tune_does_not_write_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path, **changed)
+
+    with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes"):
+        load_tuned(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"shardkit_tuned": 1}',
+        b'{"a": ' * 50_000,
+        b'{"shardkit_tuned": 1, "batch_size": ' + b"9" * 10_000 + b"}",
+        b" " * ((1 << 20) + 2),
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_hostile_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+
+    with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes"):
+        load_tuned(tmp_path / "file")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`shardkit tune --out` writes it"):
+        load_tuned(tmp_path / "missing.json")
+    with pytest.raises(UsageError, match="cannot be read: it is not a file"):
+        load_tuned(tmp_path)
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(UsageError, match="it is not a file"):
+        load_tuned(tmp_path / "pipe")
+
+
+def test_only_what_is_ours_is_replaced(tmp_path: Path) -> None:
+    require_replaceable(tmp_path / "new.json")
+    require_replaceable(written(tmp_path, processors=processors() + 1))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+
+    with pytest.raises(UsageError, match="It is left as it is"):
+        require_replaceable(notes)
+    with pytest.raises(UsageError, match="is no folder"):
+        require_replaceable(tmp_path / "missing" / "tuned.json")
+    with pytest.raises(UsageError):
+        require_replaceable(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    tuned = load_tuned(written(tmp_path))
+
+    with pytest.raises(UsageError, match="cannot be written"):
+        tuned.save(tmp_path / "missing" / "tuned.json")
