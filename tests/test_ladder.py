@@ -223,7 +223,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_dataset_is_climbed_and_the_table_shows_it(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_ladder(tiny(dataset, epochs=2), as_json=False, quiet=True) == 0
+    assert show_ladder(tiny(dataset, epochs=2), as_json=False, quiet=False) == 0
     shown = capsys.readouterr().out
     assert f"{dataset}: 6 images, 2 epochs, batches of 2; the model small on " in shown
     names = re.findall(r"^    (\S.*?)  +\S", shown, re.MULTILINE)
@@ -289,7 +289,7 @@ def test_what_failed_is_shown_and_counts(
     report = report_of(a=[100.0, 200.0, 110.0], b=[200.0], c=[300.0], d=[400.0], e=[500.0])
     report.rungs[5].missing, report.rungs[5].rates = "a disk\nhangs", {ALONE: [], TRAINED: []}
     monkeypatch.setattr(cli_ladder, "ladder", lambda request, watch: report)
-    assert show_ladder(TUTORIAL, as_json=False, quiet=True) == 1
+    assert show_ladder(TUTORIAL, as_json=False, quiet=False) == 1
     shown = capsys.readouterr().out
     assert r"failed    batched __getitems__: a disk\nhangs" in shown
     assert "rates differed by up to ±45%" in shown

@@ -67,7 +67,7 @@ def test_it_works_is_killed_when_it_hangs_and_is_heard_when_it_dies(
     with pytest.raises(UsageError, match="there is no module"):
         good.ask("look", loading=_plain(plain), span={}, step={"model": "nowhere:model"})
 
-    hanging._patience = 0.3
+    hanging.patience = 0.3
     with pytest.raises(MeasurementFailed, match=r"no answer came for \d+ s"):
         hanging.look(plain, Span(seconds=0.1))
     hanging._process.wait(30)

@@ -39,7 +39,7 @@ from shardkit.measure.tune import TuneReport, TuneRequest, tune
 BATCH_SIZE = 64
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 NEAR = 0.5
-LOADS = {
+LOADS: dict[str, dict[str, Any]] = {
     "decode": {"decode": "RandomResizedCrop(224)"},
     "hold": {"decode": "pil", "transform": "tune_loads:hold"},
     "wait": {"decode": "pil", "transform": "tune_loads:wait"},

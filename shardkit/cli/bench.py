@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from tqdm import tqdm
 
 from shardkit.cli.bench_table import show_report
+from shardkit.cli.ladder import ladder_request, show_ladder
 from shardkit.cli.measure_options import (
     batch_size_option,
     decode_option,
@@ -25,6 +27,7 @@ from shardkit.cli.options import quiet_option
 from shardkit.cli.show import emit
 from shardkit.errors import UsageError
 from shardkit.measure.bench import LIMIT, BenchOptions, bench
+from shardkit.measure.cases import CASES
 from shardkit.measure.page import require_page, save_page
 from shardkit.measure.plot import require_plot, save_plot
 from shardkit.measure.rounds import CACHES, Watch
@@ -34,6 +37,20 @@ from shardkit.measure.words import shortened
 
 @click.command("bench")
 @click.argument("dst", nargs=-1, type=click.Path())
+@click.option(
+    "--ladder",
+    is_flag=True,
+    help="Show instead what each improvement of loading brings, step by step, with a small model.",
+)
+@click.option(
+    "--case",
+    type=click.Choice(sorted(CASES)),
+    help="A built-in synthetic dataset for --ladder, instead of DST: the load of PyTorch's "
+    "tutorial on data loading.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), metavar="N", help="Workers of the loaders of --ladder."
+)
 @click.option(
     "--loader",
     "loaders",
@@ -85,7 +102,8 @@ from shardkit.measure.words import shortened
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write it as one page."
 )
 @quiet_option
-def bench_command(dst: tuple[str, ...], **given: Any) -> None:
+@click.pass_context
+def bench_command(context: click.Context, /, dst: tuple[str, ...], **given: Any) -> None:
     """Measure how fast each DST is read: datasets of shardkit, and plain folders of images.
 
     A folder is what the datasets are compared with: so you see what converting buys you. Loaders
@@ -97,8 +115,24 @@ def bench_command(dst: tuple[str, ...], **given: Any) -> None:
       shardkit bench photos dataset
       shardkit bench dataset --loader auto --loader process:workers=4 --cache warm
       shardkit bench photos dataset --transform augment:train --step-ms 40 --html bench.html
+      shardkit bench --ladder dataset
     """
+    if given["ladder"] or given["case"]:
+        chosen = {name: given[name] for name in given if _was_chosen(context, name)}
+        request = ladder_request(dst, chosen)
+        code = show_ladder(request, as_json=given["as_json"], quiet=given["quiet"])
+        sys.exit(code)
+    if given["workers"] is not None:
+        raise UsageError(
+            "--workers belongs to --ladder; here it is part of a loader: --loader thread:workers="
+            f"{given['workers']}"
+        )
     run_bench(dst, given)
+
+
+def _was_chosen(context: click.Context, name: str) -> bool:
+    """Tell whether the user gave an option, and not its default."""
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def run_bench(paths: tuple[str, ...], given: dict[str, Any]) -> None:

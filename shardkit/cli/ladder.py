@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import click
 from tqdm import tqdm
 
 from shardkit.cli.show import amount, emit, line, printable, table
+from shardkit.errors import UsageError
 from shardkit.measure.ladder import (
     ALONE,
     NO_ACCELERATOR,
@@ -19,6 +21,8 @@ from shardkit.measure.ladder import (
     Rung,
     ladder,
 )
+from shardkit.measure.material import choose_decode
+from shardkit.measure.spec import Subject
 
 _SMALL_GAIN = 1.1
 """Less than this in all is no gain worth a word."""
@@ -27,13 +31,49 @@ _WIDE = 0.2
 """A spread above this means that something else disturbed the measurement."""
 
 
+_KNOWN = ("batch_size", "workers", "model", "rounds", "seconds")
+"""Options of the command that are those of `LadderRequest` by name."""
+
+_FORMS = ("ladder", "case", "decode", "transform", "as_json", "quiet")
+
+
+def ladder_request(paths: tuple[str, ...], chosen: Mapping[str, Any]) -> LadderRequest:
+    """Return what ``shardkit bench --ladder`` was asked for.
+
+    Args:
+        paths: What stands on the command line.
+        chosen: The options that the user gave, by name.
+
+    Raises:
+        UsageError: If it is not one dataset, folder or case, or an option says nothing here.
+    """
+    others = [name for name in chosen if name not in (*_KNOWN, *_FORMS)]
+    if others:
+        option = {"loaders": "loader"}.get(others[0], others[0]).replace("_", "-")
+        raise UsageError(f"--{option} has no meaning for --ladder")
+    case = chosen.get("case")
+    if len(paths) != (case is None):
+        needed = "a case instead of a path" if case else "one dataset or image folder, or --case"
+        raise UsageError(f"--ladder takes {needed}; {amount(len(paths), 'path')} given")
+    options = {name: chosen[name] for name in _KNOWN if name in chosen}
+    if case is not None:
+        for name in ("decode", "transform"):
+            if name in chosen:
+                raise UsageError(f"--{name} has no meaning for --case, which makes its own samples")
+        return LadderRequest(subject=Subject(case=case), **options)
+    transform = chosen.get("transform")
+    decode = choose_decode(paths, chosen.get("decode"), transform)
+    subject = Subject(path=paths[0], decode=decode, transform=transform)
+    return LadderRequest(subject=subject, **options)
+
+
 def show_ladder(request: LadderRequest, *, as_json: bool, quiet: bool) -> int:
     """Climb the ladder and print what was found.
 
     Args:
         request: What is climbed.
         as_json: Whether to print JSON instead of a table.
-        quiet: Whether to show no progress.
+        quiet: Whether to show nothing but JSON.
 
     Returns:
         The exit code: 1 if a rung that this machine could do failed.
@@ -52,7 +92,7 @@ def show_ladder(request: LadderRequest, *, as_json: bool, quiet: bool) -> int:
         report = ladder(request, watch)
     if as_json:
         emit(as_values(report))
-    else:
+    elif not quiet:
         _show(report)
     return int(any(rung.missing not in ("", NO_ACCELERATOR) for rung in report.rungs))
 

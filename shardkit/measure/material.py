@@ -59,7 +59,11 @@ def is_dataset(path: str) -> bool:
 def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
     """Return what is made of an image where nobody said: the same for all that is compared."""
     if decode is not None:
-        parse_decode(decode)
+        if parse_decode(decode) == "pil" and transform is None:
+            raise UsageError(
+                "decode pil needs a transform that makes tensors: images of Pillow make no batch; "
+                f"or give decode torch, or an operation such as {DEFAULT_OPERATION}"
+            )
         return decode
     if transform is not None:
         return "pil"
