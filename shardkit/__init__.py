@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     )
     from shardkit.examine import Finding
     from shardkit.manifest import Manifest
-    from shardkit.measure.bench import BenchOptions, bench
-    from shardkit.measure.bench_report import BenchReport
-    from shardkit.measure.tune import TuneReport, TuneRequest, tune
+    from shardkit.measure.comparison.bench import BenchOptions, bench
+    from shardkit.measure.comparison.report import BenchReport
+    from shardkit.measure.tuning.tune import TuneReport, TuneRequest, tune
     from shardkit.order import Blocks, Order
     from shardkit.pool import Progress
     from shardkit.recipe import Recipe
@@ -71,8 +71,8 @@ _WHERE = {
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
     "BatchView": "shardkit.torch.collate",
-    "BenchOptions": "shardkit.measure.bench",
-    "BenchReport": "shardkit.measure.bench_report",
+    "BenchOptions": "shardkit.measure.comparison.bench",
+    "BenchReport": "shardkit.measure.comparison.report",
     "Blocks": "shardkit.order",
     "CenterCrop": "shardkit.torch.ops",
     "ConversionFailed": "shardkit.errors",
@@ -117,11 +117,11 @@ _WHERE = {
     "ThroughputMonitor": "shardkit.torch.monitor",
     "ThroughputReport": "shardkit.torch.monitor",
     "TransformFailed": "shardkit.errors",
-    "TuneReport": "shardkit.measure.tune",
-    "TuneRequest": "shardkit.measure.tune",
+    "TuneReport": "shardkit.measure.tuning.tune",
+    "TuneRequest": "shardkit.measure.tuning.tune",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verbs.verify",
-    "bench": "shardkit.measure.bench",
+    "bench": "shardkit.measure.comparison.bench",
     "collate": "shardkit.torch.collate",
     "convert": "shardkit.verbs.convert",
     "describe": "shardkit.verbs.describe",
@@ -131,7 +131,7 @@ _WHERE = {
     "reindex": "shardkit.verbs.reindex",
     "repair": "shardkit.verbs.repair",
     "scan_imagefolder": "shardkit.sources.imagefolder",
-    "tune": "shardkit.measure.tune",
+    "tune": "shardkit.measure.tuning.tune",
     "verify": "shardkit.verbs.verify",
     "with_rng": "shardkit.torch.reading",
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardkit.measure.bench_report import BenchReport, Line, Source, measured
-from shardkit.measure.environment import Environment
+from shardkit.measure.comparison.environment import Environment
+from shardkit.measure.comparison.report import BenchReport, Line, Source, measured
 from shardkit.measure.rounds import Contender, Outcome
 from shardkit.measure.served import Seen
 from shardkit.measure.spec import Subject, parse_loading

@@ -8,7 +8,7 @@ import math
 import pytest
 from bench_reports import outcome, report, usual
 
-from shardkit.measure.bench_report import Spread, percentile
+from shardkit.measure.comparison.report import Spread, percentile
 
 
 @pytest.mark.parametrize(

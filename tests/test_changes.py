@@ -9,8 +9,8 @@ import pytest
 from helpers import jpeg, make_dataset, make_tree, png
 
 from shardkit import BadImage, CenterCrop, RandomResizedCrop, Recipe, open_dataset
-from shardkit.measure import changes
-from shardkit.measure.changes import Change, candidates, predict
+from shardkit.measure.diagnosis import changes
+from shardkit.measure.diagnosis.changes import Change, candidates, predict
 from shardkit.measure.folder import PlainFolder
 
 SIDE = 320

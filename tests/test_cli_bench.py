@@ -18,9 +18,9 @@ from test_page import Parsed
 
 from shardkit.cli.bench_table import show_report
 from shardkit.errors import UsageError
-from shardkit.measure import plot
-from shardkit.measure.bench_report import BenchReport
-from shardkit.measure.page import page
+from shardkit.measure.comparison import plot
+from shardkit.measure.comparison.page import page
+from shardkit.measure.comparison.report import BenchReport
 
 
 @pytest.fixture

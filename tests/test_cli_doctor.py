@@ -11,15 +11,15 @@ from test_diagnosis import change, measured, profile
 from test_surroundings import facts
 
 from shardkit.cli.doctor_report import as_json, show
-from shardkit.measure.diagnosis import diagnose
-from shardkit.measure.doctor import Report, Request
-from shardkit.measure.findings import ordered
-from shardkit.measure.measured import Measured
+from shardkit.measure.diagnosis.doctor import Report, Request
+from shardkit.measure.diagnosis.findings import ordered
+from shardkit.measure.diagnosis.judgement import diagnose
+from shardkit.measure.diagnosis.measured import Measured
+from shardkit.measure.diagnosis.surroundings import check
+from shardkit.measure.diagnosis.trial import Trial
 from shardkit.measure.served import Seen
 from shardkit.measure.spec import Subject
-from shardkit.measure.surroundings import check
 from shardkit.measure.timing import Look
-from shardkit.measure.trial import Trial
 
 
 def report(given: Measured, **changed: Any) -> Report:

@@ -18,8 +18,8 @@ from helpers import DEADLINE, encoded, invoke, jpeg, make_dataset, make_folder, 
 from PIL import Image
 
 from shardkit import MeasurementFailed, UsageError
-from shardkit.measure import doctor
-from shardkit.measure.trial import Trial
+from shardkit.measure.diagnosis import doctor
+from shardkit.measure.diagnosis.trial import Trial
 
 SLOW_C = Path(__file__).parent / "faults" / "slow.c"
 
@@ -153,7 +153,7 @@ SMALL_MEMORY = (
 QUICKLY = """
 import sys
 from shardkit.cli.main import main
-from shardkit.measure import doctor
+from shardkit.measure.diagnosis import doctor
 doctor.SECONDS, doctor.ROUNDS = 0.1, 1
 main()
 """

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import shardkit
 from shardkit.machine import processors
-from shardkit.measure.environment import environment
+from shardkit.measure.comparison.environment import environment
 
 
 def test_machine_and_versions_are_told() -> None:

@@ -14,9 +14,9 @@ from helpers import make_dataset, make_folder
 from shardkit import MeasurementFailed, UsageError
 from shardkit.cli import ladder as cli_ladder
 from shardkit.cli.ladder import conclusion, show_ladder
-from shardkit.measure import ladder as room
 from shardkit.measure import material
-from shardkit.measure.ladder import (
+from shardkit.measure.comparison import ladder as room
+from shardkit.measure.comparison.ladder import (
     ALONE,
     NO_ACCELERATOR,
     TRAINED,

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.ledger import Ledger, Rates
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.ledger import Ledger, Rates
 
 ONE = Candidate(engine="thread", workers=1, batch_size=64)
 TWO = ONE.changed(workers=2)

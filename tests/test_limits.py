@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardkit.measure import limits
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.limits import Footprint, Room, room_here, what_forbids
+from shardkit.measure.tuning import limits
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.limits import Footprint, Room, room_here, what_forbids
 
 MB = 1_000_000
 FOUR = Candidate(engine="process", workers=4, batch_size=50)

@@ -12,8 +12,8 @@ from staged import Stage
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.machine import processors
 from shardkit.manifest import MANIFEST_NAME
-from shardkit.measure.bench import BenchOptions, bench, default_loaders
-from shardkit.measure.bench_report import BenchReport
+from shardkit.measure.comparison.bench import BenchOptions, bench, default_loaders
+from shardkit.measure.comparison.report import BenchReport
 
 PLAIN = f"plain:workers={processors()},persistent_workers=true"
 

@@ -19,9 +19,9 @@ from bench_reports import hostile, outcome, report, usual
 from PIL import Image, ImageColor
 
 from shardkit.errors import UsageError
-from shardkit.measure import page as page_room
-from shardkit.measure import plot
-from shardkit.measure.page import page, require_page, save_page
+from shardkit.measure.comparison import page as page_room
+from shardkit.measure.comparison import plot
+from shardkit.measure.comparison.page import page, require_page, save_page
 
 _LINKS = ("src", "href", "xlink:href", "srcset", "action", "poster", "data")
 _VOID = ("meta", "link", "br", "img", "input", "hr")

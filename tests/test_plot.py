@@ -12,8 +12,8 @@ from bench_reports import hostile, outcome, report, usual
 from PIL import Image, ImageColor
 
 from shardkit.errors import UsageError
-from shardkit.measure import plot
-from shardkit.measure.plot import drawn, inline_svg, require_plot, save_plot
+from shardkit.measure.comparison import plot
+from shardkit.measure.comparison.plot import drawn, inline_svg, require_plot, save_plot
 
 
 def picture_of(data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

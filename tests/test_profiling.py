@@ -14,10 +14,11 @@ from helpers import jpeg, make_dataset, make_folder, make_tree
 from PIL import Image
 
 from shardkit import BadImage, CenterCrop, UsageError, open_dataset
-from shardkit.measure import pages, profiling, stages
+from shardkit.measure import pages
+from shardkit.measure.diagnosis import profiling, stages
+from shardkit.measure.diagnosis.profiling import Plan, profile
+from shardkit.measure.diagnosis.stages import STAGES, Batch, identified, staged
 from shardkit.measure.folder import PlainFolder
-from shardkit.measure.profiling import Plan, profile
-from shardkit.measure.stages import STAGES, Batch, identified, staged
 from shardkit.shardset import StoredImage
 from shardkit.torch.collate import collate
 

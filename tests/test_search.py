@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from shardkit.errors import MeasurementFailed
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.limits import Room
-from shardkit.measure.search import Found, search
-from shardkit.measure.trials import Plan, Sight, Tick
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.limits import Room
+from shardkit.measure.tuning.search import Found, search
+from shardkit.measure.tuning.trials import Plan, Sight, Tick
 
 
 @dataclass(kw_only=True)

@@ -17,10 +17,10 @@ from shardkit import (
     open_dataset,
 )
 from shardkit import convert as convert_for_real
-from shardkit.measure import trial
+from shardkit.measure.diagnosis import trial
+from shardkit.measure.diagnosis.trial import size_of_trial, try_out
 from shardkit.measure.rounds import Contender, Outcome
 from shardkit.measure.spec import Loading, Subject
-from shardkit.measure.trial import size_of_trial, try_out
 
 SMALL = Recipe(resize=(24, 24))
 

@@ -20,15 +20,15 @@ from shardkit import (
 )
 from shardkit.cli.tune import duration
 from shardkit.cli.tune_report import show_report
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.ledger import Rates, Ratio
-from shardkit.measure.limits import LeftOut
-from shardkit.measure.search import HOLDS
 from shardkit.measure.served import Served
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec
-from shardkit.measure.trials import Tick
-from shardkit.measure.tune import Loop, Tried, TuneReport, TuneRequest, tune
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.ledger import Rates, Ratio
+from shardkit.measure.tuning.limits import LeftOut
+from shardkit.measure.tuning.search import HOLDS
+from shardkit.measure.tuning.trials import Tick
+from shardkit.measure.tuning.tune import Loop, Tried, TuneReport, TuneRequest, tune
 from shardkit.torch.preflight import default_workers
 from shardkit.torch.tuned import load_tuned
 

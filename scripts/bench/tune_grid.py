@@ -28,13 +28,13 @@ from shardkit import ConvertOptions, Recipe, convert, scan_imagefolder
 from shardkit.errors import MeasurementFailed
 from shardkit.files import write_atomically
 from shardkit.machine import processors
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.ledger import Ledger
-from shardkit.measure.limits import Footprint, room_here, what_forbids
 from shardkit.measure.served import Served
 from shardkit.measure.spec import Subject
 from shardkit.measure.timing import Span
-from shardkit.measure.tune import TuneReport, TuneRequest, tune
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.ledger import Ledger
+from shardkit.measure.tuning.limits import Footprint, room_here, what_forbids
+from shardkit.measure.tuning.tune import TuneReport, TuneRequest, tune
 
 BATCH_SIZE = 64
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

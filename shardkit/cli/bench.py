@@ -26,10 +26,10 @@ from shardkit.cli.measure_options import (
 from shardkit.cli.options import quiet_option
 from shardkit.cli.show import emit
 from shardkit.errors import UsageError
-from shardkit.measure.bench import LIMIT, BenchOptions, bench
 from shardkit.measure.cases import CASES
-from shardkit.measure.page import require_page, save_page
-from shardkit.measure.plot import require_plot, save_plot
+from shardkit.measure.comparison.bench import LIMIT, BenchOptions, bench
+from shardkit.measure.comparison.page import require_page, save_page
+from shardkit.measure.comparison.plot import require_plot, save_plot
 from shardkit.measure.rounds import CACHES, Watch
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.words import shortened

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from shardkit.cli.show import amount, line, printable, size
-from shardkit.measure.bench_report import BenchReport, Line, Source
+from shardkit.measure.comparison.report import BenchReport, Line, Source
 from shardkit.measure.words import sample_words, shortened, significant, step_words
 
 _WIDTH = 98

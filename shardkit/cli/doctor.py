@@ -20,7 +20,7 @@ from shardkit.cli.measure_options import (
 from shardkit.cli.options import quiet_option
 from shardkit.cli.show import emit
 from shardkit.errors import UsageError
-from shardkit.measure.doctor import Request, Watch, examine
+from shardkit.measure.diagnosis.doctor import Request, Watch, examine
 from shardkit.measure.material import choose_decode
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec

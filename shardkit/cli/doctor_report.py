@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 from shardkit.cli.show import amount, line, printable
-from shardkit.measure.diagnosis import Diagnosis
-from shardkit.measure.doctor import Report, Request
-from shardkit.measure.facts import Facts
-from shardkit.measure.findings import Finding, percent
-from shardkit.measure.measured import Measured, effective
-from shardkit.measure.profiling import Profile
-from shardkit.measure.remedies import Remedy
-from shardkit.measure.stages import STAGES
+from shardkit.measure.diagnosis.doctor import Report, Request
+from shardkit.measure.diagnosis.facts import Facts
+from shardkit.measure.diagnosis.findings import Finding, percent
+from shardkit.measure.diagnosis.judgement import Diagnosis
+from shardkit.measure.diagnosis.measured import Measured, effective
+from shardkit.measure.diagnosis.profiling import Profile
+from shardkit.measure.diagnosis.remedies import Remedy
+from shardkit.measure.diagnosis.stages import STAGES
 
 _WIDTH = 100
 _BAR = 24

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from shardkit.cli.show import amount, emit, line, printable, table
 from shardkit.errors import UsageError
-from shardkit.measure.ladder import (
+from shardkit.measure.comparison.ladder import (
     ALONE,
     NO_ACCELERATOR,
     TRAINED,

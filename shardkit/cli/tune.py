@@ -23,8 +23,8 @@ from shardkit.cli.tune_report import as_json, show_report
 from shardkit.measure.material import choose_decode, is_dataset
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec
-from shardkit.measure.trials import Tick, Watch
-from shardkit.measure.tune import TuneRequest, tune
+from shardkit.measure.tuning.trials import Tick, Watch
+from shardkit.measure.tuning.tune import TuneRequest, tune
 from shardkit.torch.tuned import require_replaceable
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

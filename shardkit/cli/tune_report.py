@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from shardkit.cli.show import amount, line, printable, size, table
-from shardkit.measure.ledger import Rates
-from shardkit.measure.limits import LeftOut
-from shardkit.measure.search import ENOUGH
-from shardkit.measure.tune import TuneReport
+from shardkit.measure.tuning.ledger import Rates
+from shardkit.measure.tuning.limits import LeftOut
+from shardkit.measure.tuning.search import ENOUGH
+from shardkit.measure.tuning.tune import TuneReport
 
 _TRIED = 8
 _LEFT_OUT = 3

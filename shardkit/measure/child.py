@@ -21,10 +21,10 @@ import torch
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure import material, pages
-from shardkit.measure.changes import predict
+from shardkit.measure.diagnosis.changes import predict
+from shardkit.measure.diagnosis.place import place_of
+from shardkit.measure.diagnosis.profiling import Plan, profile
 from shardkit.measure.gil import held_share
-from shardkit.measure.place import place_of
-from shardkit.measure.profiling import Plan, profile
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look

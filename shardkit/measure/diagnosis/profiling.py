@@ -20,10 +20,10 @@ from torch.utils.data import Dataset
 
 from shardkit.codecs.scaling import one_thread
 from shardkit.measure import pages
+from shardkit.measure.diagnosis.stages import STAGES, Batch, Staged, identified, staged
 from shardkit.measure.folder import PlainFolder
 from shardkit.measure.gil import held_share
 from shardkit.measure.material import files_of
-from shardkit.measure.stages import STAGES, Batch, Staged, identified, staged
 from shardkit.torch.collate import BatchView, collate
 from shardkit.torch.loader import make_loader
 from shardkit.torch.options import LoaderOptions

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardkit.measure.environment import Environment
+from shardkit.measure.comparison.environment import Environment
 from shardkit.measure.rounds import Outcome
 
 VERSION = 1

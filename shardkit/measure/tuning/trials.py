@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.ledger import Ledger
-from shardkit.measure.limits import Footprint, LeftOut, Room, what_forbids
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.ledger import Ledger
+from shardkit.measure.tuning.limits import Footprint, LeftOut, Room, what_forbids
 
 GAIN = 1.03
 """Settings are changed for more than this; what is nearer is alike, and the cheaper is taken."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shardkit.measure.bench_report import BenchReport, Line
-from shardkit.measure.plot import has_matplotlib, inline_svg, require_folder, save
+from shardkit.measure.comparison.plot import has_matplotlib, inline_svg, require_folder, save
+from shardkit.measure.comparison.report import BenchReport, Line
 from shardkit.measure.words import printable, sample_words, significant, size, step_words
 
 
@@ -34,7 +34,7 @@ def save_page(report: BenchReport, path: Path) -> None:
 def page(report: BenchReport) -> str:
     """Return a report as a page of HTML, with a plot if matplotlib is installed."""
     templates = Environment(
-        loader=PackageLoader("shardkit.measure", "."),
+        loader=PackageLoader("shardkit.measure.comparison", "."),
         autoescape=True,  # paths, options and errors are anybody's text
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardkit.codecs.image import WHITE
-from shardkit.measure.changes import Change
-from shardkit.measure.measured import Measured, effective, waits_for_disk
-from shardkit.measure.surroundings import fits_in_memory
+from shardkit.measure.diagnosis.changes import Change
+from shardkit.measure.diagnosis.measured import Measured, effective, waits_for_disk
+from shardkit.measure.diagnosis.surroundings import fits_in_memory
 from shardkit.torch.datasets import DECODES
 
 GAIN = 1.1

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardkit.errors import UsageError
 from shardkit.files import write_atomically
-from shardkit.measure.bench_report import BenchReport, Line, Measured
+from shardkit.measure.comparison.report import BenchReport, Line, Measured
 from shardkit.measure.words import sample_words, shortened
 
 SUFFIXES = (".png", ".svg")

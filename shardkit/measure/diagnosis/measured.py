@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardkit.measure.changes import Change
-from shardkit.measure.profiling import Profile
-from shardkit.measure.surroundings import fits_in_memory
+from shardkit.measure.diagnosis.changes import Change
+from shardkit.measure.diagnosis.profiling import Profile
+from shardkit.measure.diagnosis.surroundings import fits_in_memory
 
 MEMORY_SPEED = 1e9
 """Bytes a second that any machine copies from its memory."""

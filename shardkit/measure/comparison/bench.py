@@ -10,8 +10,8 @@ from pathlib import Path
 
 from shardkit.errors import UsageError
 from shardkit.machine import filesystem, processors
-from shardkit.measure.bench_report import BenchReport, Line, Source, measured
-from shardkit.measure.environment import environment
+from shardkit.measure.comparison.environment import environment
+from shardkit.measure.comparison.report import BenchReport, Line, Source, measured
 from shardkit.measure.material import choose_decode, is_dataset
 from shardkit.measure.rounds import CACHES, Contender, Outcome, Watch, contend
 from shardkit.measure.spec import PLAIN, Loading, Subject, parse_loading

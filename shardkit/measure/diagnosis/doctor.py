@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.changes import Change
-from shardkit.measure.diagnosis import Diagnosis, diagnose
-from shardkit.measure.facts import Facts, gather
-from shardkit.measure.findings import Finding, ordered
-from shardkit.measure.measured import Measured
-from shardkit.measure.place import Place
-from shardkit.measure.profiling import Plan, Profile
-from shardkit.measure.remedies import GAIN, Remedy, command_words, kept_options
+from shardkit.measure.diagnosis.changes import Change
+from shardkit.measure.diagnosis.facts import Facts, gather
+from shardkit.measure.diagnosis.findings import Finding, ordered
+from shardkit.measure.diagnosis.judgement import Diagnosis, diagnose
+from shardkit.measure.diagnosis.measured import Measured
+from shardkit.measure.diagnosis.place import Place
+from shardkit.measure.diagnosis.profiling import Plan, Profile
+from shardkit.measure.diagnosis.remedies import GAIN, Remedy, command_words, kept_options
+from shardkit.measure.diagnosis.surroundings import check
+from shardkit.measure.diagnosis.trial import Trial, try_out
 from shardkit.measure.served import Seen, Served
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
-from shardkit.measure.surroundings import check
 from shardkit.measure.timing import Span
-from shardkit.measure.trial import Trial, try_out
 from shardkit.recipe import Recipe
 from shardkit.torch.loader import FILES_PER_BATCH
 from shardkit.torch.preflight import default_workers

@@ -20,7 +20,7 @@ from PIL import features
 
 from shardkit import machine
 from shardkit.codecs import turbo
-from shardkit.measure.place import Place
+from shardkit.measure.diagnosis.place import Place
 from shardkit.torch.preflight import SHARED_MEMORY, default_workers
 
 _VERSIONS = ("torch", "numpy", "pillow", "simplejpeg")

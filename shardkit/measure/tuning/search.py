@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardkit.errors import MeasurementFailed
-from shardkit.measure.candidate import Candidate
-from shardkit.measure.ledger import Ledger
-from shardkit.measure.limits import LeftOut
-from shardkit.measure.trials import (
+from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.ledger import Ledger
+from shardkit.measure.tuning.limits import LeftOut
+from shardkit.measure.tuning.trials import (
     GAIN,
     LEAST_ROUNDS,
     MOST_ROUNDS,

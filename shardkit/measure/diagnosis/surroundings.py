@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardkit.measure.facts import Facts
-from shardkit.measure.findings import Finding, percent
+from shardkit.measure.diagnosis.facts import Facts
+from shardkit.measure.diagnosis.findings import Finding, percent
 from shardkit.torch.preflight import SHARED_MEMORY
 
 Check = Callable[[Facts], Finding | None]

@@ -18,8 +18,8 @@ import numpy as np
 from shardkit.codecs.scaling import one_thread
 from shardkit.decode import Decoding
 from shardkit.errors import BadImage
+from shardkit.measure.diagnosis.stages import Batch, Staged, decode_batch, identified, staged
 from shardkit.measure.folder import PlainFolder
-from shardkit.measure.stages import Batch, Staged, decode_batch, identified, staged
 from shardkit.recipe import Recipe
 from shardkit.record import META_FIELD, Record, dump_json, load_json
 from shardkit.shardset import StoredImage

@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass
 
 from shardkit.machine import memory_available
-from shardkit.measure.candidate import Candidate
+from shardkit.measure.tuning.candidate import Candidate
 from shardkit.torch.loader import FILES_PER_BATCH
 from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
 from shardkit.torch.processes import SPARE_SLOTS

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardkit.measure.findings import Finding, ordered, percent
-from shardkit.measure.measured import Measured, effective, waits_for_disk
-from shardkit.measure.remedies import GAIN, Remedy, find_remedies
-from shardkit.measure.surroundings import fits_in_memory
+from shardkit.measure.diagnosis.findings import Finding, ordered, percent
+from shardkit.measure.diagnosis.measured import Measured, effective, waits_for_disk
+from shardkit.measure.diagnosis.remedies import GAIN, Remedy, find_remedies
+from shardkit.measure.diagnosis.surroundings import fits_in_memory
 
 HOLDS = 0.5
 """Part of its time from which on a transform that holds the interpreter's lock stops threads."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from shardkit.measure.changes import Change
-from shardkit.measure.diagnosis import diagnose
-from shardkit.measure.findings import Finding
-from shardkit.measure.measured import Measured, effective
-from shardkit.measure.profiling import Profile
-from shardkit.measure.remedies import command_words, kept_options
+from shardkit.measure.diagnosis.changes import Change
+from shardkit.measure.diagnosis.findings import Finding
+from shardkit.measure.diagnosis.judgement import diagnose
+from shardkit.measure.diagnosis.measured import Measured, effective
+from shardkit.measure.diagnosis.profiling import Profile
+from shardkit.measure.diagnosis.remedies import command_words, kept_options
 from shardkit.recipe import Recipe
 
 GB = 1 << 30

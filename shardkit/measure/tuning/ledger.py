@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardkit.measure.candidate import Candidate
+from shardkit.measure.tuning.candidate import Candidate
 
 _T = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86)
 """Student's t for 1, 2, ... degrees of freedom, 90 % between both sides: 5 % are beyond one."""

@@ -1,0 +1,1 @@
+"""Contenders side by side: tables, pages, plots, and the ladder."""

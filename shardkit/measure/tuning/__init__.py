@@ -1,0 +1,1 @@
+"""The search for the settings of a loader that are best on this machine."""
