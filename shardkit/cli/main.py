@@ -100,7 +100,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail(_INTERRUPTED, 130)
+        _fail(_interrupted(), 130)
     except ShardkitError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
@@ -112,7 +112,11 @@ def main() -> NoReturn:
     sys.exit(code or 0)
 
 
-_INTERRUPTED = "interrupted. (A conversion goes on when its command is given again.)"
+def _interrupted() -> str:
+    """Return what is said of an interruption; a conversion keeps what was done."""
+    if sys.argv[1:2] == ["convert"]:
+        return "interrupted. (A conversion goes on when its command is given again.)"
+    return "interrupted."
 
 
 class _Ending:
@@ -129,7 +133,7 @@ class _Ending:
         if number == signal.SIGINT and not again:
             raise KeyboardInterrupt
         if number == signal.SIGINT or not again:
-            os.write(2, f"shardkit: error: {_INTERRUPTED}\n".encode())
+            os.write(2, f"shardkit: error: {_interrupted()}\n".encode())
         if again:
             os._exit(128 + number)
         sys.exit(128 + number)
