@@ -83,7 +83,7 @@ def test_a_run_tells_what_it_read(done: Result, place: Path) -> None:
     assert (dataset["images"], dataset["total"]) == (10, 16)
     assert dataset["mean_bytes"] == pytest.approx(sum(stored) / len(stored))
     assert f"10 of 16 images of {place / 'made'} were read." in told["details"]
-    assert told["command"].startswith("shardkit ")
+    assert told["command"].split()[0] == "shardkit"
     assert told["settings"]["decode"] == "RandomResizedCrop(8)"
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -447,11 +448,14 @@ def test_a_worker_that_ends_with_a_lock_in_its_hand_holds_nobody_up(
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_leave_no_folders_behind(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(("length", "inside"), [(0, 1), (120, 0)])
+def test_workers_leave_no_folders_behind(
+    tmp_path: Path, method: str, length: int, inside: int
+) -> None:
     """Each would make one for its sockets, which nobody removes if it is ended by a signal."""
-    (tmp_path / "temporary").mkdir()
-    (tmp_path / "script.py").write_text(
-        "import os, sys, torch\n"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, tempfile, torch\n"
         "from shardkit import LoaderOptions, make_loader\n"
         "class Large:\n"
         "    def __len__(self): return 8\n"
@@ -460,16 +464,20 @@ def test_workers_leave_no_folders_behind(tmp_path: Path, method: str) -> None:
         f"    options = LoaderOptions(engine='process', workers=2, start_method={method!r})\n"
         "    loader = make_loader(Large(), 2, options=options)\n"
         "    print(len(list(loader)), len(os.listdir(sys.argv[1])))\n"
+        "    assert tempfile.gettempdir() == sys.argv[1]\n"
         "    loader.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "temporary")],
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short) / ("x" * length)
+        folder.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, str(script), str(folder)],
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
 
-    assert done.stdout.split() == ["4", "1"], done.stderr
-    assert list((tmp_path / "temporary").iterdir()) == []
+        assert done.stdout.split() == ["4", str(inside)], done.stderr
+        assert list(folder.iterdir()) == []

@@ -60,13 +60,15 @@ def new_block(
     In a DataLoader's worker it lies in shared memory, if asked for: then the batch travels without
     a copy, and a full ``/dev/shm`` is an exception here, not a hang in a thread of the queue.
     """
-    shape = (*shape[:-1], shape[-1] * dtype.itemsize)  # in bytes
+    if dtype != torch.uint8:
+        in_bytes = (*shape[:-1], shape[-1] * dtype.itemsize)
+        return new_block(in_bytes, shared=shared).view(dtype)
     current = _READING.get()
     if current is not None and current.allocate is not None and shared:
-        return current.allocate(shape).view(dtype)
+        return current.allocate(shape)
     if not shared or get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8).view(dtype)
-    return new_shared(int(np.prod(shape))).view(shape).view(dtype)
+        return torch.empty(shape, dtype=torch.uint8)
+    return new_shared(int(np.prod(shape))).view(shape)
 
 
 class EpochCell:

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing import connection, forkserver, util
@@ -24,6 +25,9 @@ _STOP_SECONDS = 1.0
 
 _WATCH_SECONDS = 1.0
 """How often a worker looks whether the main process lives."""
+
+_LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
+"""Bytes of a temporary folder's name: a socket's has 107 at the most on Linux (unix(7))."""
 
 _PRELOAD = ("torch", "shardkit.torch.loader")
 """What a fork server loads once: workers then begin in 0.1 s and not in 2 s."""
@@ -124,9 +128,16 @@ def require_start(method: str, fetch: Fetch) -> None:
 def share_temporary_folder() -> None:
     """Have workers put their sockets into this process's folder, which it removes at its end.
 
-    Each would make one of its own, and leave it behind when it is ended by a signal.
+    Each would make one of its own, and leave it behind when it is ended by a signal. Where the
+    temporary folder's name is too long for a socket, workers would hang: then it lies in ``/tmp``.
     """
-    util.get_temp_dir()
+    usual = tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) <= _LONGEST_FOLDER
+    tempfile.tempdir = usual if fits else "/tmp"  # noqa: S108 - as short as there is
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
 
 
 def preload() -> None:
