@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from test_diagnosis import change, measured, profile
+from test_judgement import change, measured, profile
 from test_surroundings import facts
 
 from shardkit.cli.doctor_report import as_json, show

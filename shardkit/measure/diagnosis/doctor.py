@@ -204,11 +204,11 @@ class _Examination:
             wanted="process" if placed["processes"] else "thread",
             shared_needed=under_way * seen.look.batch_bytes if settings.workers else 0,
             files_needed=under_way * FILES_PER_BATCH if settings.workers else 0,
-            worker_peak=seen.look.worker_peak,
+            worker_unique=seen.look.worker_unique,
             start=placed["start"],
             threads=placed["threads"],
             cuda_begun=placed["cuda_begun"],
-            opencv=placed["opencv"],
+            opencv_threads=placed["opencv_threads"],
         )
 
     def _profile(self, *, processes: bool) -> Profile:

@@ -12,9 +12,7 @@ from shardkit.measure.diagnosis.findings import Finding, ordered, percent
 from shardkit.measure.diagnosis.measured import Measured, effective, waits_for_disk
 from shardkit.measure.diagnosis.remedies import GAIN, Remedy, find_remedies
 from shardkit.measure.diagnosis.surroundings import fits_in_memory
-
-HOLDS = 0.5
-"""Part of its time from which on a transform that holds the interpreter's lock stops threads."""
+from shardkit.measure.gil import HOLDS
 
 UNEXPLAINED = 0.25
 """Part of a sample's time that the stages may leave unexplained, or overdo, without a word."""
