@@ -12,7 +12,6 @@ from shardkit.measure.diagnosis.findings import Finding
 from shardkit.measure.diagnosis.judgement import diagnose
 from shardkit.measure.diagnosis.measured import Measured, effective
 from shardkit.measure.diagnosis.profiling import Profile
-from shardkit.measure.diagnosis.remedies import command_words, kept_options
 from shardkit.recipe import Recipe
 
 GB = 1 << 30
@@ -282,27 +281,3 @@ def test_an_operation_that_is_used_already_is_not_advised() -> None:
 
     assert any("RandomResizedCrop" in each.what for each in by_hand)
     assert not any("RandomResizedCrop" in each.what for each in by_operation)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("convert", []),
-        ("resize", ["--resize", "256"]),
-        ("raw", ["--resize", "256x256", "--encode", "raw", "--enlarge"]),
-        ("jpeg", ["--encode", "jpeg"]),
-    ],
-)
-def test_the_command_says_the_recipe(name: str, words: list[str]) -> None:
-    found = command_words(change(name), "my photos", "made", "hdf5")
-
-    begin = ["shardkit", "convert", "imagefolder", "my photos", "made", "--to", "hdf5"]
-    assert found == [*begin, *words]
-
-
-def test_options_of_the_old_conversion_are_kept() -> None:
-    old = Recipe(orient=True, background=(1, 2, 255), filter="box").describe()
-
-    assert kept_options(old) == ["--orient", "--background", "#0102ff", "--filter", "box"]
-    assert kept_options(Recipe().describe()) == []
-    assert kept_options({}) == []

@@ -248,18 +248,18 @@ def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     finally:
         stop.set()
         thread.join()
-    assert found["format"] == "hdf5"
-    assert found["source"] == "photos"
+    assert found["made"]["format"] == "hdf5"
+    assert found["made"]["source"]["name"] == "photos"
+    assert found["made"]["recipe"]["encode"] == "keep"
+    assert not found["made"]["splits"]
     assert found["processes"] == ""
-    assert found["recipe"]["encode"] == "keep"
     assert "beside" in found["threads"]
     assert found["start"] != "fork"
     assert found["filesystem"]
 
     found = place_of(folder, files_of(folder))
-    assert found["format"] == found["source"] == ""
+    assert found["made"] is None
     assert "PlainFolder" in found["processes"]
-    assert found["recipe"] == {}
     assert 0 <= found["resident"] <= 1
 
     def refused(_: object) -> float:

@@ -72,6 +72,9 @@ def show(request: Request, report: Report) -> None:
         line("next", printable(report.command))
         if "SRC" in shlex.split(report.command):
             line("", f"SRC is the folder that it was made from: {printable(report.source)}")
+        if report.classes:
+            line("", "its labels have an order of their own; this writes it into a file before:")
+            line("", printable(report.classes))
 
 
 def _show_loader(

@@ -11,13 +11,14 @@ from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.diagnosis.changes import Change
+from shardkit.measure.diagnosis.command import Made, classes_command, command_words
 from shardkit.measure.diagnosis.facts import Facts, gather
 from shardkit.measure.diagnosis.findings import Finding, ordered
 from shardkit.measure.diagnosis.judgement import Diagnosis, diagnose
 from shardkit.measure.diagnosis.measured import Measured
 from shardkit.measure.diagnosis.place import Place
 from shardkit.measure.diagnosis.profiling import Plan, Profile
-from shardkit.measure.diagnosis.remedies import GAIN, Remedy, command_words, kept_options
+from shardkit.measure.diagnosis.remedies import GAIN, Remedy
 from shardkit.measure.diagnosis.surroundings import check
 from shardkit.measure.diagnosis.trial import Trial, try_out
 from shardkit.measure.served import Seen, Served
@@ -75,6 +76,8 @@ class Report:
     """The conversion that helps most, to be typed; empty if none does, or a trial disproved it."""
     source: str = ""
     """Name of the folder that SRC in the command stands for; empty if the command names it."""
+    classes: str = ""
+    """What writes the file of classes that CLASSES in the command stands for; empty without one."""
     trial: Trial | None = None
     trial_note: str = ""
     """Why there was no trial, if one was asked for."""
@@ -100,13 +103,14 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
     diagnosis = diagnose(measured, check(facts))
     best = next((each for each in diagnosis.remedies if each.change is not None), None)
     command = _command(request.subject.path, best, examination)
+    classes = classes_command(examination.made) if command else ""
     trial, note = None, ""
     if request.trial and best is not None and best.change is not None:
         watch("trying it out")
         recipe = Recipe.restored(best.change.recipe)
-        trial = try_out(request.subject, examination.loading, recipe, examination.format)
+        trial = try_out(request.subject, examination.loading, recipe, examination.made.format)
         if trial.gain < GAIN:
-            command = ""
+            command = classes = ""
     elif request.trial:
         note = "no conversion was found that would help"
     return Report(
@@ -118,6 +122,7 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
         diagnosis=diagnosis,
         command=command,
         source=examination.source,
+        classes=classes,
         trial=trial,
         trial_note=note,
     )
@@ -134,9 +139,8 @@ class _Examination:
         options = {} if request.workers is None else {"workers": request.workers}
         self.loading = Loading(batch_size=request.batch_size, options=options)
         self.images = 0
-        self.format = FOLDER_FORMAT
+        self.made = Made(path=subject.path, format=FOLDER_FORMAT)
         self.folder = False
-        self.recipe: dict[str, Any] = {}
         self.source = ""
         self.seen: Seen | None = None
 
@@ -148,9 +152,11 @@ class _Examination:
         if not self.images:
             raise UsageError(f"there is no image in {self._subject.path}")
         placed = process.ask("place")
-        self.folder = not placed["format"]
-        self.recipe, self.source = placed["recipe"], placed["source"]
-        self.format = placed["format"] or FOLDER_FORMAT
+        self.folder = placed["made"] is None
+        if not self.folder:
+            self.made = made = Made(**placed["made"])
+            name = str(made.source.get("name", ""))
+            self.source = f"the one that holds {name}" if made.splits else name
         self._watch("loading")
         self.seen = seen = self._look(self.loading)  # and so all is in memory, and known to work
         place = self._place(opened, placed, seen)
@@ -266,6 +272,8 @@ def _command(path: str, remedy: Remedy | None, examination: _Examination) -> str
     size = remedy.change.recipe.get("resize")
     suffix = {"raw": "raw", "jpeg": "jpeg", "convert": "shards"}.get(remedy.name, "")
     suffix += str(size[0]) if size else ""
-    target = f"{Path(path) if Path(path).name else 'dataset'}-{suffix}"
-    words = command_words(remedy.change, source, target, examination.format)
-    return shlex.join([*words, *kept_options(examination.recipe)])
+    made, place = examination.made, Path(path)
+    if made.splits and place.resolve() == Path(made.path).resolve():  # one split was named
+        place = place.resolve().parent
+    target = f"{place if place.name else 'dataset'}-{suffix}"
+    return shlex.join(command_words(remedy.change.recipe, source, target, made))

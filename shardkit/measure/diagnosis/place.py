@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shardkit.machine import filesystem
+from shardkit.manifest import MANIFEST_NAME, Manifest, SplitsManifest, load_any_manifest
 from shardkit.measure import pages
 from shardkit.torch.datasets import ShardDataset
 from shardkit.torch.preflight import why_processes
@@ -77,9 +78,23 @@ def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
         ],
         "cuda_begun": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
         "opencv_threads": _opencv_threads(),
-        "format": manifest.format if manifest else "",
-        "recipe": dict(manifest.recipe) if manifest else {},
-        "source": str(manifest.source.get("name", "")) if manifest else "",
+        "made": None if manifest is None else _made(dataset.path, manifest),
+    }
+
+
+def _made(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of `shardkit.measure.diagnosis.command.Made`."""
+    parent = path.resolve().parent
+    splits = (parent / MANIFEST_NAME).exists()
+    return {
+        "path": str(path),
+        "format": manifest.format,
+        "recipe": dict(manifest.recipe),
+        "source": dict(manifest.source),
+        "classes": None if manifest.classes is None else list(manifest.classes),
+        "counts": None if manifest.class_counts is None else list(manifest.class_counts),
+        "skipped": bool(manifest.skipped),
+        "splits": splits and isinstance(load_any_manifest(parent), SplitsManifest),
     }
 
 
