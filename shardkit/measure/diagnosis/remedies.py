@@ -84,10 +84,16 @@ def _engines(measured: Measured) -> list[Remedy]:
     for engine in ("thread", "process"):
         gain = measured.gain(engine)
         if gain is not None:
+            what = f"take {'threads' if engine == 'thread' else 'worker processes'}"
+            if engine == "thread" and not measured.repeats:
+                what += (
+                    "; the transform is not marked with shardkit.with_rng, so its random numbers "
+                    "do not repeat in threads"
+                )
             found.append(
                 Remedy(
                     name=engine,
-                    what=f"take {'threads' if engine == 'thread' else 'worker processes'}",
+                    what=what,
                     gain=gain,
                     basis=f"measured with {measured.workers} workers each",
                     code=f'options=LoaderOptions(engine="{engine}", workers={measured.workers})',
@@ -131,6 +137,11 @@ def _conversions(measured: Measured, stage: str) -> list[Remedy]:
         words = _CHANGES[change.name].format(side=side, bytes=change.bytes_after / 1000)
         if change.other_pixels:
             words += "; the crop then shows more of an image, so the model sees something else"
+        elif change.maybe_other:
+            words += (
+                "; if the transform crops pixels, it then shows more of an image, so the model "
+                "may see something else"
+            )
         after = total - _saved(measured, change, seconds)
         found.append(
             Remedy(

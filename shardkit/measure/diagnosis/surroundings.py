@@ -153,7 +153,8 @@ def memory(facts: Facts) -> Finding:
         return Finding(
             name="memory",
             severity="note",
-            what="the data do not fit in memory: every epoch reads the disk",
+            what="the data do not fit in memory: every epoch reads the disk, and rates are the "
+            "disk's",
             evidence=f"{evidence}; the data are {size(place.bytes)}",
             remedy="make them smaller (--resize, --encode jpeg), add memory, or read forwards: "
             "make_loader(..., shuffle=shardkit.Blocks())",
