@@ -69,6 +69,17 @@ def test_the_verdict_comes_first_and_the_command_last(
     assert "3.5 x  store smaller images (--resize 256)" in text
 
 
+def test_what_is_missing_is_left_out_and_a_file_of_classes_is_told(
+    slow: Measured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = dataclasses.replace(slow, single=None)
+    text = told(capsys, report(unknown, command="shardkit convert", classes="python -c x > y"))
+
+    assert "one worker" not in text
+    assert text.splitlines()[-1].strip() == "python -c x > y"
+    assert "with one worker" in told(capsys, report(slow))
+
+
 def test_bars_are_as_long_as_their_part(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, report(slow)).splitlines()
     (decode,) = [each for each in lines if each.strip().startswith("decode  ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -19,7 +20,9 @@ from PIL import Image
 
 from shardkit import MeasurementFailed, UsageError
 from shardkit.measure.diagnosis import doctor
+from shardkit.measure.diagnosis.facts import Facts, gather
 from shardkit.measure.diagnosis.trial import Trial
+from shardkit.measure.served import Served
 
 SLOW_C = Path(__file__).parent / "faults" / "slow.c"
 
@@ -27,6 +30,7 @@ ROWS = 16
 
 TRANSFORMS = """
 import os
+import threading
 import time
 
 import torch
@@ -47,6 +51,12 @@ def spin_in_threads(image, rng):
 
 def die(image):
     os._exit(7)
+
+
+def die_in_threads(image):
+    if threading.current_thread() is not threading.main_thread():
+        os._exit(7)
+    return torch.zeros(3, 64, 64)
 
 
 def quick(image):
@@ -154,6 +164,7 @@ QUICKLY = """
 import sys
 from shardkit.cli.main import main
 from shardkit.measure.diagnosis import doctor
+from shardkit.measure.diagnosis.facts import Facts, gather
 doctor.SECONDS, doctor.ROUNDS = 0.1, 1
 main()
 """
@@ -255,3 +266,47 @@ def refused(error: type[Exception], message: str, *arguments: object) -> None:
 
 def test_a_transform_that_ends_its_process_is_told(made: Path) -> None:
     refused(MeasurementFailed, "exit code 7", made, "--transform", "transforms:die")
+
+
+def test_a_transform_that_no_thread_bears_is_examined_nevertheless(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ROUNDS", 2)
+    found = examined(made, "--transform", "transforms:die_in_threads", "--workers", "1")
+
+    assert found["measured"]["engine"] == "process"
+    assert found["measured"]["single"] > 0
+    assert len(found["measured"]["rates"]) == 2  # the second after a thread ended the process
+    assert "thread" not in found["measured"]["alternatives"]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_loaders_read_a_sample_that_is_in_memory_if_it_can_be(
+    made: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    asked: list[tuple[str, int | None]] = []
+    ask = Served.ask
+
+    def noted(self: Served, what: str, **given: Any) -> dict[str, Any]:
+        asked.append((what, self.subject.limit))
+        return ask(self, what, **given)
+
+    def tiny(workers: int | None) -> Facts:
+        return dataclasses.replace(gather(workers), memory=1)
+
+    monkeypatch.setattr(Served, "ask", noted)
+    monkeypatch.setattr(doctor, "SAMPLE", 4)
+    monkeypatch.setattr(doctor, "BATCHES", 2)
+    if not fits:
+        monkeypatch.setattr(doctor, "gather", tiny)
+    found = examined(made, "--decode", "CenterCrop(8)", "--workers", "1")
+
+    limit = 2 * 4 if fits else None
+    looks = [number for number, (what, _) in enumerate(asked) if what == "look"]
+    assert {asked[number] for number in looks} == {("look", limit)}
+    warmed = [number for number, (what, _) in enumerate(asked) if what == "warm"]
+    assert len(warmed) == fits
+    assert all(number < looks[0] for number in warmed)
+    assert found["images"] == ROWS
+    told = " ".join(each["what"] for each in found["findings"])
+    assert ("rates are the disk's" in told) is not fits

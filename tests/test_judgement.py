@@ -12,7 +12,6 @@ from shardkit.measure.diagnosis.findings import Finding
 from shardkit.measure.diagnosis.judgement import diagnose
 from shardkit.measure.diagnosis.measured import Measured, effective
 from shardkit.measure.diagnosis.profiling import Profile
-from shardkit.measure.diagnosis.remedies import command_words, kept_options
 from shardkit.recipe import Recipe
 
 GB = 1 << 30
@@ -236,8 +235,31 @@ def test_a_crop_that_would_show_something_else_says_so() -> None:
     assert "sees something else" in diagnose(given).remedies[0].what
 
 
+def test_a_transform_that_gets_smaller_images_may_show_something_else() -> None:
+    given = measured(warm={"decode": 0.004}, changes=[change(maybe_other=True)])
+
+    assert "may see something else" in diagnose(given).remedies[0].what
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_threads_are_named_with_what_they_do_to_random_numbers(repeats: bool) -> None:
+    given = measured(
+        rates=[100.0], engine="process", alternatives={"thread": [300.0]}, repeats=repeats
+    )
+
+    assert ("do not repeat in threads" in diagnose(given).remedies[0].what) is not repeats
+
+
+def test_one_worker_that_cannot_be_measured_is_left_out() -> None:
+    found = diagnose(measured(single=None))
+
+    assert found.explained is None
+    assert "stages" not in [each.name for each in found.findings]
+
+
 def test_stages_that_do_not_add_up_are_noted() -> None:
     given = measured(warm={"decode": 0.004})
+    assert given.single is not None
     doubled = dataclasses.replace(given, single=given.single / 2)
 
     assert diagnose(given).explained == pytest.approx(1)
@@ -245,7 +267,7 @@ def test_stages_that_do_not_add_up_are_noted() -> None:
     found = diagnose(doubled)
     assert found.explained == pytest.approx(0.5)
     assert [each.evidence for each in found.findings if each.name == "stages"] == [
-        "they are 50 % of a sample's time in a loader of one thread"
+        "they are 50 % of a sample's time in a loader of one worker"
     ]
 
 
@@ -282,27 +304,3 @@ def test_an_operation_that_is_used_already_is_not_advised() -> None:
 
     assert any("RandomResizedCrop" in each.what for each in by_hand)
     assert not any("RandomResizedCrop" in each.what for each in by_operation)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("convert", []),
-        ("resize", ["--resize", "256"]),
-        ("raw", ["--resize", "256x256", "--encode", "raw", "--enlarge"]),
-        ("jpeg", ["--encode", "jpeg"]),
-    ],
-)
-def test_the_command_says_the_recipe(name: str, words: list[str]) -> None:
-    found = command_words(change(name), "my photos", "made", "hdf5")
-
-    begin = ["shardkit", "convert", "imagefolder", "my photos", "made", "--to", "hdf5"]
-    assert found == [*begin, *words]
-
-
-def test_options_of_the_old_conversion_are_kept() -> None:
-    old = Recipe(orient=True, background=(1, 2, 255), filter="box").describe()
-
-    assert kept_options(old) == ["--orient", "--background", "#0102ff", "--filter", "box"]
-    assert kept_options(Recipe().describe()) == []
-    assert kept_options({}) == []

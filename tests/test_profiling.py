@@ -148,6 +148,26 @@ def test_it_ends_when_the_time_is_up(made: Path, monkeypatch: pytest.MonkeyPatch
     assert found.images == 4
 
 
+def test_reading_cold_ends_when_the_time_is_up(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(made, decode=CenterCrop(8))
+    reads: list[int] = []
+    read = stages.StagedShards.read
+
+    def slow(self: stages.StagedShards, batch: Batch) -> None:
+        reads.append(len(batch.rows))
+        time.sleep(SLOW * len(batch.rows))
+        read(self, batch)
+
+    monkeypatch.setattr(stages.StagedShards, "read", slow)
+    work = staged(dataset)
+    chosen = [np.arange(start, start + 2) for start in range(0, 12, 2)]
+    cold, _ = profiling._read_cold(dataset, work, chosen, SLOW)
+
+    assert reads == [1, 2]  # the first opens the shards
+    assert cold is not None
+    assert cold >= SLOW
+
+
 def test_files_that_cannot_be_dropped_have_no_cold_time(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

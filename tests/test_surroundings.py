@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ def facts(**changed: Any) -> Facts:
         "libjpeg_turbo": True,
         "turbojpeg": True,
         "torch_threads": 8,
-        "opencv_threads": None,
         "variables": {},
         "accelerator": "A Fine GPU",
         "temporary": "tmp",
@@ -84,24 +84,24 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"affinity": 2}, "processors", "note", "2 of 8 processors"),
     ({"quota": 3.0}, "processors", "note", "3 processors"),
     ({"shared_memory": None}, "shared memory", "note", "another way"),
-    ({"shared_memory": (64 * MB, 64 * MB)}, "shared memory", "warning", "67 MB"),
+    ({"shared_memory": (64 * MB, 64 * MB)}, "shared memory", "warning", "64.0 MiB"),
     (
         {"shared_memory": (16 * GB, MB), "place": place(shared_needed=GB, engine="process")},
         "shared memory",
         "problem",
-        "batches under way take 1.1 GB",
+        "batches under way take 1.0 GiB",
     ),
     (
         {"shared_memory": (16 * GB, MB), "place": place(shared_needed=GB, wanted="process")},
         "shared memory",
         "problem",
-        "1 MB free of 17.2 GB",
+        "1.0 MiB free of 16.0 GiB",
     ),
     (
         {"shared_memory": (16 * GB, MB), "place": place(shared_needed=GB)},
         "shared memory",
         "warning",
-        "1 MB free",
+        "1.0 MiB free",
     ),
     ({"descriptors": 256}, "open files", "warning", "`ulimit -n` is 256"),
     (
@@ -111,13 +111,13 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
         "up to 4000",
     ),
     ({"descriptors": 2048, "place": place(files_needed=4000)}, "open files", "warning", "4000"),
-    ({"place": place(bytes=30 * GB)}, "memory", "note", "the data are 32.2 GB"),
-    ({"place": place(worker_peak=5 * GB)}, "memory", "problem", "8 workers of up to 5.4 GB"),
-    ({"swap_used": 8 * GB}, "memory", "warning", "8.6 GB are in the swap"),
+    ({"place": place(bytes=30 * GB)}, "memory", "note", "the data are 30.0 GiB"),
+    ({"place": place(worker_unique=5 * GB)}, "memory", "warning", "each of up to 5.0 GiB"),
+    ({"swap_used": 8 * GB}, "memory", "warning", "8.0 GiB are in the swap"),
     ({"place": place(filesystem="nfs4")}, "file system", "note", "nfs4"),
     ({"place": place(filesystem="fuse.gcsfuse")}, "file system", "note", "fuse.gcsfuse"),
     ({"place": place(filesystem="overlay")}, "file system", "note", "overlay"),
-    ({"place": place(resident=0.03)}, "page cache", "note", "3 % of 1.1 GB"),
+    ({"place": place(resident=0.03)}, "page cache", "note", "3 % of 1.0 GiB"),
     ({"place": place(resident=None)}, "page cache", "note", "mincore"),
     ({"place": place(threads=["pump"])}, "start method", "warning", "the thread pump runs"),
     ({"place": place(cuda_begun=True)}, "start method", "warning", "CUDA is in use"),
@@ -129,12 +129,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ),
     ({"libjpeg_turbo": False}, "decoders", "warning", "a plain libjpeg"),
     ({"turbojpeg": False}, "decoders", "note", "TurboJPEG 3 is not there"),
-    (
-        {"opencv_threads": 8, "place": place(opencv=True)},
-        "threads",
-        "warning",
-        "OpenCV takes 8",
-    ),
+    ({"place": place(opencv_threads=8)}, "threads", "warning", "OpenCV takes 8"),
     ({"variables": {"OMP_NUM_THREADS": "64"}}, "threads", "warning", "OMP_NUM_THREADS=64"),
     ({"busy": 6.0}, "other load", "note", "6.0 of 8 processors"),
     ({"accelerator": ""}, "accelerator", "note", "no CUDA device"),
@@ -158,7 +153,10 @@ def test_what_is_planted_is_found(
 
 
 def test_what_is_harmless_is_not_blamed() -> None:
-    assert only(facts(opencv_threads=8), "threads").severity == "ok"  # the transform has none
+    cured = place(opencv_threads=1)  # by the module of the transform
+    assert only(facts(place=cured), "threads").severity == "ok"
+    kept = place(opencv_threads=8, engine="process")  # worker processes keep it to one
+    assert only(facts(place=kept), "threads").severity == "ok"
     assert only(facts(variables={"OMP_NUM_THREADS": "many"}), "threads").severity == "ok"
     assert only(facts(variables={"OMP_NUM_THREADS": "1"}), "threads").severity == "ok"
     assert only(facts(descriptors=None), "open files").severity == "ok"
@@ -217,19 +215,23 @@ def test_what_the_system_does_not_tell_is_left_open(monkeypatch: pytest.MonkeyPa
     assert found.variables["OMP_NUM_THREADS"] == "7"
 
 
-def test_opencv_that_cannot_be_loaded_is_as_if_it_were_not_there(
+def test_opencv_is_asked_where_the_transform_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
-    (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert gather().opencv_threads is None
+    dataset = open_subject(Subject(path=str(make_folder(tmp_path / "photos"))))
+    assert place_of(dataset, [])["opencv_threads"] is None
 
-    (tmp_path / "cv2.py").write_text("def getNumThreads(): return 5\n# of another size\n")
-    try:
-        assert gather().opencv_threads == 5
-    finally:
-        del sys.modules["cv2"]
+    opencv = types.ModuleType("cv2")
+    opencv.getNumThreads = lambda: 5  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cv2", opencv)
+    assert place_of(dataset, [])["opencv_threads"] == 5
+
+
+def test_a_folder_is_blamed_on_no_transform() -> None:
+    starved = facts(shared_memory=(16 * GB, MB), place=place(shared_needed=GB, wanted="process"))
+
+    assert "transform" not in only(starved, "shared memory").what
 
 
 def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,18 +248,18 @@ def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     finally:
         stop.set()
         thread.join()
-    assert found["format"] == "hdf5"
-    assert found["source"] == "photos"
+    assert found["made"]["format"] == "hdf5"
+    assert found["made"]["source"]["name"] == "photos"
+    assert found["made"]["recipe"]["encode"] == "keep"
+    assert not found["made"]["splits"]
     assert found["processes"] == ""
-    assert found["recipe"]["encode"] == "keep"
     assert "beside" in found["threads"]
     assert found["start"] != "fork"
     assert found["filesystem"]
 
     found = place_of(folder, files_of(folder))
-    assert found["format"] == found["source"] == ""
+    assert found["made"] is None
     assert "PlainFolder" in found["processes"]
-    assert found["recipe"] == {}
     assert 0 <= found["resident"] <= 1
 
     def refused(_: object) -> float:

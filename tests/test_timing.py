@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import DEADLINE
 
 from shardkit.errors import UsageError
 from shardkit.measure.timing import Look, Span, batch_bytes, look
@@ -145,3 +148,32 @@ def test_the_peak_of_memory_is_that_of_the_look() -> None:
 def test_batches_of_all_kinds_are_counted(batch: Any, images: int, size: int) -> None:
     assert count(batch) == images
     assert batch_bytes(batch) == size
+
+
+FORKED = """
+import os
+from shardkit.measure.timing import peaks, unique_of_workers
+
+held = bytearray(os.urandom(200 << 20))
+reading, writing = os.pipe()
+if not os.fork():
+    os.close(writing)
+    os.read(reading, 1)  # until the parent ends
+    os._exit(0)
+print(peaks()[1], unique_of_workers())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what processes share is told by Linux")
+def test_memory_that_a_worker_shares_is_not_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    peak, unique = map(int, done.stdout.split())
+
+    assert peak > 200 << 20
+    assert 0 < unique < peak / 3

@@ -72,6 +72,9 @@ def show(request: Request, report: Report) -> None:
         line("next", printable(report.command))
         if "SRC" in shlex.split(report.command):
             line("", f"SRC is the folder that it was made from: {printable(report.source)}")
+        if report.classes:
+            line("", "its labels have an order of their own; this writes it into a file before:")
+            line("", printable(report.classes))
 
 
 def _show_loader(
@@ -84,8 +87,8 @@ def _show_loader(
         sample += f", then {printable(measured.transform)}"
     line("sample", f"{sample}; batches of {measured.batch_size}")
     _wrapped(
-        f"{measured.rate:,.0f} images/s with {measured.workers} {kind} ({reason}); "
-        f"{measured.single:,.0f} with one thread",
+        f"{measured.rate:,.0f} images/s with {measured.workers} {kind} ({reason})"
+        + ("" if measured.single is None else f"; {measured.single:,.0f} with one worker"),
         " " * 12,
         first="  loader    ",
     )
@@ -113,9 +116,11 @@ def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
             f"    {stage:<18}{1000 * warm:>8.3f} ms{cold:>12}  {percent(share):>5} "
             f"{_bar(share)}{mark}".rstrip()
         )
+    part = ""
+    if diagnosis.explained is not None:
+        part = f", {percent(diagnosis.explained)} of what a loader with one worker takes"
     _wrapped(
-        f"{1000 * profile.total:.3f} ms in one thread, {percent(diagnosis.explained)} of what a "
-        f"loader with one takes; {amount(profile.images, 'sample')}, "
+        f"{1000 * profile.total:.3f} ms in one thread{part}; {amount(profile.images, 'sample')}, "
         f"{profile.stored_bytes / 1000:,.0f} KB and "
         f"{profile.width:.0f} x {profile.height:.0f} pixels in the mean",
         " " * 12,

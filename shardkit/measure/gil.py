@@ -6,6 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+HOLDS = 0.5
+"""Part of its time from which on work that holds the interpreter's lock stops threads."""
+
 _PROBE_SECONDS = 0.001
 """How long a probe sleeps, which needs no lock, before it asks for the lock again."""
 

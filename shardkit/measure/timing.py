@@ -63,6 +63,9 @@ class Look:
     worker_cpu: float = 0.0
     """Seconds of processor time but for the thread that asks for batches: what the workers used,
     threads or processes."""
+    worker_unique: int = 0
+    """Bytes of memory that a worker process shared with no other at the end, of the one that had
+    the most; 0 without any, or where the system does not tell. So much each further one takes."""
 
     @property
     def rate(self) -> float:
@@ -107,6 +110,7 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
     seconds = time.perf_counter() - start
     cpu, own = cpu_seconds() - used, time.thread_time() - own
     peak, worker_peak = peaks()
+    unique = unique_of_workers()
     batches.close()
     return Look(
         images=images,
@@ -118,6 +122,7 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         worker_peak=worker_peak,
         batch_bytes=size,
         worker_cpu=max(0.0, cpu - own),
+        worker_unique=unique,
     )
 
 
@@ -151,6 +156,15 @@ def peaks() -> tuple[int, int]:
         with contextlib.suppress(psutil.Error, OSError):
             workers.append(_peak(each))
     return _peak(process), max(workers, default=0)
+
+
+def unique_of_workers() -> int:
+    """Return the most memory, in bytes, that a worker of this process has for itself alone."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            found.append(int(each.memory_full_info().uss))
+    return max(found, default=0)
 
 
 def _forget_peak() -> None:

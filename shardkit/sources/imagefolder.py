@@ -352,11 +352,11 @@ def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:
     if class_order == "plain":
         return tuple(sorted(names))
     if class_order == "natural":
-        return tuple(sorted(names, key=_natural))
+        return tuple(sorted(names, key=natural))
     return _from_file(set(names), Path(class_order))
 
 
-def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Return a sort key that takes digits in ``name`` by value: class2 before class10."""
     parts = re.split(r"([0-9]+)", name)
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p], name

@@ -63,6 +63,8 @@ class Change:
     """As `Recipe.describe` gives it; empty if nothing is converted."""
     other_pixels: bool = False
     """Whether the crop then shows another part of the image than before."""
+    maybe_other: bool = False
+    """Whether a transform may do so: it gets a smaller image, and nobody knows what it crops."""
 
 
 def candidates(crop: int | None, kinds: Sequence[str], side: float) -> dict[str, Recipe]:
@@ -121,6 +123,7 @@ def predict(dataset: Any, crop: int | None, images: int = IMAGES, seed: int = 1)
     with one_thread(), reading(Reading(seed=seed, epoch=0)):
         times = _time(list(ways.values()))
     moved = isinstance(dataset.decode, CenterCrop) and dataset.decode.resize is None
+    smaller = {name for name, recipe in recipes.items() if recipe.resize is not None}
     return [
         Change(
             name=name,
@@ -130,7 +133,8 @@ def predict(dataset: Any, crop: int | None, images: int = IMAGES, seed: int = 1)
             bytes_before=ways[""].mean_bytes,
             bytes_after=way.mean_bytes,
             recipe=recipes[name].describe() if name in recipes else {},
-            other_pixels=moved and name in recipes and recipes[name].resize is not None,
+            other_pixels=moved and name in smaller,
+            maybe_other=not moved and dataset.transform is not None and name in smaller,
         )
         for (name, way), seconds in zip(ways.items(), times, strict=True)
         if name

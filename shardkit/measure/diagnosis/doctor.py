@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from collections.abc import Callable
@@ -11,14 +12,15 @@ from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.diagnosis.changes import Change
+from shardkit.measure.diagnosis.command import Made, classes_command, command_words
 from shardkit.measure.diagnosis.facts import Facts, gather
 from shardkit.measure.diagnosis.findings import Finding, ordered
 from shardkit.measure.diagnosis.judgement import Diagnosis, diagnose
 from shardkit.measure.diagnosis.measured import Measured
 from shardkit.measure.diagnosis.place import Place
 from shardkit.measure.diagnosis.profiling import Plan, Profile
-from shardkit.measure.diagnosis.remedies import GAIN, Remedy, command_words, kept_options
-from shardkit.measure.diagnosis.surroundings import check
+from shardkit.measure.diagnosis.remedies import GAIN, Remedy
+from shardkit.measure.diagnosis.surroundings import check, fits_in_memory
 from shardkit.measure.diagnosis.trial import Trial, try_out
 from shardkit.measure.served import Seen, Served
 from shardkit.measure.spec import Loading, Subject
@@ -37,6 +39,10 @@ FOLDER_FORMAT = "lmdb"
 
 SECONDS = 0.5
 """How long each look at a loader lasts."""
+
+SAMPLE, SAMPLE_BYTES, BATCHES = 2000, 10**9, 8
+"""Of data that fit in memory, loaders read so many images, that are in memory, and always the same:
+fewer if they have more bytes, and for so many batches at the least."""
 
 ROUNDS = 3
 """The loader and its alternatives are looked at so many times, in turn; medians count."""
@@ -75,6 +81,8 @@ class Report:
     """The conversion that helps most, to be typed; empty if none does, or a trial disproved it."""
     source: str = ""
     """Name of the folder that SRC in the command stands for; empty if the command names it."""
+    classes: str = ""
+    """What writes the file of classes that CLASSES in the command stands for; empty without one."""
     trial: Trial | None = None
     trial_note: str = ""
     """Why there was no trial, if one was asked for."""
@@ -93,20 +101,21 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
     if request.subject is None:
         return Report(facts=facts, findings=ordered(check(facts)))
     watch("opening")
-    with Served(request.subject) as process:
-        examination = _Examination(request, request.subject, process, watch)
+    with contextlib.ExitStack() as stack:
+        examination = _Examination(request, request.subject, stack, watch)
         measured, place = examination.run(facts)
     facts = dataclasses.replace(facts, place=place)
     diagnosis = diagnose(measured, check(facts))
     best = next((each for each in diagnosis.remedies if each.change is not None), None)
     command = _command(request.subject.path, best, examination)
+    classes = classes_command(examination.made) if command else ""
     trial, note = None, ""
     if request.trial and best is not None and best.change is not None:
         watch("trying it out")
         recipe = Recipe.restored(best.change.recipe)
-        trial = try_out(request.subject, examination.loading, recipe, examination.format)
+        trial = try_out(request.subject, examination.loading, recipe, examination.made.format)
         if trial.gain < GAIN:
-            command = ""
+            command = classes = ""
     elif request.trial:
         note = "no conversion was found that would help"
     return Report(
@@ -118,53 +127,74 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
         diagnosis=diagnosis,
         command=command,
         source=examination.source,
+        classes=classes,
         trial=trial,
         trial_note=note,
     )
 
 
-class _Examination:
-    """Asks a measuring process one thing after the other."""
+class _Measuring:
+    """A measuring process, and another in its place if a transform ended it."""
 
-    def __init__(self, request: Request, subject: Subject, process: Served, watch: Watch) -> None:
+    def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
+        self._subject = subject
+        self._stack = stack
+        self._served = stack.enter_context(Served(subject))
+        self.opened = self._served.open()
+
+    @property
+    def process(self) -> Served:
+        """One that answers."""
+        if self._served.ended:
+            self._served = self._stack.enter_context(Served(self._subject))
+            self._served.open()
+        return self._served
+
+
+class _Examination:
+    """Asks measuring processes one thing after the other."""
+
+    def __init__(
+        self, request: Request, subject: Subject, stack: contextlib.ExitStack, watch: Watch
+    ) -> None:
         self._request = request
         self._subject = subject
-        self._process = process
+        self._stack = stack
+        self._whole = self._looked_at = _Measuring(subject, stack)
         self._watch = watch
         options = {} if request.workers is None else {"workers": request.workers}
         self.loading = Loading(batch_size=request.batch_size, options=options)
         self.images = 0
-        self.format = FOLDER_FORMAT
+        self.made = Made(path=subject.path, format=FOLDER_FORMAT)
         self.folder = False
-        self.recipe: dict[str, Any] = {}
         self.source = ""
         self.seen: Seen | None = None
 
     def run(self, facts: Facts) -> tuple[Measured, Place]:
         """Return what was measured, and what was seen of the data's place."""
-        request, process = self._request, self._process
-        opened = process.open()
+        request, process, opened = self._request, self._whole.process, self._whole.opened
         self.images = opened["images"]
         if not self.images:
             raise UsageError(f"there is no image in {self._subject.path}")
         placed = process.ask("place")
-        self.folder = not placed["format"]
-        self.recipe, self.source = placed["recipe"], placed["source"]
-        self.format = placed["format"] or FOLDER_FORMAT
+        self.folder = placed["made"] is None
+        if not self.folder:
+            self.made = made = Made(**placed["made"])
+            name = str(made.source.get("name", ""))
+            self.source = f"the one that holds {name}" if made.splits else name
+        if fits_in_memory(opened["bytes"], facts.memory):
+            self._watch("reading into memory")
+            self._warm(opened["mean_bytes"])
         self._watch("loading")
-        self.seen = seen = self._look(self.loading)  # and so all is in memory, and known to work
+        self.seen = seen = self._look(self.loading)  # and so it is known to work
         place = self._place(opened, placed, seen)
         step = self._step()  # early: a model may be misnamed
-        threads = process.ask("limit", threads=1)["before"]
-        self._watch("loading with one thread")
-        single = self._look(
-            Loading(engine="thread", batch_size=request.batch_size, options={"workers": 1})
-        )
-        process.ask("limit", threads=threads)
+        self._watch("loading with one worker")
+        single, threads = self._single(seen)
         self._watch("timing the stages of a sample")
         profile = self._profile(processes=seen.engine == "process")
         self._watch("re-encoding some images")
-        changes = process.ask("predict", crop=_crop(profile))["changes"]
+        changes = self._whole.process.ask("predict", crop=_crop(profile))["changes"]
         self._watch("comparing loaders")
         fits = facts.shared_memory is None or place.shared_needed <= facts.shared_memory[1]
         rates, alternatives = self._compare(seen, threads, processes=fits)
@@ -177,18 +207,43 @@ class _Examination:
             decode=self._subject.decode,
             transform=self._subject.transform or "",
             profile=profile,
-            single=single.look.rate,
+            single=single,
             rates=rates,
             engine=seen.engine,
             workers=seen.workers,
             alternatives=alternatives,
             step=step,
+            repeats=self._subject.transform is None or not placed["processes"],
             changes=[Change(**each) for each in changes],
         )
         return measured, place
 
     def _look(self, loading: Loading) -> Seen:
-        return self._process.look(loading, Span(seconds=SECONDS))
+        return self._looked_at.process.look(loading, Span(seconds=SECONDS))
+
+    def _warm(self, mean_bytes: float) -> None:
+        """Have in memory all that loaders read: else stages are warm, and rates are cold."""
+        most = min(SAMPLE, int(SAMPLE_BYTES / max(1.0, mean_bytes)))
+        limit = max(most, BATCHES * self._request.batch_size)
+        if limit < self.images:
+            sample = dataclasses.replace(self._subject, limit=limit)
+            self._looked_at = _Measuring(sample, self._stack)
+        self._looked_at.process.warm()
+
+    def _single(self, seen: Seen) -> tuple[float | None, int]:
+        """Return the rate of one worker, and the threads that PyTorch takes for an operation.
+
+        The worker is of the kind that is known to work: a thread may not bear the transform.
+        """
+        engine = "process" if seen.engine == "process" else "thread"
+        threads = int(self._looked_at.process.ask("limit", threads=1)["before"])
+        one = Loading(engine=engine, batch_size=self._request.batch_size, options={"workers": 1})
+        try:
+            rate = self._look(one).look.rate
+        except MeasurementFailed:
+            rate = None
+        self._looked_at.process.ask("limit", threads=threads)
+        return rate, threads
 
     def _place(self, opened: dict[str, Any], placed: dict[str, Any], seen: Seen) -> Place:
         options = self.loading.loader_options()
@@ -204,18 +259,18 @@ class _Examination:
             wanted="process" if placed["processes"] else "thread",
             shared_needed=under_way * seen.look.batch_bytes if settings.workers else 0,
             files_needed=under_way * FILES_PER_BATCH if settings.workers else 0,
-            worker_peak=seen.look.worker_peak,
+            worker_unique=seen.look.worker_unique,
             start=placed["start"],
             threads=placed["threads"],
             cuda_begun=placed["cuda_begun"],
-            opencv=placed["opencv"],
+            opencv_threads=placed["opencv_threads"],
         )
 
     def _profile(self, *, processes: bool) -> Profile:
         plan = Plan(
             rows=self._request.rows, batch_size=self._request.batch_size, processes=processes
         )
-        answer = self._process.ask("profile", plan=dataclasses.asdict(plan))
+        answer = self._whole.process.ask("profile", plan=dataclasses.asdict(plan))
         found = answer["profile"]
         return Profile(**{**found, "sample": tuple(found["sample"])})
 
@@ -224,7 +279,7 @@ class _Examination:
         if step.model is None:
             return step.milliseconds / 1000 or None
         self._watch("timing the step")
-        return self._process.step_seconds(self.loading, step)
+        return self._whole.process.step_seconds(self.loading, step)
 
     def _compare(
         self, seen: Seen, threads: int, *, processes: bool
@@ -241,7 +296,7 @@ class _Examination:
         for _ in range(ROUNDS):
             for name in list(rates):
                 if name == "one torch thread":
-                    self._process.ask("limit", threads=1)
+                    self._looked_at.process.ask("limit", threads=1)
                 try:
                     rates[name].append(self._look(ways[name]).look.rate)
                 except MeasurementFailed:
@@ -249,7 +304,7 @@ class _Examination:
                         raise
                     del rates[name]  # it is no alternative
                 if name == "one torch thread":
-                    self._process.ask("limit", threads=threads)
+                    self._looked_at.process.ask("limit", threads=threads)
         return rates.pop(""), rates
 
 
@@ -266,6 +321,8 @@ def _command(path: str, remedy: Remedy | None, examination: _Examination) -> str
     size = remedy.change.recipe.get("resize")
     suffix = {"raw": "raw", "jpeg": "jpeg", "convert": "shards"}.get(remedy.name, "")
     suffix += str(size[0]) if size else ""
-    target = f"{Path(path) if Path(path).name else 'dataset'}-{suffix}"
-    words = command_words(remedy.change, source, target, examination.format)
-    return shlex.join([*words, *kept_options(examination.recipe)])
+    made, place = examination.made, Path(path)
+    if made.splits and place.resolve() == Path(made.path).resolve():  # one split was named
+        place = place.resolve().parent
+    target = f"{place if place.name else 'dataset'}-{suffix}"
+    return shlex.join(command_words(remedy.change.recipe, source, target, made))

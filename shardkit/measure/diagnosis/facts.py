@@ -10,9 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 import psutil
 import torch
@@ -67,8 +65,6 @@ class Facts:
     """Whether TurboJPEG 3 is there, which decodes pieces of JPEGs."""
     torch_threads: int
     """Threads that one operation of PyTorch takes."""
-    opencv_threads: int | None
-    """Threads that one operation of OpenCV takes; None if it is not installed."""
     variables: Mapping[str, str]
     """Environment variables that set numbers of threads, as far as they are set."""
     accelerator: str
@@ -103,7 +99,6 @@ def gather(workers: int | None = None) -> Facts:
         libjpeg_turbo=bool(features.check_feature("libjpeg_turbo")),
         turbojpeg=turbo.available(),
         torch_threads=torch.get_num_threads(),
-        opencv_threads=_opencv_threads(),
         variables={name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         temporary=tempfile.gettempdir(),
@@ -148,14 +143,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _opencv_threads() -> int | None:
-    if find_spec("cv2") is None:
-        return None
-    try:
-        return int(import_module("cv2").getNumThreads())
-    except (
-        Exception
-    ):  # it is installed and cannot be loaded: most often a system library is missing
-        return None

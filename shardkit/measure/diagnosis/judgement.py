@@ -12,9 +12,7 @@ from shardkit.measure.diagnosis.findings import Finding, ordered, percent
 from shardkit.measure.diagnosis.measured import Measured, effective, waits_for_disk
 from shardkit.measure.diagnosis.remedies import GAIN, Remedy, find_remedies
 from shardkit.measure.diagnosis.surroundings import fits_in_memory
-
-HOLDS = 0.5
-"""Part of its time from which on a transform that holds the interpreter's lock stops threads."""
+from shardkit.measure.gil import HOLDS
 
 UNEXPLAINED = 0.25
 """Part of a sample's time that the stages may leave unexplained, or overdo, without a word."""
@@ -30,8 +28,9 @@ class Diagnosis:
     """The bottleneck in words."""
     shares: dict[str, float]
     """Stage to its part of a sample's time, 0 to 1."""
-    explained: float
-    """Sum of the stages divided by what a loader of one thread takes for a sample."""
+    explained: float | None
+    """Sum of the stages divided by what a loader of one worker takes for a sample; None if that is
+    not known."""
     headroom: float | None
     """Rate of loading divided by that of the step; None without a step."""
     findings: list[Finding]
@@ -66,7 +65,7 @@ def diagnose(measured: Measured, surroundings: Sequence[Finding] = ()) -> Diagno
                 f"Loading, not the step, is the limit: it gives {headroom:.2g} x what the step "
                 f"takes. {verdict}"
             )
-    explained = measured.profile.total * measured.single
+    explained = None if measured.single is None else measured.profile.total * measured.single
     findings = ordered([*surroundings, *_findings(measured, explained)])
     remedies = [] if name == "step" else find_remedies(measured, largest)
     if problem is not None:
@@ -123,7 +122,7 @@ def _stage_verdict(measured: Measured, stage: str, seconds: Mapping[str, float])
     return stage, verdict
 
 
-def _findings(measured: Measured, explained: float) -> list[Finding]:
+def _findings(measured: Measured, explained: float | None) -> list[Finding]:
     """Return what the measured times themselves have to say, beside the bottleneck."""
     found = []
     profile = measured.profile
@@ -141,14 +140,14 @@ def _findings(measured: Measured, explained: float) -> list[Finding]:
                 remedy="read the files once before (cat them to /dev/null), if it matters",
             )
         )
-    if abs(1 - explained) > UNEXPLAINED:
+    if explained is not None and abs(1 - explained) > UNEXPLAINED:
         found.append(
             Finding(
                 name="stages",
                 severity="note",
                 what="the stages do not add up to what the loader takes",
                 evidence=f"they are {percent(explained)} of a sample's time in a "
-                "loader of one thread",
+                "loader of one worker",
                 remedy="measure again when the machine is idle, or with more --rows",
             )
         )

@@ -34,8 +34,8 @@ class Measured:
     transform: str = ""
     """``module:name``; empty without one."""
     profile: Profile
-    single: float
-    """Images/s of the loader with one thread."""
+    single: float | None
+    """Images/s of the loader with one worker; None if that cannot be had."""
     rates: Sequence[float]
     """Images/s of the loader that was asked for, with all its workers, in each round."""
     engine: str = "thread"
@@ -45,6 +45,8 @@ class Measured:
     """The same with another engine, by its name, or with ``one torch thread``."""
     step: float | None = None
     """Seconds that a training step takes for a batch; None if nobody said."""
+    repeats: bool = True
+    """Whether a transform's random numbers repeat in threads, as they do in worker processes."""
     changes: Sequence[Change] = ()
     """What storing images in another way would do."""
 

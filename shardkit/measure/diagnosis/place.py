@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shardkit.machine import filesystem
+from shardkit.manifest import MANIFEST_NAME, Manifest, SplitsManifest, load_any_manifest
 from shardkit.measure import pages
 from shardkit.torch.datasets import ShardDataset
 from shardkit.torch.preflight import why_processes
@@ -43,16 +44,17 @@ class Place:
     """Bytes of shared memory that batches under way take with worker processes."""
     files_needed: int = 0
     """Descriptors that they take."""
-    worker_peak: int = 0
-    """Bytes of memory that one worker had at the most; 0 without worker processes."""
+    worker_unique: int = 0
+    """Bytes of memory that one worker shared with no other process, at the most; 0 without worker
+    processes."""
     start: str = "fork"
     """How a loader would start worker processes."""
     threads: list[str] = field(default_factory=list)
     """Names of the threads that importing the transform began."""
     cuda_begun: bool = False
     """Whether it began to use CUDA, so that no process can fork."""
-    opencv: bool = False
-    """Whether the transform loaded OpenCV."""
+    opencv_threads: int | None = None
+    """Threads that one operation of OpenCV takes; None if the transform did not load it."""
 
 
 def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
@@ -75,11 +77,31 @@ def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
             each.name for each in threading.enumerate() if each is not threading.main_thread()
         ],
         "cuda_begun": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
-        "opencv": "cv2" in sys.modules,
-        "format": manifest.format if manifest else "",
-        "recipe": dict(manifest.recipe) if manifest else {},
-        "source": str(manifest.source.get("name", "")) if manifest else "",
+        "opencv_threads": _opencv_threads(),
+        "made": None if manifest is None else _made(dataset.path, manifest),
     }
+
+
+def _made(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of `shardkit.measure.diagnosis.command.Made`."""
+    parent = path.resolve().parent
+    splits = (parent / MANIFEST_NAME).exists()
+    return {
+        "path": str(path),
+        "format": manifest.format,
+        "recipe": dict(manifest.recipe),
+        "source": dict(manifest.source),
+        "classes": None if manifest.classes is None else list(manifest.classes),
+        "counts": None if manifest.class_counts is None else list(manifest.class_counts),
+        "skipped": bool(manifest.skipped),
+        "splits": splits and isinstance(load_any_manifest(parent), SplitsManifest),
+    }
+
+
+def _opencv_threads() -> int | None:
+    """Ask OpenCV where the transform's module was imported, which may have set the number."""
+    opencv = sys.modules.get("cv2")
+    return None if opencv is None else int(opencv.getNumThreads())
 
 
 def _resident(files: Sequence[Path]) -> float | None:

@@ -53,7 +53,7 @@ class Plan:
     """Samples, at the most; chosen at random, each once."""
     batch_size: int = 64
     seconds: float = 3.0
-    """No further batch is begun after this, and no further pass."""
+    """No further batch is begun after this, and no further pass; reading cold has as long."""
     processes: bool = False
     """Whether batches come from worker processes, so that they have a way to go."""
     seed: int = 0
@@ -111,7 +111,7 @@ def profile(dataset: Any, plan: Plan) -> Profile:
     size = min(plan.batch_size, len(rows))
     # A last batch that is not full would weigh as much as the others.
     chosen = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)]
-    cold, resident = _read_cold(dataset, work, chosen)
+    cold, resident = _read_cold(dataset, work, chosen, plan.seconds)
     alone = why_processes(dataset) is not None
     # Loaders keep PyTorch to one thread for each worker.
     with one_thread(), reading(Reading(seed=plan.seed, epoch=0, alone=alone)):
@@ -145,9 +145,12 @@ def profile(dataset: Any, plan: Plan) -> Profile:
 
 
 def _read_cold(
-    dataset: Any, work: Staged, chosen: list[npt.NDArray[np.int64]]
+    dataset: Any, work: Staged, chosen: list[npt.NDArray[np.int64]], seconds: float
 ) -> tuple[float | None, float]:
-    """Return the seconds that a sample takes from the disk, and what stayed in memory."""
+    """Return the seconds that a sample takes from the disk, and what stayed in memory.
+
+    No further batch is begun after ``seconds``.
+    """
     files = files_of(dataset)
     if isinstance(dataset, PlainFolder):  # the others may be millions
         files = [files[row] for rows in chosen for row in rows.tolist()]
@@ -157,10 +160,13 @@ def _read_cold(
         resident = pages.resident(files)
     except OSError:  # this file system has no such pages, or keeps them from us
         return None, 1.0
-    begun = time.perf_counter()
+    begun, count = time.perf_counter(), 0
     for rows in chosen:
         work.read(Batch(rows=rows))
-    return (time.perf_counter() - begun) / sum(map(len, chosen)), resident
+        count += len(rows)
+        if time.perf_counter() - begun > seconds:
+            break
+    return (time.perf_counter() - begun) / count, resident
 
 
 @dataclass(kw_only=True)

@@ -1,12 +1,10 @@
-"""What would move a bottleneck: measured gains first, and the command to type."""
+"""What would move a bottleneck: measured gains first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from shardkit.codecs.image import WHITE
 from shardkit.measure.diagnosis.changes import Change
 from shardkit.measure.diagnosis.measured import Measured, effective, waits_for_disk
 from shardkit.measure.diagnosis.surroundings import fits_in_memory
@@ -86,10 +84,16 @@ def _engines(measured: Measured) -> list[Remedy]:
     for engine in ("thread", "process"):
         gain = measured.gain(engine)
         if gain is not None:
+            what = f"take {'threads' if engine == 'thread' else 'worker processes'}"
+            if engine == "thread" and not measured.repeats:
+                what += (
+                    "; the transform is not marked with shardkit.with_rng, so its random numbers "
+                    "do not repeat in threads"
+                )
             found.append(
                 Remedy(
                     name=engine,
-                    what=f"take {'threads' if engine == 'thread' else 'worker processes'}",
+                    what=what,
                     gain=gain,
                     basis=f"measured with {measured.workers} workers each",
                     code=f'options=LoaderOptions(engine="{engine}", workers={measured.workers})',
@@ -133,6 +137,11 @@ def _conversions(measured: Measured, stage: str) -> list[Remedy]:
         words = _CHANGES[change.name].format(side=side, bytes=change.bytes_after / 1000)
         if change.other_pixels:
             words += "; the crop then shows more of an image, so the model sees something else"
+        elif change.maybe_other:
+            words += (
+                "; if the transform crops pixels, it then shows more of an image, so the model "
+                "may see something else"
+            )
         after = total - _saved(measured, change, seconds)
         found.append(
             Remedy(
@@ -159,36 +168,3 @@ def _saved(measured: Measured, change: Change, seconds: Mapping[str, float]) -> 
     if ratio > 1 or not fits_in_memory(measured.bytes, measured.memory):
         saved += seconds.get("read", 0.0) * (1 - ratio)
     return saved
-
-
-def command_words(change: Change, source: str, target: str, storage: str) -> list[str]:
-    """Return the words of the command that carries out a conversion.
-
-    Args:
-        change: What is to be stored.
-        source: The folder of images.
-        target: The dataset to be made.
-        storage: Name of its format.
-    """
-    recipe = change.recipe
-    words = ["shardkit", "convert", "imagefolder", source, target, "--to", storage]
-    if recipe.get("resize"):
-        height, width = recipe["resize"]
-        both = recipe["resize_mode"] == "crop"
-        words += ["--resize", f"{height}x{width}" if both else str(height)]
-    if recipe["encode"] != "keep":
-        words += ["--encode", recipe["encode"]]
-    if recipe["enlarge"]:
-        words.append("--enlarge")
-    return words
-
-
-def kept_options(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the options of a dataset's recipe that another conversion of its source takes too."""
-    words = ["--orient"] if recipe.get("orient") else []
-    background = tuple(recipe.get("background") or WHITE)
-    if background != WHITE:
-        words += ["--background", "#{:02x}{:02x}{:02x}".format(*background)]
-    if recipe.get("filter", "bicubic") != "bicubic":
-        words += ["--filter", str(recipe["filter"])]
-    return words

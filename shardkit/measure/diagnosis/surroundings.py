@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from shardkit.measure.diagnosis.facts import Facts
 from shardkit.measure.diagnosis.findings import Finding, percent
-from shardkit.torch.preflight import SHARED_MEMORY
+from shardkit.measure.words import size
+from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
 
 Check = Callable[[Facts], Finding | None]
 
@@ -38,9 +39,9 @@ def usable(facts: Facts) -> float:
     return facts.affinity if facts.quota is None else min(facts.affinity, facts.quota)
 
 
-def fits_in_memory(size: int, memory: int) -> bool:
-    """Tell whether files of ``size`` bytes are read from the disk once, and from memory later."""
-    return size <= FITS * memory
+def fits_in_memory(count: int, memory: int) -> bool:
+    """Tell whether files of ``count`` bytes are read from the disk once, and from memory later."""
+    return count <= FITS * memory
 
 
 def processors(facts: Facts) -> Finding:
@@ -84,15 +85,15 @@ def shared_memory(facts: Facts) -> Finding:
     total, free = facts.shared_memory
     needed = facts.place.shared_needed if facts.place else 0
     processes = facts.place is not None and "process" in (facts.place.engine, facts.place.wanted)
-    evidence = f"{SHARED_MEMORY} has {_size(free)} free of {_size(total)}"
+    evidence = f"{SHARED_MEMORY} has {size(free)} free of {size(total)}"
     if needed:
-        evidence += f"; batches under way take {_size(needed)} with worker processes"
+        evidence += f"; batches under way take {size(needed)} with worker processes"
     remedy = "raise it (Docker: --shm-size 8g or --ipc=host), or take fewer workers or batches"
     if processes and needed > free:
         return Finding(
             name="shared memory",
             severity="problem",
-            what=f"{SHARED_MEMORY} is too small for the worker processes that this transform needs",
+            what=f"{SHARED_MEMORY} is too small for the worker processes that this loader needs",
             evidence=evidence,
             remedy=remedy,
         )
@@ -115,7 +116,7 @@ def descriptors(facts: Facts) -> Finding:
     evidence = f"`ulimit -n` is {facts.descriptors}"
     if needed:
         evidence += f"; batches under way take up to {needed} with worker processes"
-    if facts.place is not None and needed + 64 > facts.descriptors:
+    if facts.place is not None and needed + SPARE_FILES > facts.descriptors:
         wanted = "process" in (facts.place.engine, facts.place.wanted)
         return Finding(
             name="open files",
@@ -137,33 +138,35 @@ def descriptors(facts: Facts) -> Finding:
 
 def memory(facts: Facts) -> Finding:
     """Hold memory against the dataset and against the workers."""
-    evidence = f"{_size(facts.available)} available of {_size(facts.memory)}"
+    evidence = f"{size(facts.available)} available of {size(facts.memory)}"
     place = facts.place
-    if place and place.worker_peak and place.worker_peak * facts.workers > facts.available:
+    if place and place.worker_unique * facts.workers > facts.available:
         return Finding(
             name="memory",
-            severity="problem",
-            what="the worker processes take more memory than there is",
-            evidence=f"{evidence}; {facts.workers} workers of up to {_size(place.worker_peak)}",
+            severity="warning",  # and no problem: they were at work, and did not fail
+            what="the worker processes take more memory than was free",
+            evidence=f"{evidence}; {facts.workers} workers, each of up to "
+            f"{size(place.worker_unique)} that it shares with none",
             remedy="take fewer workers, or a smaller batch",
         )
     if place and not fits_in_memory(place.bytes, facts.memory):
         return Finding(
             name="memory",
             severity="note",
-            what="the data do not fit in memory: every epoch reads the disk",
-            evidence=f"{evidence}; the data are {_size(place.bytes)}",
+            what="the data do not fit in memory: every epoch reads the disk, and rates are the "
+            "disk's",
+            evidence=f"{evidence}; the data are {size(place.bytes)}",
             remedy="make them smaller (--resize, --encode jpeg), add memory, or read forwards: "
             "make_loader(..., shuffle=shardkit.Blocks())",
         )
     if place:
-        evidence += f"; the data are {_size(place.bytes)} and stay in memory after one epoch"
+        evidence += f"; the data are {size(place.bytes)} and stay in memory after one epoch"
     if facts.swap_used > facts.memory // 10:
         return Finding(
             name="memory",
             severity="warning",
             what="memory is swapped out",
-            evidence=f"{evidence}; {_size(facts.swap_used)} are in the swap space",
+            evidence=f"{evidence}; {size(facts.swap_used)} are in the swap space",
             remedy="end what takes the memory",
         )
     return Finding(name="memory", severity="ok", what="memory", evidence=evidence)
@@ -214,7 +217,7 @@ def page_cache(facts: Facts) -> Finding | None:
             what="it cannot be told what is in the page cache",
             evidence="this system or file system does not say (mincore)",
         )
-    evidence = f"{percent(place.resident)} of {_size(place.bytes)} were in memory when this began"
+    evidence = f"{percent(place.resident)} of {size(place.bytes)} were in memory when this began"
     if place.resident < 0.5:
         return Finding(
             name="page cache",
@@ -273,12 +276,14 @@ def decoders(facts: Facts) -> Finding:
 def threads(facts: Facts) -> Finding:
     """Hold the threads of libraries, multiplied by the workers, against the processors."""
     have = usable(facts)
-    opencv = facts.opencv_threads if facts.place is not None and facts.place.opencv else None
+    opencv = facts.place.opencv_threads if facts.place is not None else None
+    threading = facts.place is not None and facts.place.engine == "thread"
     named = "".join(f"; {name}={value}" for name, value in facts.variables.items())
     evidence = f"PyTorch takes {facts.torch_threads} threads for an operation{named}"
-    if facts.opencv_threads is not None:
-        evidence += f"; OpenCV takes {facts.opencv_threads}"
-    if opencv is not None and opencv > 1 and opencv * facts.workers > 2 * have:
+    if opencv is not None:
+        evidence += f"; OpenCV takes {opencv}"
+    # A worker process keeps OpenCV to its one thread.
+    if opencv is not None and threading and opencv > 1 and opencv * facts.workers > 2 * have:
         return Finding(
             name="threads",
             severity="warning",
@@ -339,12 +344,3 @@ CHECKS: tuple[Check, ...] = (
     others,
     accelerator,
 )
-
-
-def _size(count: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("bytes", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

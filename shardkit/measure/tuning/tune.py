@@ -290,7 +290,7 @@ class _Bench:
             rate=found.rate,
             first=found.first,
             sample_bytes=found.batch_bytes / candidate.batch_size,
-            worker_bytes=found.worker_peak,
+            worker_bytes=found.worker_unique or found.worker_peak,
         )
 
     def _look(self, loading: Loading, seconds: float, step: StepSpec | None = None) -> Seen:
