@@ -317,7 +317,7 @@ class Singles(IterableDataset[int]):
         ({"image": torch.zeros(4, 2), "label": torch.zeros(4)}, 4),
         (torch.zeros(5, 1), 5),
         (torch.tensor(1.0), 1),
-        ((torch.zeros(3, 2), 7), 1),
+        ((torch.zeros(3, 2), 7), 3),
         ({}, 0),
         ((), 0),
         (8, 1),
