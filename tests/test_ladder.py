@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -124,6 +125,18 @@ def test_gains_are_over_the_baseline_and_the_last_rung_that_was_measured() -> No
     assert conclusion(report)[ALONE] == (
         "10.0 x with shardkit's engine; the largest step is persistent workers, 3.0 x"
     )
+
+
+def test_a_folder_has_no_batches_to_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not any(rung.note for rung in report_of().rungs)
+    request = LadderRequest(subject=Subject(path=str(tmp_path))).resolved()
+    report = report_of(a=[100.0], b=[200.0], c=[300.0], d=[300.0], e=[500.0])
+    told = dataclasses.replace(report, rungs=make_rungs(request, accelerator=False))
+    monkeypatch.setattr(cli_ladder, "ladder", lambda request, watch: told)
+    show_ladder(request, as_json=False, quiet=False)
+    assert "+ batched __getitems__ (a folder has none) " in capsys.readouterr().out
 
 
 def test_no_gain_is_called_none() -> None:

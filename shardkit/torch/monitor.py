@@ -208,7 +208,7 @@ class ThroughputMonitor:
         loader = self.loader
         while hasattr(loader, "loader"):  # such as a DevicePrefetcher
             loader = loader.loader
-        dataset = getattr(loader, "dataset", None)
+        dataset: Any = getattr(loader, "dataset", None)
         while not hasattr(dataset, "path") and hasattr(dataset, "dataset"):  # such as a Subset
             dataset = dataset.dataset
         path = getattr(dataset, "path", None)
@@ -220,7 +220,7 @@ class ThroughputMonitor:
         workers = getattr(loader, "num_workers", None)
         if type(workers) is int and workers >= 0:
             words.append(f"--workers {workers}")
-        decode = getattr(dataset, "decode", None)
+        decode: Any = getattr(dataset, "decode", None)
         if type(decode) in (CenterCrop, RandomResizedCrop, Resize):
             words.append(f"--decode {shlex.quote(_written(decode))}")
         return " ".join(words)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.machine import processors
 from shardkit.measure.cases import CASES
+from shardkit.measure.material import is_dataset
 from shardkit.measure.rounds import Watch
 from shardkit.measure.served import Seen, Served
 from shardkit.measure.spec import PLAIN, Loading, Subject
@@ -85,6 +86,8 @@ class Rung:
     loading: Loading
     missing: str = ""
     """Why it is not measured here, if it is not."""
+    note: str = ""
+    """Why it can bring nothing here, if that is known before."""
     rates: dict[str, list[float]] = field(default_factory=lambda: {ALONE: [], TRAINED: []})
     """Images/s of each round that counts, by the column."""
     engine: str = ""
@@ -210,6 +213,8 @@ def make_rungs(request: LadderRequest, *, accelerator: bool) -> list[Rung]:
     on_device = dataclasses.replace(loading, device=target)
     loading = add("+ device prefetcher", on_device, accelerated=True)
     add("+ batched __getitems__", loading.changed(batched=True))
+    if request.subject.case is None and not is_dataset(request.subject.path):
+        rungs[-1].note = "a folder has none"
     add(
         "+ shardkit's engine",
         Loading(batch_size=loading.batch_size, options={"workers": workers}, device=target),
