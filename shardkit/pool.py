@@ -15,7 +15,6 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from shardkit.errors import ShardkitError
-from shardkit.machine import processors
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -87,11 +86,6 @@ def run_tasks(
         yield from _run_here(function, tasks, on_progress)
     else:
         yield from _run_in_processes(function, tasks, min(workers, len(tasks)), on_progress)
-
-
-def available_workers() -> int:
-    """Return the number of processors that this process may use."""
-    return processors()
 
 
 def _run_here(

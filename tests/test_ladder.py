@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -126,6 +127,18 @@ def test_gains_are_over_the_baseline_and_the_last_rung_that_was_measured() -> No
     )
 
 
+def test_a_folder_has_no_batches_to_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not any(rung.note for rung in report_of().rungs)
+    request = LadderRequest(subject=Subject(path=str(tmp_path))).resolved()
+    report = report_of(a=[100.0], b=[200.0], c=[300.0], d=[300.0], e=[500.0])
+    told = dataclasses.replace(report, rungs=make_rungs(request, accelerator=False))
+    monkeypatch.setattr(cli_ladder, "ladder", lambda request, watch: told)
+    show_ladder(request, as_json=False, quiet=False)
+    assert "+ batched __getitems__ (a folder has none) " in capsys.readouterr().out
+
+
 def test_no_gain_is_called_none() -> None:
     for report in (report_of(a=[100], b=[101], c=[109], d=[90], e=[80]), report_of(a=[100])):
         assert conclusion(report)[ALONE] == "nothing on this ladder makes it faster"
@@ -142,6 +155,7 @@ class Played:
         self._fails = fails
         self._images = images
         self._model = model
+        self.ended = False
 
     def __enter__(self) -> Played:
         return self
@@ -174,12 +188,22 @@ class Played:
         return Seen(look=seen, engine="thread", reason="so", workers=1, warnings=[])
 
 
+class One:
+    """A pair that is one process."""
+
+    def __init__(self, played: Played) -> None:
+        self._played = played
+
+    def process(self, loading: Loading) -> Played:
+        return self._played
+
+
 def climb(played: Played, rungs: list[Rung], rounds: int) -> list[tuple[str, int, int]]:
     told: list[tuple[str, int, int]] = []
     extent = Extent(images=64, rows=64, epochs=5, seconds=1.0)
     steps = {ALONE: StepSpec(), TRAINED: StepSpec(model="small")}
-    served: Any = {True: played, False: played}
-    work = room._Climb(served=served, extent=extent, steps=steps, patience=1.0)
+    pair: Any = One(played)
+    work = room._Climb(pair=pair, extent=extent, steps=steps, patience=1.0)
     work.all_rounds(rungs, rounds, lambda *what: told.append(what))
     return told
 
@@ -281,6 +305,44 @@ def test_only_a_baseline_that_fails_is_an_error(
     assert [rung.missing for rung in report.rungs].count("a disk hangs") >= 2
     assert report.gain(report.rungs[-1], TRAINED) == 1.0
     assert (report.extent.rows, report.extent.epochs, report.extent.seconds) == (512, 10, 51.2)
+
+
+class Mortal(Played):
+    """A process that ends with the batched rung and, till it is started anew, answers no more."""
+
+    def look(self, loading: Loading, span: Any, step: Any = None) -> Seen:
+        self.ended = self.ended or "batched" in str(loading)
+        if self.ended:
+            raise MeasurementFailed("its process ended")
+        return super().look(loading, span, step)
+
+
+def test_a_rung_that_ends_its_process_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Mortal] = []
+
+    def start(subject: Subject) -> Mortal:
+        started.append(Mortal())
+        return started[-1]
+
+    monkeypatch.setattr(room, "Served", start)
+    report = ladder(TUTORIAL)
+    failed = [rung.name for rung in report.rungs if rung.missing == "its process ended"]
+    assert failed == ["+ batched __getitems__"]
+    assert all(rung.rate(TRAINED) for rung in report.rungs if not rung.missing)
+    assert len(started) == 3, "two, and one in place of that which ended"
+
+
+def test_a_model_that_ends_the_process_costs_its_column_alone(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os\n\n\ndef dies():\n    os._exit(3)\n"
+    (dataset.parent / "deadly.py").write_text(code)
+    monkeypatch.chdir(dataset.parent)
+    report = ladder(tiny(dataset, epochs=1, model="deadly:dies"))
+    assert "exit code 3" in report.model_problem
+    assert [rung.missing for rung in report.rungs if rung.rate(ALONE) is None] == [
+        NO_ACCELERATOR for rung in report.rungs if rung.missing == NO_ACCELERATOR
+    ]
 
 
 def test_what_failed_is_shown_and_counts(

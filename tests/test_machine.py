@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from shardkit import machine
-from shardkit.pool import available_workers
+from shardkit.torch import preflight
 
 GIB = 1 << 30
 
@@ -62,7 +62,7 @@ def test_a_quota_of_version_2(
 
     assert machine.processor_quota() == quota
     assert machine.processors() == processors
-    assert available_workers() == processors, "conversions and loaders heed it too"
+    assert preflight.default_workers() == processors, "loaders heed it too"
 
 
 def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import re
+import shlex
 import time
 import weakref
 from collections.abc import Iterator
@@ -15,17 +16,20 @@ from typing import Any
 import pytest
 import torch
 from helpers import make_dataset, make_folder
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from shardkit import (
     CenterCrop,
     DevicePrefetcher,
     LoaderOptions,
+    RandomResizedCrop,
+    Resize,
     ThroughputMonitor,
     UsageError,
     make_loader,
     open_dataset,
 )
+from shardkit.measure.material import parse_decode
 from shardkit.torch import monitor as room
 
 SIZE = 4
@@ -194,7 +198,8 @@ def test_the_verdict_says_what_to_do(
     train(monitor, clock, step)
     found = monitor.summary().splitlines()[1]
     assert re.search(verdict, found), found
-    assert ("shardkit doctor DST --step-ms 50" in found) == ("bottleneck" in found)
+    command = f"`shardkit doctor DST --step-ms 50 --batch-size {SIZE}`"
+    assert (command in found) == ("bottleneck" in found)
 
 
 def test_starts_that_take_long_are_spoken_of(clock: Clock) -> None:
@@ -280,7 +285,48 @@ def test_the_next_step_names_the_dataset(path: Path, clock: Clock) -> None:
         for _ in monitor:
             pass
         monitor._tallies[0].waited = 1.0
-        assert f"shardkit doctor {path} --step-ms" in monitor.summary()
+        workers = 0 if isinstance(loader, DataLoader) else 1
+        assert (
+            f"`shardkit doctor {path} --step-ms 0.1 --batch-size 2 --workers {workers} "
+            "--decode 'CenterCrop(8)'`"
+        ) in monitor.summary()
+
+
+@pytest.mark.parametrize(
+    ("decode", "option"),
+    [
+        (RandomResizedCrop((8, 9)), "RandomResizedCrop((8, 9))"),
+        (RandomResizedCrop(8, scale=(0.5, 1.0), flip=0.0), None),
+        (CenterCrop(8, resize=9, filter="bicubic"), None),
+        (Resize((4, 5), oversample=float("inf")), None),
+    ],
+)
+def test_the_command_names_the_decode_as_the_command_line_takes_it(
+    path: Path, clock: Clock, decode: Any, option: str | None
+) -> None:
+    awkward = path.parent / "a b's"
+    if not awkward.exists():
+        awkward.symlink_to(path)
+    part = Subset(open_dataset(awkward, decode=decode), range(3))
+    monitor = ThroughputMonitor(DataLoader(part, 2, collate_fn=list))
+    list(monitor)
+    monitor._tallies[0].waited = 1.0
+
+    words = shlex.split(monitor.summary().split("`")[1])
+
+    assert words[:3] == ["shardkit", "doctor", str(awkward)]
+    assert words[words.index("--batch-size") + 1] == "2", "the largest, not the last"
+    assert parse_decode(words[-1]) == decode
+    assert option in (None, words[-1])
+
+
+def test_operations_of_others_and_unknown_workers_are_left_out(path: Path, clock: Clock) -> None:
+    loader = Slow(clock, 1.0, 1.0)
+    loader.dataset = open_dataset(path, decode="torch")  # type: ignore[attr-defined]
+    loader.num_workers = "auto"  # type: ignore[attr-defined]
+    monitor = ThroughputMonitor(loader)
+    train(monitor, clock, 0.1)
+    assert monitor.summary().split("`")[1].endswith(f"--batch-size {SIZE}")
 
 
 def test_no_batch_is_kept_alive() -> None:
@@ -302,9 +348,17 @@ def test_no_batch_is_kept_alive() -> None:
     assert len(alive) == 3
 
 
-class Singles(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(5))
+class Batches(IterableDataset[Any]):
+    """Gives batches, as ``webdataset.WebLoader`` does, which is an iterable dataset too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.zeros(3, 2), torch.zeros(3))] * 5)
+
+
+def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
+    monitor = ThroughputMonitor(Batches())
+    assert len(list(monitor)) == 5
+    assert monitor.report.images == 15
 
 
 @pytest.mark.parametrize(
@@ -317,7 +371,7 @@ class Singles(IterableDataset[int]):
         ({"image": torch.zeros(4, 2), "label": torch.zeros(4)}, 4),
         (torch.zeros(5, 1), 5),
         (torch.tensor(1.0), 1),
-        ((torch.zeros(3, 2), 7), 1),
+        ((torch.zeros(3, 2), 7), 3),
         ({}, 0),
         ((), 0),
         (8, 1),
@@ -330,7 +384,7 @@ def test_batches_of_every_kind_are_counted(batch: Any, images: int) -> None:
 
 
 def test_what_gives_no_batches_is_refused(path: Path) -> None:
-    for wrong in (open_dataset(path), "dataset", 3, Singles()):
+    for wrong in (open_dataset(path), TensorDataset(torch.zeros(3)), "dataset", 3):
         with pytest.raises(UsageError, match="needs a loader"):
             ThroughputMonitor(wrong)
     with pytest.raises(UsageError, match="set_postfix"):

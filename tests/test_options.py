@@ -135,7 +135,7 @@ def test_memory_is_pinned_as_asked_or_if_there_is_an_accelerator(
 def test_the_default_is_the_processors_of_this_process_divided_among_its_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preflight, "available_workers", lambda: 7)
+    monkeypatch.setattr(preflight, "processors", lambda: 7)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert make_loader([1], 1, options=LoaderOptions(engine="thread")).num_workers == 2
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from shardkit.errors import BadImage, CorruptRecord, ShardkitError
-from shardkit.pool import Meter, Progress, available_workers, run_tasks
+from shardkit.pool import Meter, Progress, run_tasks
 
 
 class Task(NamedTuple):
@@ -242,7 +242,3 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path, library: str) 
         parent.wait()
     while processes(tmp_path / "left"):
         time.sleep(0.01)  # the kernel tells them at once; the deadline of the test is the limit
-
-
-def test_there_is_at_least_one_processor() -> None:
-    assert 1 <= available_workers() <= (os.cpu_count() or 1)

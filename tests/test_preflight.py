@@ -83,7 +83,7 @@ class Machine:
 
         self._monkeypatch.setattr(os, "statvfs", statvfs)
         self._monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
-        self._monkeypatch.setattr(preflight, "available_workers", lambda: processors)
+        self._monkeypatch.setattr(preflight, "processors", lambda: processors)
         self._monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 

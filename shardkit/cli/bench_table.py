@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 import click
 
-from shardkit.cli.show import amount, line, printable, size
+from shardkit.cli.show import amount, line, printable, size, wrapped
 from shardkit.measure.comparison.report import BenchReport, Line, Source
 from shardkit.measure.words import sample_words, shortened, significant, step_words
 
@@ -41,7 +40,7 @@ def show_report(report: BenchReport) -> None:
     _show_ground(report)
     click.echo()
     for number, text in enumerate((report.headline, *report.details)):
-        _wrapped(printable(text), "" if number == 0 else "  ")
+        wrapped(printable(text), "  ", first="  " if number else "", cut=True)
 
 
 def _show_loader(
@@ -54,9 +53,10 @@ def _show_loader(
         if each.measured:
             click.echo(_row(rows[id(each)], widths))
         else:
-            _wrapped(f"{each.cache}  failed: {printable(each.problem)}", "    ")
+            text = f"{each.cache}  failed: {printable(each.problem)}"
+            wrapped(text, "    ", first="    ", cut=True)
     for text in dict.fromkeys(text for m in lines if m.measured for text in m.measured.warnings):
-        _wrapped(f"note: {printable(text)}", "    ")
+        wrapped(f"note: {printable(text)}", "    ", first="    ", cut=True)
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -115,10 +115,3 @@ def _show_ground(report: BenchReport) -> None:
     line("step", step_words(settings))
     line("measured", f"{amount(settings['rounds'], 'round')} of {settings['seconds']:g} s")
     line("machine", f"{amount(where.processors, 'processor')}, {size(where.memory)}")
-
-
-def _wrapped(text: str, indent: str) -> None:
-    width = _WIDTH - len(indent)
-    for part in textwrap.wrap(text, width, break_long_words=True, break_on_hyphens=False):
-        click.echo(indent + part)
-        indent = indent or "  "

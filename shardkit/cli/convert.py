@@ -22,7 +22,7 @@ from shardkit.cli.main import LazyGroup
 from shardkit.cli.show import emit, progress_bar
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions
 from shardkit.errors import BadImages, UsageError
-from shardkit.pool import available_workers
+from shardkit.machine import processors
 from shardkit.recipe import (
     CHECKS,
     DEFAULT_QUALITY,
@@ -220,7 +220,7 @@ def imagefolder(src: Path, dst: Path, **given: Any) -> None:
                 dst,
                 options,
                 force=given["force"],
-                workers=given["workers"] or available_workers(),
+                workers=given["workers"] or processors(),
                 on_progress=on_progress,
             )
     except BadImages as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, line, printable
+from shardkit.cli.show import amount, line, printable, wrapped
 from shardkit.measure.diagnosis.doctor import Report, Request
 from shardkit.measure.diagnosis.facts import Facts
 from shardkit.measure.diagnosis.findings import Finding, percent
@@ -21,7 +20,6 @@ from shardkit.measure.diagnosis.profiling import Profile
 from shardkit.measure.diagnosis.remedies import Remedy
 from shardkit.measure.diagnosis.stages import STAGES
 
-_WIDTH = 100
 _BAR = 24
 """Characters of a bar that stands for all of the time."""
 
@@ -50,7 +48,7 @@ def show(request: Request, report: Report) -> None:
         _show_versions(report.facts)
         return
     name = printable(request.subject.path)
-    _wrapped(f"{name}: {printable(report.diagnosis.verdict)}", "  ", first="")
+    wrapped(f"{name}: {printable(report.diagnosis.verdict)}", "  ", first="")
     _show_loader(request, report, report.measured, report.diagnosis)
     _show_stages(report.measured, report.diagnosis)
     _show_remedies(report.diagnosis.remedies)
@@ -86,7 +84,7 @@ def _show_loader(
     if measured.transform:
         sample += f", then {printable(measured.transform)}"
     line("sample", f"{sample}; batches of {measured.batch_size}")
-    _wrapped(
+    wrapped(
         f"{measured.rate:,.0f} images/s with {measured.workers} {kind} ({reason})"
         + ("" if measured.single is None else f"; {measured.single:,.0f} with one worker"),
         " " * 12,
@@ -119,7 +117,7 @@ def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
     part = ""
     if diagnosis.explained is not None:
         part = f", {percent(diagnosis.explained)} of what a loader with one worker takes"
-    _wrapped(
+    wrapped(
         f"{1000 * profile.total:.3f} ms in one thread{part}; {amount(profile.images, 'sample')}, "
         f"{profile.stored_bytes / 1000:,.0f} KB and "
         f"{profile.width:.0f} x {profile.height:.0f} pixels in the mean",
@@ -148,42 +146,28 @@ def _show_remedies(remedies: Sequence[Remedy]) -> None:
         basis = f" ({each.basis})" if each.basis else ""
         code = f": {each.code}" if each.code and each.code not in each.what else ""
         name = "helps" if not number else ""
-        _wrapped(f"{each.what}{code}{basis}", " " * 19, first=f"  {name:<9} {gain:<6} ")
+        wrapped(f"{each.what}{code}{basis}", " " * 19, first=f"  {name:<9} {gain:<6} ")
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:
     for each in findings:
         if each.severity != "ok":
-            _wrapped(
+            wrapped(
                 f"{printable(each.what)} ({printable(each.evidence)})",
                 " " * 12,
                 first=f"  {each.severity:<9} ",
             )
             if each.remedy:
-                _wrapped(each.remedy, " " * 14, first=" " * 12 + "→ " if _fancy() else " " * 12)
+                wrapped(each.remedy, " " * 14, first=" " * 12 + "→ " if _fancy() else " " * 12)
     fine = [each.name for each in findings if each.severity == "ok"]
     if fine:
-        _wrapped(", ".join(fine), " " * 12, first="  ok        ")
+        wrapped(", ".join(fine), " " * 12, first="  ok        ")
 
 
 def _show_versions(facts: Facts) -> None:
     known = [f"{name} {version or 'unknown'}" for name, version in facts.versions.items()]
-    _wrapped(", ".join(known), " " * 12, first="  versions  ")
+    wrapped(", ".join(known), " " * 12, first="  versions  ")
 
 
 def _fancy() -> bool:
     return _bar(1.0)[0] != "#"
-
-
-def _wrapped(text: str, indent: str, *, first: str) -> None:
-    """Print a text in lines of 100 characters; long words, such as paths, stay whole."""
-    click.echo(
-        textwrap.fill(
-            text,
-            _WIDTH,
-            initial_indent=first,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-from tqdm import tqdm
 
-from shardkit.cli.show import amount, emit, line, printable, table
+from shardkit.cli.show import amount, emit, line, looks_bar, printable, table
 from shardkit.errors import UsageError
 from shardkit.measure.comparison.ladder import (
     ALONE,
@@ -34,6 +33,12 @@ _WIDE = 0.2
 _KNOWN = ("batch_size", "workers", "model", "rounds", "seconds")
 """Options of the command that are those of `LadderRequest` by name."""
 
+_OF_A_CASE = {
+    "decode": "makes its own samples",
+    "transform": "makes its own samples",
+    "seconds": "reads its own number of epochs",
+}
+
 _FORMS = ("ladder", "case", "decode", "transform", "as_json", "quiet")
 
 
@@ -56,10 +61,12 @@ def ladder_request(paths: tuple[str, ...], chosen: Mapping[str, Any]) -> LadderR
         needed = "a case instead of a path" if case else "one dataset or image folder, or --case"
         raise UsageError(f"--ladder takes {needed}; {amount(len(paths), 'path')} given")
     options = {name: chosen[name] for name in _KNOWN if name in chosen}
+    if options.get("model") == "none":
+        options["model"] = None
     if case is not None:
-        for name in ("decode", "transform"):
+        for name, own in _OF_A_CASE.items():
             if name in chosen:
-                raise UsageError(f"--{name} has no meaning for --case, which makes its own samples")
+                raise UsageError(f"--{name} has no meaning for --case, which {own}")
         return LadderRequest(subject=Subject(case=case), **options)
     transform = chosen.get("transform")
     decode = choose_decode(paths, chosen.get("decode"), transform)
@@ -82,13 +89,7 @@ def show_ladder(request: LadderRequest, *, as_json: bool, quiet: bool) -> int:
         UsageError: If the subject or the model cannot be opened.
         MeasurementFailed: If the baseline cannot be measured.
     """
-    with tqdm(desc="measuring", unit="look", disable=quiet or None, leave=False) as bar:
-
-        def watch(name: str, done: int, total: int) -> None:
-            bar.total = total
-            bar.set_postfix_str(name, refresh=False)
-            bar.update(done - bar.n)
-
+    with looks_bar(quiet=quiet) as watch:
         report = ladder(request, watch)
     if as_json:
         emit(as_values(report))
@@ -171,7 +172,8 @@ def _show_table(report: LadderReport) -> None:
         ["", *(cell for _ in columns for cell in ("images/s", "x base", "x prev"))],
     ]
     for rung in report.rungs:
-        name = f"{rung.name} ({rung.engine})" if rung.reason else rung.name
+        remark = rung.note or (rung.engine if rung.reason else "")
+        name = f"{rung.name} ({remark})" if remark else rung.name
         rows.append(
             [name, *(cell for column, _ in columns for cell in _cells(report, rung, column))]
         )

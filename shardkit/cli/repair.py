@@ -11,8 +11,8 @@ import click
 
 from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, emit, line, printable, progress_bar, some
+from shardkit.machine import processors
 from shardkit.manifest import dataset_directories, load_manifest
-from shardkit.pool import available_workers
 from shardkit.verbs.repair import Repaired, repair
 
 _LISTED = 50
@@ -48,9 +48,7 @@ def repair_command(
     begun = time.monotonic()
     total = sum(load_manifest(place).rows for place in dataset_directories(dst).values())
     with progress_bar(total, "repairing", quiet=quiet) as on_progress:
-        result = repair(
-            dst, source, workers=workers or available_workers(), on_progress=on_progress
-        )
+        result = repair(dst, source, workers=workers or processors(), on_progress=on_progress)
     seconds = time.monotonic() - begun
     if as_json:
         emit({"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,10 @@ import click
 from tqdm import tqdm
 
 from shardkit.measure import words
+from shardkit.measure.rounds import Watch
 from shardkit.pool import Progress, Report
+
+_WIDTH = 100
 
 
 def amount(count: int, noun: str) -> str:
@@ -42,6 +46,27 @@ def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
         click.echo("    " + "  ".join(cells))
     if limit is not None and len(rows) > limit:
         click.echo(f"    ... and {len(rows) - limit:,} more (--json gives all)")
+
+
+def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
+    """Print a text in lines of 100 characters.
+
+    Args:
+        text: What is printed.
+        indent: What every line but the first begins with.
+        first: What the first line begins with.
+        cut: Whether words that are longer than a line, such as paths, are cut.
+    """
+    click.echo(
+        textwrap.fill(
+            text,
+            _WIDTH,
+            initial_indent=first,
+            subsequent_indent=indent,
+            break_long_words=cut,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def some(names: Sequence[str], limit: int = 8) -> str:
@@ -95,3 +120,21 @@ def progress_bar(total: int, action: str, *, quiet: bool) -> Iterator[Report]:
             bar.update(progress.images)
 
         yield advance
+
+
+@contextlib.contextmanager
+def looks_bar(*, quiet: bool) -> Iterator[Watch]:
+    """Show on standard error what is measured while the block runs, unless it is no terminal.
+
+    Args:
+        quiet: Whether to show nothing.
+    """
+    with tqdm(desc="measuring", unit="look", disable=quiet or None, leave=False) as bar:
+
+        def watch(text: str, done: int, total: int) -> None:
+            bar.total = total
+            bar.set_postfix_str(words.shortened(text, 50), refresh=False)
+            bar.update(done - bar.n)
+            bar.refresh()
+
+        yield watch

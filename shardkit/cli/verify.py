@@ -16,8 +16,8 @@ from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.examine import Finding
+from shardkit.machine import processors
 from shardkit.manifest import MANIFEST_NAME, dataset_directories, load_manifest
-from shardkit.pool import available_workers
 from shardkit.verbs.against import SourceReport
 from shardkit.verbs.receipt import check_receipt, load_receipt, require_new, save_receipt
 from shardkit.verbs.verify import LEVELS, Verification, verify
@@ -83,7 +83,7 @@ def verify_command(dst: Path, level: str, against: Path | None, **given: Any) ->
             dst,
             level,
             against=against,
-            workers=given["workers"] or available_workers(),
+            workers=given["workers"] or processors(),
             on_progress=on_progress,
         )
     if known and result.datasets:

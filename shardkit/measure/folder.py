@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from shardkit.errors import BadImage
-from shardkit.order import Draws
 from shardkit.sources.imagefolder import Entry, scan_imagefolder
 from shardkit.torch.ops import ImageOp, Piece
 from shardkit.torch.reading import Context, EpochCell
@@ -24,7 +23,7 @@ class PlainFolder(Dataset[Any]):
     """Loose files, one at a time: opened, decoded by Pillow, cropped by Pillow."""
 
     def __init__(self, path: Path, decode: str | ImageOp, transform: Any = None) -> None:
-        """Look through a folder; of one with splits, the first that has images is taken.
+        """Look through a folder; of one with splits, the one with most images is taken.
 
         Raises:
             UsageError: If it has no images.
@@ -68,15 +67,11 @@ class PlainFolder(Dataset[Any]):
         if isinstance(self.decode, ImageOp):
             context = Context(self._epoch)
             (piece,) = self.decode.pieces(
-                [image.width], [image.height], lambda _: self._draws(context, row)
+                [image.width], [image.height], lambda _: context.draws(row)
             )
             image = _cut(image, piece, _FILTERS[self.decode.filter])
         pixels = np.array(image)
         return pixels if self.decode == "numpy" else torch.from_numpy(pixels).permute(2, 0, 1)
-
-    @staticmethod
-    def _draws(context: Context, row: int) -> Draws:
-        return context.draws(row)
 
 
 def _cut(image: Image.Image, piece: Piece, resample: Image.Resampling) -> Image.Image:

@@ -158,8 +158,7 @@ def load_transform(text: str) -> Any:
 def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset:
     """Open a dataset; of one with splits the largest, which is what is trained from."""
     places = dataset_directories(Path(path))
-    sizes = {place: (place / MANIFEST_NAME).stat().st_size for place in places.values()}
-    opened = [open_dataset(place, transform=transform, decode=decode) for place in sizes]
+    opened = [open_dataset(each, transform=transform, decode=decode) for each in places.values()]
     return max(opened, key=len)
 
 

@@ -161,6 +161,8 @@ class Served:
         while b"\n" not in self._buffer:
             if not select.select([self._in], [], [], patience)[0]:
                 self._process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)  # so that it is known to have `ended`
                 raise MeasurementFailed(
                     f"no answer came for {patience:.0f} s: a transform or a disk hangs"
                 )

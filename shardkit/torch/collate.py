@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy.typing as npt
@@ -93,16 +93,55 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def count(batch: Any) -> int:
-    """Return the number of samples in a batch: as many as it has labels.
+    """Return the number of samples in a batch.
 
-    Of a mapping the values of its first key count, and what has no length, such as a
-    sample without a batch around it, counts as one.
+    That is the length of its outermost array or tensor that is no scalar, in whatever tuples, lists
+    and mappings it stands: of several on one level of the first. A list of samples that were not
+    collated counts by itself, and so does a list of labels or of undecoded images where there is no
+    array. What has no length, and a string or bytes, is one sample.
     """
-    if isinstance(batch, Mapping):
-        batch = next(iter(batch.values()), ())
-    elif isinstance(batch, (tuple, list)) and batch:
-        batch = batch[min(1, len(batch) - 1)]
-    try:
+    if isinstance(batch, (list, BatchView)) and (_is_uncollated(batch) or _is_column(batch)):
         return len(batch)
-    except TypeError:
+    level = [batch]
+    while level:
+        for part in level:
+            if shape := getattr(part, "shape", ()):
+                return int(shape[0])
+        level = [inner for part in level for inner in _parts(part)]
+        for part in level:
+            if _is_uncollated(part) or _is_column(part):
+                return len(part)
+    if isinstance(batch, (str, bytes)) or (isinstance(batch, tuple) and batch):
         return 1
+    return len(batch) if hasattr(type(batch), "__len__") and not hasattr(batch, "shape") else 1
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    """Return what a structure consists of; nothing if it is none."""
+    if isinstance(batch, Mapping):
+        return batch.values()
+    return batch if isinstance(batch, (tuple, list)) else ()
+
+
+def _is_uncollated(part: Any) -> bool:
+    """Tell whether it is a sequence of samples: of tuples, or of mappings of the same keys.
+
+    ``default_collate`` makes lists, and of two mappings in a sample a list of two that differ.
+    """
+    if isinstance(part, BatchView):
+        return True
+    if not isinstance(part, (tuple, list)) or not part:
+        return False
+    if isinstance(part[0], Mapping):
+        keys = part[0].keys()
+        return all(isinstance(each, Mapping) and each.keys() == keys for each in part)
+    return isinstance(part, list) and all(isinstance(each, tuple) for each in part)
+
+
+def _is_column(part: Any) -> bool:
+    """Tell whether it is a sequence with one thing for each sample, such as a name or a number."""
+    if not isinstance(part, (tuple, list)) or not part:
+        return False
+    return not any(
+        isinstance(each, (tuple, list, Mapping)) or getattr(each, "shape", ()) for each in part
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import time
@@ -9,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from shardkit.errors import UsageError
 from shardkit.torch.collate import count
+from shardkit.torch.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
 
 _BAR_SECONDS = 0.3
 """How often a bar is told: drawing it takes 0.1 ms or so."""
@@ -95,7 +97,9 @@ class ThroughputMonitor:
         Raises:
             UsageError: If ``loader`` does not give batches, or ``bar`` has no ``set_postfix``.
         """
-        if isinstance(loader, (str, Dataset)) or not hasattr(loader, "__iter__"):
+        # An iterable dataset may give batches, as webdataset's loaders do, which are such datasets.
+        gives_samples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+        if gives_samples or isinstance(loader, str) or not hasattr(loader, "__iter__"):
             raise UsageError(
                 "ThroughputMonitor needs a loader, such as make_loader(...) or a DataLoader, "
                 f"not {loader!r}"
@@ -193,26 +197,40 @@ class ThroughputMonitor:
             return (
                 f"{found}: the loader keeps up but for some batches; more prefetch evens them out"
             )
-        command = f"shardkit doctor {self._place()} --step-ms {max(0.1, 1000 * report.step):.3g}"
         return (
             f"{found}: loading is the bottleneck, and without it training would be "
-            f"{1 / max(1e-9, 1 - report.share):.1f} x as fast; `{command}` tells what limits it"
+            f"{1 / max(1e-9, 1 - report.share):.1f} x as fast; `{self._command(report)}` tells "
+            "what limits it"
         )
 
-    def _place(self) -> str:
-        """Return the path of the dataset that is read, or what stands for it."""
+    def _command(self, report: ThroughputReport) -> str:
+        """Return the command that looks into it, with all that is known of this loop."""
         loader = self.loader
         while hasattr(loader, "loader"):  # such as a DevicePrefetcher
             loader = loader.loader
-        path = getattr(getattr(loader, "dataset", None), "path", None)
-        return "DST" if path is None else shlex.quote(str(path))
+        dataset: Any = getattr(loader, "dataset", None)
+        while not hasattr(dataset, "path") and hasattr(dataset, "dataset"):  # such as a Subset
+            dataset = dataset.dataset
+        path = getattr(dataset, "path", None)
+        words = [
+            f"shardkit doctor {'DST' if path is None else shlex.quote(str(path))}",
+            f"--step-ms {max(0.1, 1000 * report.step):.3g}",
+            f"--batch-size {max(1, *(each.largest for each in self._tallies))}",
+        ]
+        workers = getattr(loader, "num_workers", None)
+        if type(workers) is int and workers >= 0:
+            words.append(f"--workers {workers}")
+        decode: Any = getattr(dataset, "decode", None)
+        if type(decode) in (CenterCrop, RandomResizedCrop, Resize):
+            words.append(f"--decode {shlex.quote(_written(decode))}")
+        return " ".join(words)
 
 
 class _Tally:
     """One epoch, as it goes on."""
 
     def __init__(self) -> None:
-        self.batches = self.images = self.longest_at = 0
+        self.batches = self.images = self.largest = self.longest_at = 0
         self.first = self.waited = self.steps = self.longest = self.longest_step = 0.0
 
     def add(self, wait: float, images: int) -> None:
@@ -225,6 +243,7 @@ class _Tally:
                 self.longest, self.longest_at = wait, self.batches
         self.batches += 1
         self.images += images
+        self.largest = max(self.largest, images)
 
     def end_step(self, seconds: float) -> None:
         """Note what was done with the batch."""
@@ -250,3 +269,14 @@ def _share(share: float) -> str:
 
 def _time(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _written(operation: ImageOp) -> str:
+    """Return an operation as the command line takes it: its size, and what is not the default."""
+    chosen = [
+        f"{each.name}={getattr(operation, each.name)!r}".replace("=inf", "=1e999")
+        for each in dataclasses.fields(operation)
+        if each.name != "size" and getattr(operation, each.name) != each.default
+    ]
+    size = getattr(operation, "size", None)
+    return f"{type(operation).__name__}({', '.join([repr(size), *chosen])})"

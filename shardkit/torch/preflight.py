@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit.pool import available_workers
+from shardkit.machine import processors
 from shardkit.torch.datasets import ShardDataset
 from shardkit.torch.ops import ImageOp
 
@@ -23,7 +23,7 @@ SPARE_FILES = 64
 def default_workers() -> int:
     """Return the processors that this process may use, divided among the ranks of this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, available_workers() // max(1, int(ranks) if ranks.isdecimal() else 1))
+    return max(1, processors() // max(1, int(ranks) if ranks.isdecimal() else 1))
 
 
 def parts(dataset: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.machine import processors
 from shardkit.measure.cases import CASES
+from shardkit.measure.material import is_dataset
 from shardkit.measure.rounds import Watch
 from shardkit.measure.served import Seen, Served
 from shardkit.measure.spec import PLAIN, Loading, Subject
@@ -84,6 +86,8 @@ class Rung:
     loading: Loading
     missing: str = ""
     """Why it is not measured here, if it is not."""
+    note: str = ""
+    """Why it can bring nothing here, if that is known before."""
     rates: dict[str, list[float]] = field(default_factory=lambda: {ALONE: [], TRAINED: []})
     """Images/s of each round that counts, by the column."""
     engine: str = ""
@@ -155,18 +159,17 @@ def ladder(request: LadderRequest, watch: Watch = lambda text, done, total: None
     request = request.resolved()
     accelerator = device().type == "cuda"
     rungs = make_rungs(request, accelerator=accelerator)
-    # Threads and workers of shardkit stay out of the process in which PyTorch's loader forks.
-    with Served(request.subject) as plain, Served(request.subject) as ours:
-        images = plain.open()["images"]
-        ours.open()
-        extent = _extent(request, images, plain, rungs[0].loading)
-        step_seconds, problem = _try_model(request, plain, rungs[0].loading)
+    baseline = rungs[0].loading
+    with contextlib.ExitStack() as stack:
+        pair = _Pair(request.subject, stack)
+        extent = _extent(request, pair.open(), pair.process(baseline), baseline)
+        step_seconds, problem = _try_model(request, pair.process(baseline), baseline)
         steps = {ALONE: StepSpec(arrive=accelerator)}
         if step_seconds is not None:
             steps[TRAINED] = StepSpec(model=request.model)
-        batches = extent.epochs * extent.rows / rungs[0].loading.batch_size
+        batches = extent.epochs * extent.rows / baseline.batch_size
         climb = _Climb(
-            served={True: plain, False: ours},
+            pair=pair,
             extent=extent,
             steps=steps,
             patience=_PATIENCE * (extent.seconds + batches * (step_seconds or 0.0)),
@@ -210,6 +213,8 @@ def make_rungs(request: LadderRequest, *, accelerator: bool) -> list[Rung]:
     on_device = dataclasses.replace(loading, device=target)
     loading = add("+ device prefetcher", on_device, accelerated=True)
     add("+ batched __getitems__", loading.changed(batched=True))
+    if request.subject.case is None and not is_dataset(request.subject.path):
+        rungs[-1].note = "a folder has none"
     add(
         "+ shardkit's engine",
         Loading(batch_size=loading.batch_size, options={"workers": workers}, device=target),
@@ -247,12 +252,39 @@ def _try_model(
         return None, str(error)
 
 
+class _Pair:
+    """The process for PyTorch's own loader, and the one for ours.
+
+    So threads and workers of shardkit stay out of the process in which PyTorch's loader forks.
+    """
+
+    def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
+        """Start both; they end with the stack."""
+        self._subject = subject
+        self._stack = stack
+        self._served = {plain: self._start() for plain in (True, False)}
+
+    def open(self) -> int:
+        """Open the subject in both; return the number of its images."""
+        return min(int(each.open()["images"]) for each in self._served.values())
+
+    def process(self, loading: Loading) -> Served:
+        """Return the process that measures a loading; a new one if another rung ended it."""
+        plain = loading.engine == PLAIN
+        if self._served[plain].ended:
+            self._served[plain] = self._start()
+            self._served[plain].open()
+        return self._served[plain]
+
+    def _start(self) -> Served:
+        return self._stack.enter_context(Served(self._subject))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Climb:
     """Looks at rungs, by what all looks have in common."""
 
-    served: dict[bool, Served]
-    """The process for PyTorch's own loader, and the one for ours."""
+    pair: _Pair
     extent: Extent
     steps: dict[str, StepSpec]
     """By the column."""
@@ -274,10 +306,9 @@ class _Climb:
         """Return what is seen, or None if it fails, now or before."""
         if rung.missing:
             return None
-        process = self.served[rung.loading.engine == PLAIN]
         span = Span(seconds=self.patience, epochs=epochs, whole=True, rows=self.extent.rows)
         try:
-            seen = process.look(rung.loading, span, self.steps[column])
+            seen = self.pair.process(rung.loading).look(rung.loading, span, self.steps[column])
         except MeasurementFailed as error:
             rung.missing, rung.rates = str(error), {ALONE: [], TRAINED: []}
             return None
