@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,23 @@ def test_nothing_and_empty_files_have_no_pages(tmp_path: Path) -> None:
     drop([tmp_path / "empty"])
 
     assert resident([]) == resident([tmp_path / "empty"]) == 0.0
+
+
+def test_what_the_kernel_keeps_to_itself_is_not_known(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+
+    assert resident([file]) is None
+
+
+def test_a_file_that_cannot_be_mapped_is_not_known(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+
+    assert resident([file]) is None

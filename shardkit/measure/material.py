@@ -26,6 +26,7 @@ from shardkit.torch.datasets import DECODES, ShardDataset, open_dataset
 from shardkit.torch.loader import make_loader
 from shardkit.torch.ops import ImageOp
 from shardkit.torch.prefetch import DevicePrefetcher
+from shardkit.torch.workers import end_with_parent
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"
 """What most training scripts begin with; images of many sizes make no batch otherwise."""
@@ -268,6 +269,8 @@ def _plain_loader(dataset: Any, loading: Loading, seed: int) -> DataLoader[Any]:
         prefetch_factor=chosen.get("prefetch", 2) if workers else None,
         persistent_workers=chosen.get("persistent_workers", False) and workers > 0,
         generator=torch.Generator().manual_seed(seed),
+        # Else a worker that hangs stays when this process is killed.
+        worker_init_fn=end_with_parent,
     )
 
 

@@ -277,6 +277,7 @@ class _Climb:
         process = self.served[rung.loading.engine == PLAIN]
         span = Span(seconds=self.patience, epochs=epochs, whole=True, rows=self.extent.rows)
         try:
+            process.restart_if_ended()  # by the rung before
             seen = process.look(rung.loading, span, self.steps[column])
         except MeasurementFailed as error:
             rung.missing, rung.rates = str(error), {ALONE: [], TRAINED: []}

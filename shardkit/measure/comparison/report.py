@@ -72,7 +72,7 @@ class Measured:
     workers: int
     resident: float | None
     """Of a cold line: the largest part of the files, 0 to 1, that was in memory nevertheless when
-    a round began; None for a warm one."""
+    a round began; None if it is not known, and for a warm one."""
     warnings: tuple[str, ...]
     gain: Spread | None = None
     """Images/s in relation to the baseline's of the same round; None if that was not measured."""
@@ -151,6 +151,9 @@ class BenchReport:
         told = [text for cache in _PLACES if (text := _compared(self, cache))]
         groups = {(line.path, line.loader) for line in self.lines}
         if all(line.cache == "cold" for line in self.lines) and not _really_cold(self):
+            unknown = any(each.measured and each.measured.resident is None for each in self.lines)
+            if unknown:
+                return "Whether anything was read from disk is not known: the system does not tell."
             return "Nothing was read from disk: the files stayed in memory."
         if not told and len(groups) == 1:
             return f"It gives {' and '.join(self._alone())}."
@@ -301,12 +304,20 @@ def _really_cold(report: BenchReport) -> bool:
     )
 
 
+def _stayed(resident: float | None, path: str) -> str:
+    if resident is None:
+        return (
+            f"it is not known whether {path} was read from disk: the system tells it of files that "
+            "you own or may write, and not on all file systems."
+        )
+    return f"{resident:.0%} of {path} stayed in memory: it is not read from disk."
+
+
 def _doubts(report: BenchReport) -> list[str]:
     stayed = [
-        f"cold: {line.measured.resident:.0%} of {line.path} stayed in memory, or the system does "
-        "not tell: it is not read from disk."
+        f"cold: {_stayed(line.measured.resident, line.path)}"
         for line in report.lines
-        if line.measured and line.measured.resident is not None and not line.measured.cold
+        if line.cache == "cold" and line.measured and not line.measured.cold
     ]
     sampled = [
         f"{source.images:,} of {source.total:,} images of {source.path} were read."

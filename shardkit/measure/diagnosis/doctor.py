@@ -248,6 +248,7 @@ class _Examination:
                     if not name:
                         raise
                     del rates[name]  # it is no alternative
+                    self._process.restart_if_ended()
                 if name == "one torch thread":
                     self._process.ask("limit", threads=threads)
         return rates.pop(""), rates

@@ -70,8 +70,8 @@ class Profile:
     """Stage to seconds, for those that could be measured; its files in the kernel's memory."""
     cold_read: float | None
     """Seconds to read a sample whose pages were dropped; None if that could not be done."""
-    resident: float
-    """Part of the files that stayed in memory nevertheless, 0 to 1."""
+    resident: float | None
+    """Part of the files that stayed in memory nevertheless, 0 to 1; None if it is not known."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Stage to the reason why it has no time."""
     held: float | None = None
@@ -146,7 +146,7 @@ def profile(dataset: Any, plan: Plan) -> Profile:
 
 def _read_cold(
     dataset: Any, work: Staged, chosen: list[npt.NDArray[np.int64]]
-) -> tuple[float | None, float]:
+) -> tuple[float | None, float | None]:
     """Return the seconds that a sample takes from the disk, and what stayed in memory."""
     files = files_of(dataset)
     if isinstance(dataset, PlainFolder):  # the others may be millions
@@ -155,8 +155,10 @@ def _read_cold(
     try:
         pages.drop(files)
         resident = pages.resident(files)
-    except OSError:  # this file system has no such pages, or keeps them from us
-        return None, 1.0
+    except OSError:  # this file system has no such pages
+        resident = None
+    if resident is None:
+        return None, None
     begun = time.perf_counter()
     for rows in chosen:
         work.read(Batch(rows=rows))
