@@ -13,13 +13,13 @@ from helpers import make_dataset, make_folder
 
 from shardkit import UsageError
 from shardkit.measure import pages
-from shardkit.measure.diagnosis import facts as facts_module
 from shardkit.measure.diagnosis.facts import Facts, gather
 from shardkit.measure.diagnosis.findings import SEVERITIES, Finding, ordered, percent
 from shardkit.measure.diagnosis.place import Place, place_of
 from shardkit.measure.diagnosis.surroundings import CHECKS, check, fits_in_memory, usable
 from shardkit.measure.material import files_of, open_subject
 from shardkit.measure.spec import Subject
+from shardkit.measure.versions import LIBRARIES
 
 GB = 1 << 30
 MB = 1 << 20
@@ -205,7 +205,7 @@ def test_what_the_system_does_not_tell_is_left_open(monkeypatch: pytest.MonkeyPa
     def missing(*_: object) -> Any:
         raise OSError
 
-    monkeypatch.setattr(facts_module, "_VERSIONS", ("no-such-package",))
+    monkeypatch.setitem(LIBRARIES, "no-such-package", "no_such_package")
     monkeypatch.setattr("os.statvfs", missing)
     monkeypatch.setattr("psutil.swap_memory", missing)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

@@ -85,7 +85,7 @@ class Child:
             "images": len(self._dataset),
             "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
-            "bytes": sum(path.stat().st_size for path in self._files),
+            "bytes": material.total_bytes(self._dataset),
         }
 
     def _look(

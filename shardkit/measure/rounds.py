@@ -50,7 +50,7 @@ class Outcome:
     mean_bytes: float = 0.0
     """Stored bytes of an image."""
     bytes: int = 0
-    """Of all files that an epoch reads."""
+    """Of all files that there are."""
     resident: float | None = 0.0
     """The largest part of the files that was in memory when a cold round began, 0 to 1; None if
     it is not known of some round."""
@@ -153,8 +153,10 @@ class _Arena:
                     self._cooled.discard(contender.subject)
                 return process.look(contender.loading, Span(seconds=seconds), step)
             stayed = process.drop()
-            known = stayed is not None and outcome.resident is not None
-            outcome.resident = max(outcome.resident, stayed) if known else None
+            if stayed is None or outcome.resident is None:
+                outcome.resident = None
+            else:
+                outcome.resident = max(outcome.resident, stayed)
             span = Span(epochs=1, whole=True, most=COLD_MOST * seconds)
             seen = process.look(contender.loading, span, step)
         except MeasurementFailed as error:

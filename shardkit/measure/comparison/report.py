@@ -11,6 +11,7 @@ from typing import Any
 
 from shardkit.measure.comparison.environment import Environment
 from shardkit.measure.rounds import Outcome
+from shardkit.measure.words import json_value
 
 VERSION = 1
 """Of the JSON that `BenchReport.as_dict` gives."""
@@ -119,7 +120,7 @@ class Source:
     total: int
     """That there are."""
     bytes: int
-    """Of all files that are read."""
+    """Of all files that there are."""
     mean_bytes: float
     """Of an image, as it is stored."""
     filesystem: str
@@ -151,10 +152,7 @@ class BenchReport:
         told = [text for cache in _PLACES if (text := _compared(self, cache))]
         groups = {(line.path, line.loader) for line in self.lines}
         if all(line.cache == "cold" for line in self.lines) and not _really_cold(self):
-            unknown = any(each.measured and each.measured.resident is None for each in self.lines)
-            if unknown:
-                return "Whether anything was read from disk is not known: the system does not tell."
-            return "Nothing was read from disk: the files stayed in memory."
+            return _not_cold(self)
         if not told and len(groups) == 1:
             return f"It gives {' and '.join(self._alone())}."
         if not told:
@@ -170,9 +168,11 @@ class BenchReport:
         return (*found, *_doubts(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return all of it as JSON values; None stands for a number that is not one."""
         told = {"headline": self.headline, "details": list(self.details)}
-        return {"shardkit_bench": VERSION, **told, **dataclasses.asdict(self)}
+        found = json_value({"shardkit_bench": VERSION, **told, **dataclasses.asdict(self)})
+        assert isinstance(found, dict)
+        return found
 
     def kind(self, path: str) -> str:
         """Return whether a path is a ``dataset`` or a ``folder``."""
@@ -237,7 +237,8 @@ def _gain(outcome: Outcome, baseline: Outcome | None) -> Spread | None:
     if baseline is None or not baseline.seen:
         return None
     pairs = zip(outcome.rates, baseline.rates, strict=True)
-    return Spread.of([mine / other if other else math.nan for mine, other in pairs])
+    gains = [mine / other for mine, other in pairs if other]
+    return Spread.of(gains) if gains else None
 
 
 def _best(report: BenchReport, cache: str) -> Line | None:
@@ -302,6 +303,12 @@ def _really_cold(report: BenchReport) -> bool:
     return all(
         line.measured.cold for line in report.lines if line.measured and line.cache == "cold"
     )
+
+
+def _not_cold(report: BenchReport) -> str:
+    if any(line.measured and line.measured.resident is None for line in report.lines):
+        return "Whether anything was read from disk is not known: the system does not tell."
+    return "Nothing was read from disk: the files stayed in memory."
 
 
 def _stayed(resident: float | None, path: str) -> str:
