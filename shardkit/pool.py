@@ -36,6 +36,9 @@ Report = Callable[[Progress], None]
 
 _REPORT_SECONDS = 0.2
 
+_WATCH_SECONDS = 1.0
+"""How often a process looks whether its parent lives, where the system does not tell it."""
+
 _KEPT_BYTES = 31 << 20
 """Memory that the allocator keeps (twice this) for the next images; glibc heeds up to 32 MiB."""
 
@@ -143,9 +146,18 @@ def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
     _report = channel.put
     _keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process killed when its parent ends, however that ends.
+
+    Args:
+        parent: The parent's process id, as the parent told it.
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is None:  # not Linux
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
         return
     set_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
     prctl(set_death_signal, signal.SIGKILL)
@@ -153,12 +165,11 @@ def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
         os._exit(1)
 
 
-def _end_with_parent() -> None:
+def _watch_parent(parent: int) -> None:
     """Wait for the end of the parent, and end at once: what is in work is done again anyway."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(1)
 
 
 def _keep_memory() -> None:

@@ -24,7 +24,7 @@ class Stage:
         self.ending: set[str] = set()
         self.refusing: set[str] = set()
         self.images = 1000
-        self.resident = 0.0
+        self.resident: float | None = 0.0
 
     @classmethod
     def put_up(cls, monkeypatch: pytest.MonkeyPatch) -> Stage:
@@ -56,10 +56,15 @@ class FakeServed:
             raise MeasurementFailed("damaged")
         return {"images": 1000, "total": 2000, "mean_bytes": 10.0, "bytes": 10_000}
 
+    def restart_if_ended(self) -> None:
+        if self.ended:
+            self.stage.events.append(("start", self.path))
+            self.ended = False
+
     def warm(self) -> None:
         self.stage.events.append(("warm", self.path))
 
-    def drop(self) -> float:
+    def drop(self) -> float | None:
         self.stage.events.append(("drop", self.path))
         return self.stage.resident
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -122,6 +123,27 @@ def test_files_that_stayed_in_memory_are_not_taken_for_cold() -> None:
     assert made.headline == "Converting makes loading 2.0 x as fast from memory."
     assert any("100% of dataset stayed in memory" in text for text in made.details)
     assert alone.headline == "Nothing was read from disk: the files stayed in memory."
+
+
+def test_what_the_system_does_not_tell_is_no_cold_reading_and_no_warm_one() -> None:
+    alone = report(outcome("dataset", cache="cold", resident=None))
+
+    assert alone.headline.startswith("Whether anything was read from disk is not known")
+    assert any("it is not known whether dataset was read from disk" in t for t in alone.details)
+    assert "%" not in "".join(alone.details)
+
+
+def test_what_is_no_number_is_null_in_json() -> None:
+    made = report(outcome("photos"))
+    found = made.lines[0].measured
+    assert found is not None
+    odd = dataclasses.replace(found, rounds=(math.inf, 100.0, math.nan), wait_p50=math.nan)
+    line = dataclasses.replace(made.lines[0], measured=odd)
+
+    text = json.dumps(dataclasses.replace(made, lines=(line,)).as_dict(), allow_nan=False)
+
+    told = json.loads(text)["lines"][0]["measured"]
+    assert (told["rounds"], told["wait_p50"]) == ([None, 100.0, None], None)
 
 
 def test_failures_are_told() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import make_dataset
+from helpers import jpeg, make_dataset, make_tree
 
-from shardkit.measure import pages
+from shardkit.measure import material, pages
 from shardkit.measure.child import Child, last_words
 
 PLAIN = {"engine": "plain", "batch_size": 4, "options": {}}
@@ -126,3 +126,27 @@ def test_a_workers_error_is_told_without_its_traceback() -> None:
 
     assert last_words(message) == "ValueError: first\nsecond"
     assert last_words("one\n  two") == "one\n  two"
+
+
+def test_bytes_are_of_all_files_and_the_mean_is_of_all_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = jpeg(8, 8), jpeg(8, 8) + bytes(50_000)
+    photos = make_tree(
+        tmp_path / "photos",
+        {
+            f"{kind}/{number}.jpg": content
+            for kind, content in (("a", small), ("b", large))
+            for number in range(6)
+        },
+    )
+    made = make_dataset(photos, tmp_path / "made")
+    stored = 6 * len(small) + 6 * len(large)
+    monkeypatch.setattr(material, "_LOOKED_AT", 4)
+
+    for path in (photos, made):
+        found = opened(path, limit=3)[1]
+        assert (found["images"], found["total"]) == (3, 12)
+        assert found["bytes"] >= stored
+    assert opened(photos, limit=3)[1]["bytes"] == stored
+    assert opened(photos)[1]["mean_bytes"] == stored / 12

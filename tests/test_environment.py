@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
+import pytest
+
 import shardkit
 from shardkit.machine import processors
 from shardkit.measure.comparison.environment import environment
+from shardkit.measure.versions import LIBRARIES, library_versions
 
 
 def test_machine_and_versions_are_told() -> None:
@@ -19,3 +22,15 @@ def test_machine_and_versions_are_told() -> None:
     assert where.versions["shardkit"] == shardkit.__version__
     assert set(where.versions) > {"torch", "pillow", "simplejpeg", "TurboJPEG 3"}
     assert all(isinstance(text, str) for text in asdict(where)["versions"].values())
+
+
+def test_what_is_not_installed_by_its_name_is_told_by_its_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(LIBRARIES, "pillow-of-others", "PIL")
+    monkeypatch.setitem(LIBRARIES, "no-such-library", "no_such_library")
+
+    found, told = library_versions(), environment().versions
+
+    assert found["pillow-of-others"] == found["pillow"] != ""
+    assert (found["no-such-library"], told["no-such-library"]) == ("", "unknown")

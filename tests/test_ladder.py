@@ -166,6 +166,9 @@ class Played:
     def open(self) -> dict[str, Any]:
         return {"images": self._images}
 
+    def restart_if_ended(self) -> None:
+        pass
+
     def step_seconds(self, loading: Loading, step: Any) -> float:
         if self._model is not None:
             raise self._model

@@ -130,6 +130,16 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         require_page(tmp_path)
 
 
+def test_only_pages_of_ours_are_replaced(tmp_path: Path) -> None:
+    save_page(usual(), tmp_path / "page.html")
+    require_page(tmp_path / "page.html")
+
+    for name, content in (("other.html", "<!doctype html>mine"), ("cat.jpg", "\xff\xd8")):
+        (tmp_path / name).write_text(content, "latin-1")
+        with pytest.raises(UsageError, match="shardkit bench did not write it"):
+            require_page(tmp_path / name)
+
+
 @functools.cache
 def browser() -> str:
     """Return a browser that runs without a screen; skip where there is none."""

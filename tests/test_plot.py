@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -113,3 +114,31 @@ def test_a_plot_is_written_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plot.PNG"]
     with pytest.raises(UsageError, match="cannot be written"):
         save_plot(usual(), tmp_path / "plot.PNG" / "other.svg")
+
+
+@pytest.mark.parametrize("name", ["plot.png", "plot.svg"])
+def test_only_plots_of_ours_are_replaced(tmp_path: Path, name: str) -> None:
+    other = tmp_path / f"other{Path(name).suffix}"
+    if other.suffix == ".png":
+        Image.new("RGB", (8, 8)).save(other)
+    else:
+        other.write_text("<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>")
+    before = other.read_bytes()
+
+    save_plot(usual(), tmp_path / name)
+    require_plot(tmp_path / name)
+    with pytest.raises(UsageError, match="shardkit bench did not write it"):
+        require_plot(other)
+    (tmp_path / f"empty-{name}").touch()
+    require_plot(tmp_path / f"empty-{name}")
+
+    assert other.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+
+    with pytest.raises(UsageError, match="cannot be written"):
+        require_plot(tmp_path / "plot.svg")

@@ -105,6 +105,15 @@ def test_files_are_dropped_before_each_cold_look(stage: Stage) -> None:
     assert cold.resident == 0.25
 
 
+def test_what_is_not_known_of_cold_files_stays_unknown(stage: Stage) -> None:
+    stage.resident = None
+
+    (cold,) = contend([contender("a", cache="cold")], rounds=2, seconds=1)
+
+    assert cold.resident is None
+    assert len(cold.seen) == 2
+
+
 def test_a_sample_is_read_before_it_counts_as_warm(stage: Stage) -> None:
     warm = contender("a", limit=1000)
 

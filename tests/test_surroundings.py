@@ -14,13 +14,13 @@ from helpers import make_dataset, make_folder
 
 from shardkit import UsageError
 from shardkit.measure import pages
-from shardkit.measure.diagnosis import facts as facts_module
 from shardkit.measure.diagnosis.facts import Facts, gather
 from shardkit.measure.diagnosis.findings import SEVERITIES, Finding, ordered, percent
 from shardkit.measure.diagnosis.place import Place, place_of
 from shardkit.measure.diagnosis.surroundings import CHECKS, check, fits_in_memory, usable
 from shardkit.measure.material import files_of, open_subject
 from shardkit.measure.spec import Subject
+from shardkit.measure.versions import LIBRARIES
 
 GB = 1 << 30
 MB = 1 << 20
@@ -203,7 +203,7 @@ def test_what_the_system_does_not_tell_is_left_open(monkeypatch: pytest.MonkeyPa
     def missing(*_: object) -> Any:
         raise OSError
 
-    monkeypatch.setattr(facts_module, "_VERSIONS", ("no-such-package",))
+    monkeypatch.setitem(LIBRARIES, "no-such-package", "no_such_package")
     monkeypatch.setattr("os.statvfs", missing)
     monkeypatch.setattr("psutil.swap_memory", missing)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -262,8 +262,5 @@ def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "PlainFolder" in found["processes"]
     assert 0 <= found["resident"] <= 1
 
-    def refused(_: object) -> float:
-        raise OSError
-
-    monkeypatch.setattr(pages, "resident", refused)
+    monkeypatch.setattr(pages, "resident", lambda _: None)
     assert place_of(folder, files_of(folder))["resident"] is None

@@ -16,6 +16,7 @@ import torch
 from helpers import DEADLINE
 
 from shardkit.errors import UsageError
+from shardkit.measure import timing
 from shardkit.measure.timing import Look, Span, batch_bytes, look
 from shardkit.torch.collate import count
 
@@ -33,6 +34,39 @@ class Batches:
             time.sleep(self.seconds)
             self.given += 1
             yield torch.zeros(size, 3, 2, 2, dtype=torch.uint8), torch.zeros(size)
+
+
+class Clock:
+    """A time in which only what is planted takes any."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Ahead:
+    """A loader that makes one batch after the other, at most two ahead, while others are used."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def __iter__(self) -> Iterator[Any]:
+        ready: list[float] = []
+        taken = [0.0, 0.0]
+        while True:
+            begun = max(taken[-2], ready[-1] if ready else 0.0)
+            ready.append(begun + self.seconds)
+            self.clock.now = max(self.clock.now, ready[-1])
+            taken.append(self.clock.now)
+            yield torch.zeros(10, 3, 2, 2, dtype=torch.uint8), torch.zeros(10)
 
 
 def nothing(batch: object) -> None:
@@ -53,6 +87,22 @@ def test_whole_epochs_are_counted_to_the_last_image() -> None:
     assert seen.seconds >= sum(seen.waits)
     assert seen.rate == 81 / seen.seconds
     assert seen.batch_bytes == 8 * 3 * 4 + 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("making", "using"), [(0.12, 0.10), (0.25, 0.20), (0.21, 0.20), (0.02, 0.20), (0.1, 0.1)]
+)
+def test_the_rate_of_a_loop_is_that_of_the_slower_of_loading_and_using(
+    making: float, using: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+
+    seen = look(Ahead(clock, making), Span(seconds=2.0), lambda batch: clock.sleep(using))
+
+    slower = max(making, using)
+    assert seen.rate == pytest.approx(10 / slower, rel=0.03)
+    assert sum(seen.waits) / seen.seconds == pytest.approx(1 - using / slower, abs=0.03)
 
 
 def test_a_look_ends_with_the_first_batch_after_its_time() -> None:

@@ -94,8 +94,8 @@ def printable(text: str) -> str:
 
 
 def emit(value: Any) -> None:
-    """Print a value as JSON, for machines."""
-    click.echo(json.dumps(value, indent=1))
+    """Print a value as JSON, for machines; null stands for a number that is not one."""
+    click.echo(json.dumps(words.json_value(value), indent=1, allow_nan=False))
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ def _notes(report: TuneReport) -> list[str]:
             "the batch size changes what is learned, too: "
             f"--batch-size {default.candidate.batch_size} keeps it"
         )
-    if report.resident < _WARM:
+    if report.resident is not None and report.resident < _WARM:
         notes.append(
             f"{100 * report.resident:.0f} % of the files were in memory when it began: where an "
             "epoch does not fit there, the disk decides"

@@ -1,4 +1,4 @@
-"""The process in which one contender is measured: ``python -m shardkit.measure.child IN OUT``.
+"""The process in which one contender is measured; `shardkit.measure.served` starts it.
 
 A process of its own keeps contenders from sharing memory, threads and started workers, and what a
 user's transform does to it ends with it. It answers one JSON object in a line with another.
@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from shardkit.measure.gil import held_share
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
+from shardkit.pool import end_with_parent
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
@@ -85,7 +85,7 @@ class Child:
             "images": len(self._dataset),
             "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
-            "bytes": sum(path.stat().st_size for path in self._files),
+            "bytes": material.total_bytes(self._dataset),
         }
 
     def _look(
@@ -123,7 +123,7 @@ class Child:
         for _ in range(_DROPS):
             pages.drop(self._files)
             resident = pages.resident(self._files)
-            if resident < _DROPPED:
+            if resident is None or resident < _DROPPED:
                 break
             time.sleep(_PAUSE)
         return {"resident": resident}
@@ -193,8 +193,14 @@ _CROP_THEM = "The images differ in size: crop them by --decode 'CenterCrop(224)'
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until nobody asks any more."""
-    incoming, outgoing = map(int, arguments)
+    """Answer requests until nobody asks any more, or the process that asks is gone.
+
+    Args:
+        arguments: The descriptors to read requests from and to write answers to, and the process
+            id of the parent.
+    """
+    incoming, outgoing, parent = map(int, arguments)
+    end_with_parent(parent)
     os.set_inheritable(incoming, False)
     os.set_inheritable(outgoing, False)
     child = Child()
@@ -202,7 +208,3 @@ def main(arguments: list[str]) -> None:
         for line in asked:
             told.write(json.dumps(child.answer(json.loads(line))) + "\n")
             told.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

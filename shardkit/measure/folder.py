@@ -33,6 +33,8 @@ class PlainFolder(Dataset[Any]):
         self.root = scan.splits[split].root
         self.entries: list[Entry] = list(scan.splits[split].entries)
         self.total = len(self.entries)
+        self.bytes = sum(entry.bytes for entry in self.entries)
+        """Of all files, those that are not kept as well."""
         self.decode = decode
         self.transform = transform
         self._epoch = EpochCell()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -26,6 +27,7 @@ from shardkit.torch.datasets import DECODES, ShardDataset, open_dataset
 from shardkit.torch.loader import make_loader
 from shardkit.torch.ops import ImageOp
 from shardkit.torch.prefetch import DevicePrefetcher
+from shardkit.torch.workers import end_with_parent
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"
 """What most training scripts begin with; images of many sizes make no batch otherwise."""
@@ -33,7 +35,7 @@ DEFAULT_OPERATION = "RandomResizedCrop(224)"
 _OPERATIONS = ("CenterCrop", "RandomResizedCrop", "Resize")
 
 _LOOKED_AT = 1000
-"""Files of a folder whose sizes stand for all."""
+"""Images whose sizes stand for all."""
 
 
 class BatchSource(Protocol):
@@ -210,16 +212,32 @@ def files_of(dataset: Any) -> list[Path]:
     return dataset.files() if isinstance(dataset, PlainFolder) else []
 
 
+def total_bytes(dataset: Any) -> int:
+    """Return the bytes of all files that there are, of which a sample may be read."""
+    if isinstance(dataset, PlainFolder):
+        return dataset.bytes
+    return sum(path.stat().st_size for path in files_of(dataset))
+
+
 def mean_bytes(dataset: Any) -> float:
-    """Return the stored bytes of an image in the mean, of the first ones; 0 if there are none."""
+    """Return the stored bytes of an image in the mean; 0 if there are none.
+
+    Of many images some are looked at, drawn evenly: those of one class stand side by side.
+    """
     dataset = whole(dataset)
     if isinstance(dataset, ShardDataset):
-        lengths = dataset.stored_bytes(_LOOKED_AT)
+        lengths = dataset.stored_bytes(_evenly(len(dataset)))
     elif isinstance(dataset, PlainFolder):
-        lengths = np.array([entry.bytes for entry in dataset.entries[:_LOOKED_AT]])
+        rows = _evenly(len(dataset)).tolist()
+        lengths = np.array([dataset.entries[row].bytes for row in rows])
     else:
         return 0.0
     return float(lengths.mean()) if len(lengths) else 0.0
+
+
+def _evenly(count: int) -> npt.NDArray[np.int64]:
+    """Return rows from the first to the last, at most `_LOOKED_AT` of them."""
+    return np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)
 
 
 class OneByOne(Dataset[Any]):
@@ -267,6 +285,8 @@ def _plain_loader(dataset: Any, loading: Loading, seed: int) -> DataLoader[Any]:
         prefetch_factor=chosen.get("prefetch", 2) if workers else None,
         persistent_workers=chosen.get("persistent_workers", False) and workers > 0,
         generator=torch.Generator().manual_seed(seed),
+        # Else a worker that hangs stays when this process is killed.
+        worker_init_fn=end_with_parent,
     )
 
 

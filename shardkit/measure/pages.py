@@ -31,20 +31,36 @@ def drop(files: Iterable[Path]) -> None:
             os.close(descriptor)
 
 
-def resident(files: Iterable[Path]) -> float:
-    """Return which part of the files' pages is in the kernel's cache, 0 to 1, by ``mincore``."""
+def resident(files: Iterable[Path]) -> float | None:
+    """Return which part of the files' pages is in the kernel's cache, by ``mincore``.
+
+    Returns:
+        A number from 0 to 1; 0 of no pages. None if it is not known: the kernel tells it only to
+        those who own a file or may write it (to others it says that all is there), and some file
+        systems cannot map files.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     held = total = 0
     for path in files:
         size = path.stat().st_size
         if not size:
             continue
+        if not _is_told(path):
+            return None
         pages = (size + _PAGE - 1) // _PAGE
         found = (ctypes.c_ubyte * pages)()
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
-            start = ctypes.addressof(ctypes.c_char.from_buffer(view))
-            if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found):
-                raise OSError(ctypes.get_errno(), f"mincore of {path}")
+        try:
+            with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
+                start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+                if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found):
+                    return None
+        except OSError:
+            return None
         held += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
         total += pages
     return held / total if total else 0.0
+
+
+def _is_told(path: Path) -> bool:
+    """Tell whether the kernel says to this process which pages of a file are in memory."""
+    return path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)

@@ -50,9 +50,10 @@ class Outcome:
     mean_bytes: float = 0.0
     """Stored bytes of an image."""
     bytes: int = 0
-    """Of all files that an epoch reads."""
-    resident: float = 0.0
-    """The largest part of the files that was in memory when a cold round began, 0 to 1."""
+    """Of all files that there are."""
+    resident: float | None = 0.0
+    """The largest part of the files that was in memory when a cold round began, 0 to 1; None if
+    it is not known of some round."""
     problem: str = ""
     """Why it could not be measured."""
 
@@ -144,13 +145,18 @@ class _Arena:
         """Look at one contender; None, and the problem is noted, if it fails."""
         contender = outcome.contender
         try:
-            process = self._process(contender)
+            process = self._served[_key(contender)]
+            process.restart_if_ended()  # by another contender's transform
             if contender.cache == "warm":
                 if contender.subject in self._cooled:
                     process.warm()
                     self._cooled.discard(contender.subject)
                 return process.look(contender.loading, Span(seconds=seconds), step)
-            outcome.resident = max(outcome.resident, process.drop())
+            stayed = process.drop()
+            if stayed is None or outcome.resident is None:
+                outcome.resident = None
+            else:
+                outcome.resident = max(outcome.resident, stayed)
             span = Span(epochs=1, whole=True, most=COLD_MOST * seconds)
             seen = process.look(contender.loading, span, step)
         except MeasurementFailed as error:
@@ -160,16 +166,8 @@ class _Arena:
             self._cooled.add(contender.subject)
         return seen
 
-    def _process(self, contender: Contender) -> Served:
-        """Return a contender's process; a new one if another contender's transform ended it."""
-        if self._served[_key(contender)].ended:
-            self._start(contender).open()
-        return self._served[_key(contender)]
-
-    def _start(self, contender: Contender) -> Served:
-        served = self._stack.enter_context(Served(contender.subject))
-        self._served[_key(contender)] = served
-        return served
+    def _start(self, contender: Contender) -> None:
+        self._served[_key(contender)] = self._stack.enter_context(Served(contender.subject))
 
 
 def _key(contender: Contender) -> tuple[Subject, bool]:

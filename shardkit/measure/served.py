@@ -10,15 +10,31 @@ import select
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.timing import Look, Span
 
+_PACKAGES = str(Path(__file__).parents[2])
+_BEGIN = (
+    "import sys; sys.path[:] = [each for each in sys.path if each]; "
+    f"sys.path.append({_PACKAGES!r}); "
+    "from shardkit.measure.child import main; main(sys.argv[1:])"
+)
+"""What the process runs. Python puts the current folder first where modules are looked for: that
+may be somebody's dataset, with a ``statistics.py`` in it. A transform or a model is found there
+nevertheless, when one is asked for. This package may be nowhere else, and comes last."""
+
 PATIENCE = 120.0
 """Seconds that an answer may take beyond what it was asked to take."""
+
+_END_SECONDS = 5.0
+"""How long the process may take to end by itself, and by being killed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +56,15 @@ class Served:
         self.subject = subject
         self.patience = patience
         """Seconds that an answer may take beyond what it was asked to take."""
+        self._start()
+
+    def _start(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         incoming, self._out = os.pipe()
         self._in, outgoing = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "shardkit.measure.child", str(incoming), str(outgoing)],
+                [sys.executable, "-c", _BEGIN, *map(str, (incoming, outgoing, os.getpid()))],
                 pass_fds=(incoming, outgoing),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -110,17 +129,31 @@ class Served:
         """Whether the process has ended, and so can answer no more."""
         return self._process.poll() is not None
 
+    def restart_if_ended(self) -> None:
+        """Begin anew and open the subject, if a transform or a lack of memory ended the process.
+
+        Raises:
+            UsageError: If the subject cannot be opened any more.
+            MeasurementFailed: If it is damaged.
+        """
+        if self.ended:
+            self.close()
+            self._start()
+            self.open()
+
     def held(self, seconds: float) -> float:
         """Return the share of time in which making samples holds the interpreter's lock, 0 to 1."""
         return float(self.ask("held", patience=seconds, seconds=seconds)["share"])
 
-    def drop(self) -> float:
-        """Drop the pages of the subject's files; return which part stayed in memory."""
-        return float(self.ask("drop")["resident"])
+    def drop(self) -> float | None:
+        """Drop the pages of the subject's files; return which part stayed, None if not known."""
+        found: float | None = self.ask("drop")["resident"]
+        return found
 
-    def resident(self) -> float:
-        """Return which part of the subject's files is in memory, 0 to 1."""
-        return float(self.ask("resident")["resident"])
+    def resident(self) -> float | None:
+        """Return which part of the subject's files is in memory, 0 to 1; None if not known."""
+        found: float | None = self.ask("resident")["resident"]
+        return found
 
     def ask(self, what: str, *, patience: float = 0.0, **more: Any) -> dict[str, Any]:
         """Send a request and return the answer.
@@ -148,21 +181,32 @@ class Served:
         """End the process and what it started."""
         with contextlib.suppress(OSError):
             os.close(self._out)
+        self._out = -1  # the number may be another file's by the next time
         try:
-            self._process.wait(5)
+            self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         with contextlib.suppress(OSError):
             os.close(self._in)
+        self._in = -1
         self._log.close()
+
+    def _kill(self) -> None:
+        """Kill the process and its workers, which would wait for it for ever if they hang."""
+        started = []
+        with contextlib.suppress(psutil.Error):
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for each in started:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a disk may hang, and hold it
+            self._process.wait(_END_SECONDS)
 
     def _line(self, patience: float) -> bytes:
         while b"\n" not in self._buffer:
             if not select.select([self._in], [], [], patience)[0]:
-                self._process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(5)  # so that it is known to have `ended`
+                self._kill()
                 raise MeasurementFailed(
                     f"no answer came for {patience:.0f} s: a transform or a disk hangs"
                 )

@@ -95,16 +95,20 @@ def look(loader: BatchSource, span: Span, step: Step) -> Look:
         while batch is not None and time.perf_counter() - start < LEAD * span.seconds:
             step(batch)
             batch = next(batches, None)
-        # What came before does not count.
+        # What came before does not count. From the receipt of a batch to the receipt of another
+        # there are as many waits as steps, and each wait comes after a step that it overlaps.
         start, used, own = time.perf_counter(), cpu_seconds(), time.thread_time()
     while batch is not None:
+        if not span.whole:
+            step(batch)
         asked = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             break
         waits.append(time.perf_counter() - asked)
         images += count(batch)
-        step(batch)
+        if span.whole:
+            step(batch)
         if time.perf_counter() - start >= span.limit:
             break
     seconds = time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -26,6 +27,15 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def json_value(value: Any) -> Any:
+    """Return values of which JSON has no infinite number and no NaN: None stands for them."""
+    if isinstance(value, dict):
+        return {name: json_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def significant(value: float) -> str:

@@ -210,9 +210,9 @@ class ShardDataset(Dataset[Sample]):
         sizes = self._shards.entries.read(np.arange(min(rows, len(self))))
         return int((sizes["width"].astype(np.int64) * sizes["height"]).mean()) if len(sizes) else 0
 
-    def stored_bytes(self, rows: int) -> npt.NDArray[np.int64]:
-        """Return the stored bytes of each of the first ``rows`` images, int64 of shape (N,)."""
-        entries = self._shards.entries.read(np.arange(min(rows, len(self))))
+    def stored_bytes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the stored bytes of the images of some rows; both int64 of shape (N,)."""
+        entries = self._shards.entries.read(rows)
         return entries["length"].astype(np.int64)
 
     @property

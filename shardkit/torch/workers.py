@@ -77,10 +77,18 @@ def begin_worker(sharing: str | None, _: int) -> None:
     if sharing is not None:
         torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     opencv = sys.modules.get("cv2")
     if opencv is not None:
         opencv.setNumThreads(0)
+
+
+def end_with_parent(_: int = 0) -> None:
+    """Have this worker process end when the main one is gone, even if it hangs by then.
+
+    It can be the ``worker_init_fn`` of a DataLoader.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:

@@ -67,7 +67,9 @@ def _contend(table: Table, contenders: list[Contender], bench: Bench) -> Table:
             if not results[other].note.startswith("failed"):
                 one.ask("forget", below=str(bench.work))
         drop(files)
-        left[name] = max(left.get(name, 0.0), resident(files))
+        found = resident(files)
+        if found is not None:  # else nothing is known, and nothing is noted
+            left[name] = max(left.get(name, 0.0), found)
 
     try:
         time_rounds(served, results, bench.rounds, make_cold)

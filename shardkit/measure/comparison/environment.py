@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -13,8 +12,7 @@ import torch
 from shardkit import __version__
 from shardkit.codecs import turbo
 from shardkit.machine import memory_limit, processors
-
-_LIBRARIES = ("torch", "numpy", "pillow", "simplejpeg", "lmdb", "h5py")
+from shardkit.measure.versions import library_versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Environment:
 def environment() -> Environment:
     """Return where this process runs."""
     versions = {"shardkit": __version__}
-    versions |= {name: metadata.version(name) for name in _LIBRARIES}
+    versions |= {name: found or "unknown" for name, found in library_versions().items()}
     versions["TurboJPEG 3"] = "found" if turbo.available() else "not found"
     return Environment(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),

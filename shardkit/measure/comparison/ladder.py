@@ -269,11 +269,9 @@ class _Pair:
         return min(int(each.open()["images"]) for each in self._served.values())
 
     def process(self, loading: Loading) -> Served:
-        """Return the process that measures a loading; a new one if another rung ended it."""
+        """Return the process that measures a loading, begun anew if another rung ended it."""
         plain = loading.engine == PLAIN
-        if self._served[plain].ended:
-            self._served[plain] = self._start()
-            self._served[plain].open()
+        self._served[plain].restart_if_ended()
         return self._served[plain]
 
     def _start(self) -> Served:

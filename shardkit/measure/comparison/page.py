@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shardkit.measure.comparison.plot import has_matplotlib, inline_svg, require_folder, save
+from shardkit.measure.comparison.plot import MARK, has_matplotlib, inline_svg, require_place, save
 from shardkit.measure.comparison.report import BenchReport, Line
 from shardkit.measure.words import printable, sample_words, significant, size, step_words
 
@@ -16,10 +16,10 @@ def require_page(path: Path | None) -> None:
     """Make sure, before anything is measured, that a page can be written to ``path``.
 
     Raises:
-        UsageError: If there is no such folder.
+        UsageError: If there is no such folder, or a file that is no such page.
     """
     if path is not None:
-        require_folder(path, "--html")
+        require_place(path, "--html")
 
 
 def save_page(report: BenchReport, path: Path) -> None:
@@ -45,6 +45,7 @@ def page(report: BenchReport) -> str:
     return templates.get_template("page.html.j2").render(
         report=report,
         groups=_groups(report),
+        mark=MARK,
         plot=Markup(inline_svg(report)) if drawn else None,  # noqa: S704 - drawn by us
         sample=sample_words(report.settings),
         step=step_words(report.settings),

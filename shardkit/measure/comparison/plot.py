@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Iterator
 from importlib import import_module, util
@@ -16,6 +17,13 @@ from shardkit.measure.comparison.report import BenchReport, Line, Measured
 from shardkit.measure.words import sample_words, shortened
 
 SUFFIXES = (".png", ".svg")
+
+MARK = "made by shardkit bench"
+"""Stands at the beginning of each plot and page, so that only these are ever replaced."""
+
+_BEGINNINGS = (b"\x89PNG", b"<?xml", b"<!doctype html>")
+_HEAD = 4096
+"""Bytes of a file in which the mark stands."""
 
 _COLOURS = {"warm": "#D55E00", "cold": "#0072B2"}
 """Vermillion and blue of Okabe and Ito's palette, which colour-blind people tell apart."""
@@ -47,7 +55,7 @@ def require_plot(path: Path | None) -> None:
     """Make sure, before anything is measured, that a plot can be written to ``path``.
 
     Raises:
-        UsageError: If matplotlib is missing, the suffix unknown, or there is no such folder.
+        UsageError: If matplotlib is missing, the suffix unknown, or the place is not ours.
     """
     if path is None:
         return
@@ -55,19 +63,39 @@ def require_plot(path: Path | None) -> None:
         raise UsageError(f"--plot {path}: a plot is a file named *{' or *'.join(SUFFIXES)}")
     if not has_matplotlib():
         raise UsageError("--plot needs matplotlib: pip install 'shardkit[plot]'")
-    require_folder(path, "--plot")
+    require_place(path, "--plot")
 
 
-def require_folder(path: Path, option: str) -> None:
-    """Make sure that a file can be written at ``path``.
+def require_place(path: Path, option: str) -> None:
+    """Make sure that a file can be written at ``path``, and that nothing of others is lost by it.
 
     Raises:
-        UsageError: If its folder does not exist, or it is a folder itself.
+        UsageError: If its folder does not exist or cannot be written, or if ``path`` is a folder,
+            or a file that `shardkit bench` did not write.
     """
     if path.is_dir():
         raise UsageError(f"{option} {path}: this is a folder; name a file in it")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path}: the folder {path.parent} cannot be written")
+    if path.exists() and not _ours(path):
+        raise UsageError(
+            f"{option} {path}: this file is there already, and shardkit bench did not write it; "
+            "name another, or remove it"
+        )
+
+
+def _ours(path: Path) -> bool:
+    """Tell whether a file holds nothing, or a plot or page that was made here."""
+    if not path.is_file():  # a device
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or (head.startswith(_BEGINNINGS) and MARK.encode() in head)
 
 
 def has_matplotlib() -> bool:
@@ -86,7 +114,7 @@ def save_plot(report: BenchReport, path: Path) -> None:
 
 
 def save(path: Path, content: bytes) -> None:
-    """Write a file, replacing what stood there.
+    """Write a file, replacing a plot or page that stood there.
 
     Raises:
         UsageError: If it cannot be written.
@@ -107,7 +135,7 @@ def drawn(report: BenchReport, kind: str, *, bare: bool = False) -> bytes:
     """
     with _settings(bare), io.BytesIO() as file:
         figure = _figure(report, bare=bare)
-        metadata = {"Date": None} if kind == "svg" else {}
+        metadata = {"Date": None, "Creator": MARK} if kind == "svg" else {"Software": MARK}
         figure.savefig(file, format=kind, dpi=150, transparent=bare, metadata=metadata)
         return file.getvalue()
 

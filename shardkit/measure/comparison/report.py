@@ -11,6 +11,7 @@ from typing import Any
 
 from shardkit.measure.comparison.environment import Environment
 from shardkit.measure.rounds import Outcome
+from shardkit.measure.words import json_value
 
 VERSION = 1
 """Of the JSON that `BenchReport.as_dict` gives."""
@@ -72,7 +73,7 @@ class Measured:
     workers: int
     resident: float | None
     """Of a cold line: the largest part of the files, 0 to 1, that was in memory nevertheless when
-    a round began; None for a warm one."""
+    a round began; None if it is not known, and for a warm one."""
     warnings: tuple[str, ...]
     gain: Spread | None = None
     """Images/s in relation to the baseline's of the same round; None if that was not measured."""
@@ -119,7 +120,7 @@ class Source:
     total: int
     """That there are."""
     bytes: int
-    """Of all files that are read."""
+    """Of all files that there are."""
     mean_bytes: float
     """Of an image, as it is stored."""
     filesystem: str
@@ -151,7 +152,7 @@ class BenchReport:
         told = [text for cache in _PLACES if (text := _compared(self, cache))]
         groups = {(line.path, line.loader) for line in self.lines}
         if all(line.cache == "cold" for line in self.lines) and not _really_cold(self):
-            return "Nothing was read from disk: the files stayed in memory."
+            return _not_cold(self)
         if not told and len(groups) == 1:
             return f"It gives {' and '.join(self._alone())}."
         if not told:
@@ -167,9 +168,11 @@ class BenchReport:
         return (*found, *_doubts(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return all of it as JSON values; None stands for a number that is not one."""
         told = {"headline": self.headline, "details": list(self.details)}
-        return {"shardkit_bench": VERSION, **told, **dataclasses.asdict(self)}
+        found = json_value({"shardkit_bench": VERSION, **told, **dataclasses.asdict(self)})
+        assert isinstance(found, dict)
+        return found
 
     def kind(self, path: str) -> str:
         """Return whether a path is a ``dataset`` or a ``folder``."""
@@ -234,7 +237,8 @@ def _gain(outcome: Outcome, baseline: Outcome | None) -> Spread | None:
     if baseline is None or not baseline.seen:
         return None
     pairs = zip(outcome.rates, baseline.rates, strict=True)
-    return Spread.of([mine / other if other else math.nan for mine, other in pairs])
+    gains = [mine / other for mine, other in pairs if other]
+    return Spread.of(gains) if gains else None
 
 
 def _best(report: BenchReport, cache: str) -> Line | None:
@@ -301,12 +305,26 @@ def _really_cold(report: BenchReport) -> bool:
     )
 
 
+def _not_cold(report: BenchReport) -> str:
+    if any(line.measured and line.measured.resident is None for line in report.lines):
+        return "Whether anything was read from disk is not known: the system does not tell."
+    return "Nothing was read from disk: the files stayed in memory."
+
+
+def _stayed(resident: float | None, path: str) -> str:
+    if resident is None:
+        return (
+            f"it is not known whether {path} was read from disk: the system tells it of files that "
+            "you own or may write, and not on all file systems."
+        )
+    return f"{resident:.0%} of {path} stayed in memory: it is not read from disk."
+
+
 def _doubts(report: BenchReport) -> list[str]:
     stayed = [
-        f"cold: {line.measured.resident:.0%} of {line.path} stayed in memory, or the system does "
-        "not tell: it is not read from disk."
+        f"cold: {_stayed(line.measured.resident, line.path)}"
         for line in report.lines
-        if line.measured and line.measured.resident is not None and not line.measured.cold
+        if line.cache == "cold" and line.measured and not line.measured.cold
     ]
     sampled = [
         f"{source.images:,} of {source.total:,} images of {source.path} were read."

@@ -134,20 +134,16 @@ def examine(request: Request, watch: Watch = lambda _: None) -> Report:
 
 
 class _Measuring:
-    """A measuring process, and another in its place if a transform ended it."""
+    """A measuring process, begun anew if a transform ended it."""
 
     def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
-        self._subject = subject
-        self._stack = stack
         self._served = stack.enter_context(Served(subject))
         self.opened = self._served.open()
 
     @property
     def process(self) -> Served:
         """One that answers."""
-        if self._served.ended:
-            self._served = self._stack.enter_context(Served(self._subject))
-            self._served.open()
+        self._served.restart_if_ended()
         return self._served
 
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 import torch
@@ -19,9 +18,8 @@ from PIL import features
 from shardkit import machine
 from shardkit.codecs import turbo
 from shardkit.measure.diagnosis.place import Place
+from shardkit.measure.versions import library_versions
 from shardkit.torch.preflight import SHARED_MEMORY, default_workers
-
-_VERSIONS = ("torch", "numpy", "pillow", "simplejpeg")
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -95,7 +93,7 @@ def gather(workers: int | None = None) -> Facts:
         available=machine.memory_available(),
         swap_used=_swap_used(),
         default_start=_default_start(),
-        versions={"python": sys.version.split()[0], **{name: _version(name) for name in _VERSIONS}},
+        versions={"python": sys.version.split()[0], **library_versions()},
         libjpeg_turbo=bool(features.check_feature("libjpeg_turbo")),
         turbojpeg=turbo.available(),
         torch_threads=torch.get_num_threads(),
@@ -138,8 +136,3 @@ def _default_start() -> str:
     )
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

@@ -151,7 +151,7 @@ def _findings(measured: Measured, explained: float | None) -> list[Finding]:
                 remedy="measure again when the machine is idle, or with more --rows",
             )
         )
-    if profile.resident > 0.5 and cold is not None:
+    if profile.resident is not None and profile.resident > 0.5 and cold is not None:
         found.append(
             Finding(
                 name="cold",

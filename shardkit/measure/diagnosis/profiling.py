@@ -70,8 +70,8 @@ class Profile:
     """Stage to seconds, for those that could be measured; its files in the kernel's memory."""
     cold_read: float | None
     """Seconds to read a sample whose pages were dropped; None if that could not be done."""
-    resident: float
-    """Part of the files that stayed in memory nevertheless, 0 to 1."""
+    resident: float | None
+    """Part of the files that stayed in memory nevertheless, 0 to 1; None if it is not known."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Stage to the reason why it has no time."""
     held: float | None = None
@@ -146,7 +146,7 @@ def profile(dataset: Any, plan: Plan) -> Profile:
 
 def _read_cold(
     dataset: Any, work: Staged, chosen: list[npt.NDArray[np.int64]], seconds: float
-) -> tuple[float | None, float]:
+) -> tuple[float | None, float | None]:
     """Return the seconds that a sample takes from the disk, and what stayed in memory.
 
     No further batch is begun after ``seconds``.
@@ -159,7 +159,9 @@ def _read_cold(
         pages.drop(files)
         resident = pages.resident(files)
     except OSError:  # this file system has no such pages, or keeps them from us
-        return None, 1.0
+        resident = None
+    if resident is None:
+        return None, None
     begun, count = time.perf_counter(), 0
     for rows in chosen:
         work.read(Batch(rows=rows))

@@ -215,7 +215,8 @@ def page_cache(facts: Facts) -> Finding | None:
             name="page cache",
             severity="note",
             what="it cannot be told what is in the page cache",
-            evidence="this system or file system does not say (mincore)",
+            evidence="the system tells it of files that you own or may write, and not on all file "
+            "systems (mincore)",
         )
     evidence = f"{percent(place.resident)} of {size(place.bytes)} were in memory when this began"
     if place.resident < 0.5:

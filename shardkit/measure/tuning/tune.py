@@ -99,8 +99,8 @@ class TuneReport:
     images: int
     mean_bytes: float
     """Stored bytes of an image."""
-    resident: float
-    """Part of the files that was in memory when it began, 0 to 1."""
+    resident: float | None
+    """Part of the files that was in memory when it began, 0 to 1; None if it is not known."""
     chosen: Tried
     default: Tried | None
     """What `make_loader` does by itself; None if that fails."""
@@ -272,7 +272,7 @@ class _Bench:
     def _held(self) -> float | None:
         with contextlib.suppress(MeasurementFailed):
             return self._served.held(_HELD_SECONDS)
-        self._require_process()
+        self._served.restart_if_ended()
         return None
 
     def _step_seconds(self, default: Candidate) -> float | None:
@@ -295,18 +295,11 @@ class _Bench:
 
     def _look(self, loading: Loading, seconds: float, step: StepSpec | None = None) -> Seen:
         """Look at a loader, no longer than the budget lasts."""
-        self._require_process()
+        self._served.restart_if_ended()
         self._served.patience = min(PATIENCE, max(self._left(), _LEAST_PATIENCE))
         seen = self._served.look(loading, Span(seconds=seconds), step)
         self._warnings[str(loading)] = seen.warnings
         return seen
-
-    def _require_process(self) -> None:
-        """Begin the process anew, if it ended."""
-        if self._served.ended:
-            self._served.close()
-            self._served = Served(self._request.subject)
-            self._served.open()
 
     def _in_loop(self, candidate: Candidate) -> Loop | None:
         """Look at a training loop, if there is a step and time is left."""
