@@ -256,6 +256,7 @@ def report_of(**changed: Any) -> TuneReport:
         "batch_bytes": 1000,
         "held": 0.97,
         "has_transform": True,
+        "processes": "the transform train may hold the GIL",
         "step_seconds": None,
         "in_loop": None,
         "starts": {"auto": 0.5, "spawn": 3.0},
@@ -320,6 +321,16 @@ def test_the_headroom_is_told(
 
     assert f"step      {milliseconds:.1f} ms for 64 images: {said}" in text
     assert "300 images/s with the step; it waits for data 25 % of the time" in text
+
+
+def test_threads_of_an_unmarked_transform_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "random numbers of the transform do not repeat in threads: mark it with"
+    threads = Candidate(engine="thread", workers=2, batch_size=64)
+    chosen = Tried(candidate=threads, rates=report_of().chosen.rates)
+
+    assert said in shown(report_of(chosen=chosen), capsys)
+    assert said not in shown(report_of(chosen=chosen, processes=""), capsys)
+    assert said not in shown(report_of(), capsys)
 
 
 def test_what_should_be_known_is_noted(capsys: pytest.CaptureFixture[str]) -> None:

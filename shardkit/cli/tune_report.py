@@ -149,6 +149,11 @@ def _notes(report: TuneReport) -> list[str]:
             f"{100 * report.resident:.0f} % of the files were in memory when it began: where an "
             "epoch does not fit there, the disk decides"
         )
+    if report.processes and report.has_transform and report.chosen.candidate.engine == "thread":
+        notes.append(
+            "random numbers of the transform do not repeat in threads: mark it with "
+            "shardkit.with_rng if it may run in several threads"
+        )
     if report.out_of_time:
         notes.append("not all was looked at in that time: a longer --budget may find more")
     return notes

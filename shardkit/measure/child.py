@@ -28,6 +28,7 @@ from shardkit.measure.gil import held_share
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
+from shardkit.torch.preflight import why_processes
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
@@ -86,6 +87,7 @@ class Child:
             "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
             "bytes": sum(path.stat().st_size for path in self._files),
+            "processes": why_processes(self._dataset) or "",
         }
 
     def _look(

@@ -66,7 +66,8 @@ class Served:
         """Open the subject.
 
         Returns:
-            ``images`` that are read, of ``total``; ``mean_bytes`` of one, ``bytes`` of all files.
+            ``images`` that are read, of ``total``; ``mean_bytes`` of one, ``bytes`` of all files;
+            ``processes``, what asks for worker processes, or nothing.
 
         Raises:
             UsageError: If that is not possible.

@@ -47,6 +47,8 @@ class LeftOut:
     candidate: Candidate
     reason: str
     remedy: str = ""
+    failed: bool = False
+    """Whether it was tried."""
 
 
 def room_here(images: int) -> Room:

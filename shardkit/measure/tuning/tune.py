@@ -113,6 +113,8 @@ class TuneReport:
     held: float | None
     """Part of the time in which making a sample holds the interpreter's lock, 0 to 1."""
     has_transform: bool
+    processes: str
+    """What asks for worker processes, as a transform that may not be safe in threads; or nothing."""
     step_seconds: float | None
     """The training step by itself."""
     in_loop: Loop | None
@@ -218,6 +220,7 @@ class _Bench:
             batch_sizes=request.other_sizes,
             needed=default.batch_size / seconds if seconds else None,
             held=held,
+            processes=subject["processes"],
             # What is left out is the time that is needed to measure with the step, in the end.
             budget=max(_LEAST_BUDGET, (0.85 if seconds else 0.97) * self._left()),
             room=room_here(subject["images"]),
@@ -237,6 +240,7 @@ class _Bench:
             batch_bytes=self._batch_bytes[found.chosen],
             held=held,
             has_transform=request.subject.transform is not None,
+            processes=subject["processes"],
             step_seconds=seconds,
             in_loop=self._in_loop(found.chosen),
             starts=_starts(found),
