@@ -55,7 +55,7 @@ class Plan:
     """Seconds."""
     room: Room = field(default_factory=Room)
     processes: str = ""
-    """What asks for worker processes, as a transform that may not be safe in threads; or nothing."""
+    """What asks for worker processes, as a transform that may be unsafe in threads; or nothing."""
     start_methods: tuple[str, ...] = ()
     """Ways to start worker processes that are held against the default."""
 

@@ -17,7 +17,7 @@ from shardkit.measure.tuning.ledger import Rates, Ratio
 from shardkit.measure.tuning.limits import LeftOut, room_here
 from shardkit.measure.tuning.search import HOLDS, Found, search
 from shardkit.measure.tuning.trials import Plan, Sight, Watch
-from shardkit.torch.preflight import default_workers
+from shardkit.torch.preflight import default_workers, local_ranks
 from shardkit.torch.tuned import TUNED_FIELDS, Tuned
 
 BATCH_SIZES = (32, 64, 128, 256)
@@ -114,7 +114,7 @@ class TuneReport:
     """Part of the time in which making a sample holds the interpreter's lock, 0 to 1."""
     has_transform: bool
     processes: str
-    """What asks for worker processes, as a transform that may not be safe in threads; or nothing."""
+    """What asks for worker processes, as a transform that may be unsafe in threads; or nothing."""
     step_seconds: float | None
     """The training step by itself."""
     in_loop: Loop | None
@@ -171,6 +171,7 @@ class TuneReport:
             batch_size=self.chosen.candidate.batch_size,
             settings={name: options[name] for name in TUNED_FIELDS if name in options},
             processors=processors(),
+            ranks=local_ranks(),
             measured=measured,
         )
 
