@@ -143,8 +143,8 @@ def test_an_unmarked_transform_stays_in_processes_unless_threads_are_clearly_fas
         return candidate.engine == "thread" and candidate.workers > 8
 
     assert {engine(1.0, seed) for seed in range(20)} == {"process"}
-    assert {engine(2.0, seed) for seed in range(5)} == {"thread"}
-    assert {engine(2.0, seed, fails=crashes) for seed in range(5)} == {"process"}
+    assert {engine(3.0, seed) for seed in range(5)} == {"thread"}
+    assert {engine(3.0, seed, fails=crashes) for seed in range(5)} == {"process"}
     long_step = tuned(Machine(), engine="process", needed=1500.0, processes="it is unmarked")
     assert long_step.chosen == Candidate(engine="process", workers=2, batch_size=64)
 

@@ -251,7 +251,7 @@ def report_of(**changed: Any) -> TuneReport:
         "resident": 1.0,
         "chosen": tried[0],
         "default": tried[1],
-        "gain": Ratio(low=1.9, middle=2.0, high=2.1),
+        "gain": Ratio(low=1.9, middle=2.0, high=2.1, rounds=5),
         "first": 0.5,
         "batch_bytes": 1000,
         "held": 0.97,
@@ -292,6 +292,17 @@ give 617 images/s (600 to 650 in 5 rounds)
 options=LoaderOptions(engine="process", workers=4))
           written   tuned.json; or paste make_loader(dataset, shuffle=True, tuned='tuned.json')
         """)
+
+
+@pytest.mark.parametrize(
+    ("low", "rounds", "said"), [(1.9, 3, True), (1.9, 2, False), (0.99, 7, False)]
+)
+def test_a_bound_is_told_only_where_there_is_one(
+    low: float, rounds: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gain = Ratio(low=low, middle=2.0, high=2.1, rounds=rounds)
+
+    assert ("at the least" in shown(report_of(gain=gain), capsys)) == said
 
 
 def test_the_defaults_are_kept_where_they_are_as_good(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from shardkit.cli.show import amount, line, printable, size, table
 from shardkit.measure.tuning.ledger import Rates
 from shardkit.measure.tuning.limits import LeftOut
 from shardkit.measure.tuning.search import ENOUGH
+from shardkit.measure.tuning.trials import LEAST_ROUNDS
 from shardkit.measure.tuning.tune import TuneReport
 
 _TRIED = 8
@@ -90,7 +91,8 @@ def _gain(report: TuneReport) -> str:
     default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
     if report.gain is None:
         return f"{default}; there was no time to measure both in turn"
-    sure = f", {report.gain.low:.2f} at the least" if report.gain.low > 0 else ""
+    known = report.gain.rounds >= LEAST_ROUNDS and report.gain.low > 1
+    sure = f", {report.gain.low:.2f} at the least" if known else ""
     return f"{report.gain.middle:.2f} x{sure}: {default}"
 
 
