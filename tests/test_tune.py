@@ -20,13 +20,13 @@ from shardkit import (
 )
 from shardkit.cli.tune import duration
 from shardkit.cli.tune_report import show_report
+from shardkit.measure.gil import HOLDS
 from shardkit.measure.served import Served
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Rates, Ratio
 from shardkit.measure.tuning.limits import LeftOut
-from shardkit.measure.tuning.search import HOLDS
 from shardkit.measure.tuning.trials import Tick
 from shardkit.measure.tuning.tune import Loop, Tried, TuneReport, TuneRequest, tune
 from shardkit.torch.preflight import default_workers

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardkit.errors import MeasurementFailed
+from shardkit.measure.gil import HOLDS
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Ledger
 from shardkit.measure.tuning.limits import LeftOut
@@ -31,8 +32,6 @@ from shardkit.measure.tuning.trials import (
 MOST_WORKERS = 256
 ENOUGH = 1.25
 """Times the rate that a training step uses up: then loading has room for a slower moment."""
-HOLDS = 0.5
-"""A sample whose making holds the interpreter's lock for this share of the time needs processes."""
 
 _CLIMB = 1.05
 """More workers are looked at as long as each doubling gains this."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.machine import processors
+from shardkit.measure.gil import HOLDS
 from shardkit.measure.served import PATIENCE, Seen, Served
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
@@ -15,7 +16,7 @@ from shardkit.measure.timing import Span
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Rates, Ratio
 from shardkit.measure.tuning.limits import LeftOut, room_here
-from shardkit.measure.tuning.search import HOLDS, Found, search
+from shardkit.measure.tuning.search import Found, search
 from shardkit.measure.tuning.trials import Plan, Sight, Watch
 from shardkit.torch.preflight import default_workers, local_ranks
 from shardkit.torch.tuned import TUNED_FIELDS, Tuned
