@@ -18,7 +18,7 @@ _LATE_SECONDS = 0.0003
 one that Python code holds when it is released, or after ``sys.getswitchinterval()``, 5 ms."""
 
 _IDLE_SECONDS = 0.1
-"""How long the probe is tried while nothing holds the lock: on a busy machine it wakes late, too."""
+"""How long the probe is tried while nothing holds the lock: a busy machine is late then, too."""
 
 _LATEST = 0.8
 """Part of the switch interval that is late on any machine: Python code comes later than that."""

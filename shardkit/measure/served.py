@@ -119,9 +119,14 @@ class Served:
         """Drop the pages of the subject's files; return which part stayed in memory."""
         return float(self.ask("drop")["resident"])
 
-    def resident(self) -> float:
-        """Return which part of the subject's files is in memory, 0 to 1."""
-        return float(self.ask("resident")["resident"])
+    def resident(self) -> float | None:
+        """Return which part of the subject's files is in memory, 0 to 1; None if not known.
+
+        Raises:
+            MeasurementFailed: If it cannot be looked at.
+        """
+        found: float | None = self.ask("resident")["resident"]
+        return found
 
     def ask(self, what: str, *, patience: float = 0.0, **more: Any) -> dict[str, Any]:
         """Send a request and return the answer.

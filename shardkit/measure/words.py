@@ -28,6 +28,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def percent(part: float) -> str:
+    """Return a part of one for people: "78 %"."""
+    return f"{100 * part:.0f} %"
+
+
 def significant(value: float) -> str:
     """Return a number with what can be told of it: 0.04, 1.23, 12.3, 1,234."""
     if value >= 100:

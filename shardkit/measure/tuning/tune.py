@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.machine import processors
@@ -24,6 +26,14 @@ from shardkit.torch.tuned import TUNED_FIELDS, Tuned
 BATCH_SIZES = (32, 64, 128, 256)
 """That are tried if none is asked for."""
 
+LIMIT = 2000
+"""Images of a sample, unless workers or the time that there is ask for more."""
+_WARMING = 0.25
+"""Part of the budget in which the files are read once."""
+_DISK = 20e6
+"""Bytes a second that a disk is taken to give: slow ones give more."""
+_LEAST_BATCHES = 8
+"""That an epoch of a sample has for each worker of the defaults."""
 _LEAST_PATIENCE = 5.0
 _HELD_SECONDS = 0.3
 _LEAST_BUDGET = 1.0
@@ -100,8 +110,12 @@ class TuneReport:
     images: int
     mean_bytes: float
     """Stored bytes of an image."""
-    resident: float
-    """Part of the files that was in memory when it began, 0 to 1."""
+    measured: int
+    """Images of them that were read: a sample, if not all."""
+    resident: float | None
+    """Part of the files that was in memory when it began, 0 to 1; None if it cannot be known."""
+    from_memory: bool
+    """Whether what is measured was read once before; else rates may be those of the disk."""
     chosen: Tried
     default: Tried | None
     """What `make_loader` does by itself; None if that fails."""
@@ -198,7 +212,8 @@ class _Bench:
     def __init__(self, request: TuneRequest) -> None:
         self._request = request
         self._begun = time.monotonic()
-        self._served = Served(request.subject)
+        self._subject = request.subject
+        self._served = Served(self._subject)
         self._warnings: dict[str, list[str]] = {}
         self._batch_bytes: dict[Candidate, int] = {}
 
@@ -211,9 +226,10 @@ class _Bench:
     def run(self, watch: Watch) -> TuneReport:
         """Look at the load, search, and tell what was found."""
         request = self._request
-        subject = self._served.open()
+        whole = self._served.open()
         self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
-        resident = self._served.resident()
+        resident = self._resident()
+        subject, from_memory = self._warmed(whole)
         default = self._default()
         held = self._held()
         seconds = self._step_seconds(default)
@@ -232,9 +248,11 @@ class _Bench:
         chosen = _tried(found, found.chosen)
         return TuneReport(
             name=request.subject.name,
-            images=subject["images"],
-            mean_bytes=subject["mean_bytes"],
+            images=whole["images"],
+            measured=subject["images"],
+            mean_bytes=whole["mean_bytes"],
             resident=resident,
+            from_memory=from_memory,
             chosen=chosen,
             default=_tried(found, default) if default in found.ledger else None,
             gain=found.ledger.ratio(found.chosen, default, found.since),
@@ -261,8 +279,43 @@ class _Bench:
     def _left(self) -> float:
         return self._begun + self._request.budget - time.monotonic()
 
+    def _resident(self) -> float | None:
+        with contextlib.suppress(MeasurementFailed):
+            return self._served.resident()
+        self._require_process()
+        return None
+
+    def _warmed(self, whole: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Have the files in memory before the first look, if all of them fit there.
+
+        Fresh data would be slow for those that are looked at first. Of many images a sample is
+        read, and measured from then on. It takes what is known of all, and returns what is known
+        of those that are measured, and whether they are in memory.
+        """
+        if whole["bytes"] > (room_here(whole["images"]).memory or 0):
+            return whole, False
+        seconds = _WARMING * self._request.budget
+        sample = max(
+            LIMIT,
+            _LEAST_BATCHES * default_workers() * self._request.first_size,
+            int(seconds * _DISK / max(1.0, whole["mean_bytes"])),
+        )
+        try:
+            if sample < whole["images"]:
+                self._subject = dataclasses.replace(self._subject, limit=sample)
+                self._served.subject = self._subject
+                whole = self._served.open()
+            self._served.patience = max(seconds, _LEAST_PATIENCE)
+            self._served.warm()
+        except MeasurementFailed:  # a slow disk; what makes no samples is told by the first look
+            self._require_process()
+            return whole, False
+        finally:
+            self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
+        return whole, True
+
     def _default(self) -> Candidate:
-        """Return what `make_loader` does by itself; the look warms the files up, too."""
+        """Return what `make_loader` does by itself."""
         size = self._request.first_size
         loading = Loading(batch_size=size)
         try:
@@ -311,7 +364,7 @@ class _Bench:
         """Begin the process anew, if it ended."""
         if self._served.ended:
             self._served.close()
-            self._served = Served(self._request.subject)
+            self._served = Served(self._subject)
             self._served.open()
 
     def _in_loop(self, candidate: Candidate) -> Loop | None:
