@@ -49,6 +49,19 @@ def test_a_sample_is_the_same_each_time(kind: str, folder: Path, tmp_path: Path)
     assert opened(path, limit=40)[1]["images"] == 6
 
 
+def test_it_says_what_asks_for_processes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_dataset(folder, tmp_path / "made")
+    (tmp_path / "planted_unmarked.py").write_text("def unmarked(image): return image\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert opened(made)[1]["processes"] == ""
+    unmarked = opened(made, decode="pil", transform="planted_unmarked:unmarked")[1]
+    assert "unmarked may hold the GIL" in unmarked["processes"]
+
+
 def test_reading_once_brings_the_files_into_memory(folder: Path) -> None:
     child, _ = opened(folder)
     child.answer({"ask": "drop"})

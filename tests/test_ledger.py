@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Ledger, Rates
+from shardkit.measure.tuning.trials import LEAST_ROUNDS, MOST_ROUNDS
 
 ONE = Candidate(engine="thread", workers=1, batch_size=64)
 TWO = ONE.changed(workers=2)
@@ -49,6 +51,20 @@ def test_one_round_tells_nothing_for_sure() -> None:
     assert ratio is not None
     assert (ratio.low, ratio.high) == (0.0, math.inf)
     assert ratio.middle == pytest.approx(1.5)
+
+
+def test_of_equal_candidates_none_is_faster_though_one_looks_after_each_round() -> None:
+    source, series, wrong = random.Random(1), 4000, 0
+    for _ in range(series):
+        ledger, faster = Ledger(), False
+        for number in range(MOST_ROUNDS):
+            for each in (ONE, TWO):
+                ledger.add(each, number, math.exp(source.gauss(0, 0.1)))
+            ratio = ledger.ratio(TWO, ONE)
+            faster |= number + 1 >= LEAST_ROUNDS and ratio is not None and ratio.low > 1
+        wrong += faster
+
+    assert 0.01 < wrong / series < 0.05
 
 
 def test_noise_widens_the_interval_and_one_disturbed_round_does_not_move_the_middle() -> None:

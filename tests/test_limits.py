@@ -31,7 +31,7 @@ def test_without_limits_all_may_be_tried() -> None:
 def test_shared_memory_counts_for_processes_alone() -> None:
     assert reason(FOUR, Room(shared=200 * MB)) == ""
     assert reason(FOUR, Room(shared=199 * MB)) == (
-        "batches under way need 200 MB of shared memory, and /dev/shm has 199 MB free "
+        "batches under way need 190.7 MiB of shared memory, and /dev/shm has 189.8 MiB free "
         "(in Docker: --shm-size, or --ipc=host)"
     )
     assert reason(FOUR.changed(engine="thread"), Room(shared=0)) == ""
@@ -39,10 +39,10 @@ def test_shared_memory_counts_for_processes_alone() -> None:
 
 def test_memory_counts_workers_and_batches() -> None:
     assert reason(FOUR, Room(memory=1400 * MB)) == ""
-    assert reason(FOUR, Room(memory=1300 * MB)).startswith("it needs 1.4 GB of memory")
+    assert reason(FOUR, Room(memory=1300 * MB)).startswith("it needs 1.3 GiB of memory")
     threads = FOUR.changed(engine="thread")  # 6 batches ahead, 2 in use
     assert reason(threads, Room(memory=80 * MB)) == ""
-    assert reason(threads, Room(memory=79 * MB)).startswith("it needs 80 MB of memory")
+    assert reason(threads, Room(memory=79 * MB)).startswith("it needs 76.3 MiB of memory")
 
 
 def test_open_files_count_unless_memory_is_shared_by_name() -> None:

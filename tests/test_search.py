@@ -132,6 +132,23 @@ def test_a_transform_that_holds_the_lock_goes_to_processes() -> None:
     assert threads == {machine.processors}, "more threads cannot help"
 
 
+def test_an_unmarked_transform_stays_in_processes_unless_threads_are_clearly_faster() -> None:
+    """Random numbers would not repeat: a gain that is noise is no reason for that."""
+
+    def engine(price: float, seed: int, **more: Any) -> str:
+        machine = Machine(process_price=price, noise=0.1, random=random.Random(seed), **more)
+        return tuned(machine, engine="process", processes="it is unmarked").chosen.engine
+
+    def crashes(candidate: Candidate) -> bool:
+        return candidate.engine == "thread" and candidate.workers > 8
+
+    assert {engine(1.0, seed) for seed in range(20)} == {"process"}
+    assert {engine(3.0, seed) for seed in range(5)} == {"thread"}
+    assert {engine(3.0, seed, fails=crashes) for seed in range(5)} == {"process"}
+    long_step = tuned(Machine(), engine="process", needed=1500.0, processes="it is unmarked")
+    assert long_step.chosen == Candidate(engine="process", workers=2, batch_size=64)
+
+
 def test_the_defaults_stay_where_nothing_is_better() -> None:
     machine = Machine(noise=0.02)
 

@@ -20,13 +20,13 @@ from shardkit import (
 )
 from shardkit.cli.tune import duration
 from shardkit.cli.tune_report import show_report
+from shardkit.measure.gil import HOLDS
 from shardkit.measure.served import Served
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Rates, Ratio
 from shardkit.measure.tuning.limits import LeftOut
-from shardkit.measure.tuning.search import HOLDS
 from shardkit.measure.tuning.trials import Tick
 from shardkit.measure.tuning.tune import Loop, Tried, TuneReport, TuneRequest, tune
 from shardkit.torch.preflight import default_workers
@@ -111,7 +111,7 @@ def test_a_transform_that_holds_the_lock_is_recognised(
         subject = Subject(path=str(made), transform=f"planted_transforms:{name}")
         with Served(subject) as served:
             served.open()
-            assert 0 <= (served.resident() or 0) <= 1
+            assert served.resident() is not None
             shares.append(min(served.held(0.3) for _ in range(3)))
 
     assert shares[0] >= HOLDS
@@ -248,14 +248,17 @@ def report_of(**changed: Any) -> TuneReport:
         "name": "photos\x1b",
         "images": 5000,
         "mean_bytes": 20480.0,
+        "measured": 5000,
         "resident": 1.0,
+        "from_memory": True,
         "chosen": tried[0],
         "default": tried[1],
-        "gain": Ratio(low=1.9, middle=2.0, high=2.1),
+        "gain": Ratio(low=1.9, middle=2.0, high=2.1, rounds=5),
         "first": 0.5,
         "batch_bytes": 1000,
         "held": 0.97,
         "has_transform": True,
+        "processes": "the transform train may hold the GIL",
         "step_seconds": None,
         "in_loop": None,
         "starts": {"auto": 0.5, "spawn": 3.0},
@@ -293,6 +296,17 @@ options=LoaderOptions(engine="process", workers=4))
         """)
 
 
+@pytest.mark.parametrize(
+    ("low", "rounds", "said"), [(1.9, 3, True), (1.9, 2, False), (0.99, 7, False)]
+)
+def test_a_bound_is_told_only_where_there_is_one(
+    low: float, rounds: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gain = Ratio(low=low, middle=2.0, high=2.1, rounds=rounds)
+
+    assert ("at the least" in shown(report_of(gain=gain), capsys)) == said
+
+
 def test_the_defaults_are_kept_where_they_are_as_good(capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(chosen=report_of().default)
 
@@ -322,6 +336,84 @@ def test_the_headroom_is_told(
     assert "300 images/s with the step; it waits for data 25 % of the time" in text
 
 
+def test_threads_of_an_unmarked_transform_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "random numbers of the transform do not repeat in threads: mark it with"
+    threads = Candidate(engine="thread", workers=2, batch_size=64)
+    chosen = Tried(candidate=threads, rates=report_of().chosen.rates)
+
+    assert said in shown(report_of(chosen=chosen), capsys)
+    assert said not in shown(report_of(chosen=chosen, processes=""), capsys)
+    assert said not in shown(report_of(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("resident", "from_memory", "said"),
+    [
+        (0.4, False, "40 % of the files were in memory when it began, and they were not read"),
+        (None, False, "note      they were not read before: the rates are the disk's"),
+        (None, True, None),
+        (1.0, False, None),
+    ],
+)
+def test_rates_of_the_disk_are_noted(
+    resident: float | None,
+    from_memory: bool,
+    said: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(report_of(resident=resident, from_memory=from_memory), capsys)
+
+    assert (said or "") in text
+    assert ("note" in text) == (said is not None)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
+    """Note what the measuring process is asked, and the limit of the sample then."""
+    asked: list[tuple[str, int | None]] = []
+    ask = Served.ask
+
+    def noted(self: Served, what: str, **more: Any) -> dict[str, Any]:
+        asked.append((what, self.subject.limit))
+        return ask(self, what, **more)
+
+    monkeypatch.setattr(Served, "ask", noted)
+    return asked
+
+
+def test_what_fits_in_memory_is_read_before_the_first_look(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many images a sample, always the same."""
+    asked = watched(monkeypatch)
+    for name, value in {"LIMIT": 40, "_LEAST_BATCHES": 0, "_DISK": 0}.items():
+        monkeypatch.setattr(f"shardkit.measure.tuning.tune.{name}", value)
+
+    report = tune(request(made, budget=1.5))
+
+    looked = [what for what, _ in asked].index("look")
+    assert ("warm", 40) in asked[:looked]
+    assert asked[looked] == ("look", 40)
+    assert (report.images, report.measured, report.from_memory) == (160, 40, True)
+
+
+def test_what_does_not_fit_in_memory_is_not_read_before(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in memory cannot be known here, either."""
+    asked = watched(monkeypatch)
+    monkeypatch.setattr("shardkit.measure.tuning.limits.MEMORY_SHARE", 0)
+
+    def unknown(self: Served) -> float | None:
+        raise MeasurementFailed("mincore is planted")
+
+    monkeypatch.setattr(Served, "resident", unknown)
+
+    report = tune(request(made, budget=1.0))
+
+    assert "warm" not in [what for what, _ in asked]
+    assert (report.measured, report.from_memory, report.resident) == (160, False, None)
+
+
 def test_what_should_be_known_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     larger = Candidate(engine="thread", workers=2, batch_size=256)
     warning = "Our suggested max number of worker in current system is 2"
@@ -339,7 +431,7 @@ def test_what_should_be_known_is_noted(capsys: pytest.CaptureFixture[str]) -> No
     assert "the defaults cannot be measured here" in text
     assert warning not in text
     assert "note      mine\n" in text
-    assert "40 % of the files were in memory when it began" in text
+    assert "40 % of the files were in memory when it began: the rates are those from memory" in text
     assert "a longer --budget may find more" in text
     assert "--batch-size 64 keeps it" in shown(
         report_of(chosen=Tried(candidate=larger, rates=report_of().chosen.rates)), capsys

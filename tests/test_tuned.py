@@ -34,6 +34,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
         batch_size=32,
         settings={"engine": "process", "workers": 4, "sharing_strategy": "file_system"},
         processors=processors(),
+        ranks=4,
         measured={"images_per_second": 1000.5},
     )
 
@@ -62,6 +63,25 @@ def test_what_options_say_stays_and_contradictions_are_refused(tmp_path: Path) -
         tuned.options(LoaderOptions(workers=2))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "now", "workers", "prefetch"),
+    [(1, "1", 12, 40), (1, "8", 1, 5), (1, "3", 4, 13), (2, "8", 3, 10), (8, "1", 12, 40)],
+)
+def test_ranks_that_share_a_machine_share_the_workers(
+    ranks: int, now: str, workers: int, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight ranks do not take eight times what was measured for one."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", now)
+    settings = {"engine": "thread", "workers": 12, "prefetch": 40}
+    tuned = Tuned(batch_size=4, settings=settings, processors=1, ranks=ranks)
+
+    options = tuned.options(LoaderOptions())
+
+    assert (options.workers, options.prefetch) == (workers, prefetch)
+    with pytest.raises(UsageError, match=f"and {workers} in tuned="):
+        tuned.options(LoaderOptions(workers=99))
+
+
 def test_another_machine_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, processors=processors() + 1)
 
@@ -78,6 +98,8 @@ def test_another_machine_is_told(tmp_path: Path) -> None:
         {"batch_size": True},
         {"batch_size": "64"},
         {"processors": -1},
+        {"ranks": 0},
+        {"ranks": "8"},
         {"processors": 1.5},
         {"settings": []},
         {"settings": {"engine": "warp"}},

@@ -12,7 +12,9 @@ from shardkit.cli.show import amount, line, printable, size, table
 from shardkit.measure.tuning.ledger import Rates
 from shardkit.measure.tuning.limits import LeftOut
 from shardkit.measure.tuning.search import ENOUGH
+from shardkit.measure.tuning.trials import LEAST_ROUNDS
 from shardkit.measure.tuning.tune import TuneReport
+from shardkit.measure.words import percent
 
 _TRIED = 8
 _LEFT_OUT = 3
@@ -26,7 +28,7 @@ def show_report(report: TuneReport, out: Path | None) -> None:
     """Print a report; ``out`` is the file that it was written to."""
     chosen = report.chosen
     click.echo(
-        f"{printable(report.name)}: {amount(report.images, 'image')}, "
+        f"{printable(report.name)}: {amount(report.images, 'image')}{_sample(report)}, "
         f"{size(report.mean_bytes)} each (measured for {report.seconds:.1f} s)"
     )
     line("best", f"{chosen.candidate}{' (the defaults)' if report.is_default else ''}")
@@ -70,6 +72,10 @@ def as_json(report: TuneReport) -> dict[str, Any]:
     }
 
 
+def _sample(report: TuneReport) -> str:
+    return f", {report.measured:,} of them drawn at random" * (report.measured < report.images)
+
+
 def _spread(rates: Rates) -> str:
     return (
         f"{rates.median:,.0f} images/s ({rates.low:,.0f} to {rates.high:,.0f} in "
@@ -90,7 +96,8 @@ def _gain(report: TuneReport) -> str:
     default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
     if report.gain is None:
         return f"{default}; there was no time to measure both in turn"
-    sure = f", {report.gain.low:.2f} at the least" if report.gain.low > 0 else ""
+    known = report.gain.rounds >= LEAST_ROUNDS and report.gain.low > 1
+    sure = f", {report.gain.low:.2f} at the least" if known else ""
     return f"{report.gain.middle:.2f} x{sure}: {default}"
 
 
@@ -98,7 +105,7 @@ def _held(report: TuneReport) -> str:
     what, whose = "making a sample", "the"
     if report.has_transform and report.needs_processes:
         what, whose = "the transform", "a sample's"
-    text = f"{what} holds the GIL {100 * (report.held or 0):.0f} % of {whose} time"
+    text = f"{what} holds the GIL {percent(report.held or 0)} of {whose} time"
     if report.needs_processes and report.chosen.candidate.engine == "process":
         return f"{text}: worker processes"
     return f"{text}: threads share it" if not report.needs_processes else text
@@ -118,7 +125,7 @@ def _show_step(report: TuneReport) -> None:
         line(
             "loop",
             f"{report.in_loop.rate:,.0f} images/s with the step; it waits for data "
-            f"{100 * report.in_loop.waiting:.0f} % of the time",
+            f"{percent(report.in_loop.waiting)} of the time",
         )
 
 
@@ -134,6 +141,18 @@ def _show_left_out(report: TuneReport) -> None:
         line("left out", f"others, for {len(alike) - _LEFT_OUT:,} reasons (--json gives all)")
 
 
+def _notes_on_memory(report: TuneReport) -> list[str]:
+    known = report.resident is not None
+    if known and (report.resident or 0.0) >= _WARM:
+        return []
+    before = f"{percent(report.resident or 0.0)} of the files were in memory when it began"
+    if report.from_memory:
+        told = [f"{before}: the rates are those from memory, and a first epoch is the disk's"]
+        return told if known else []
+    before = f"{before}, and " if known else ""
+    return [f"{before}they were not read before: the rates are the disk's"]
+
+
 def _notes(report: TuneReport) -> list[str]:
     notes = [printable(each) for each in report.warnings if _TOO_MANY not in each]
     if len(notes) < len(report.warnings):
@@ -144,10 +163,11 @@ def _notes(report: TuneReport) -> list[str]:
             "the batch size changes what is learned, too: "
             f"--batch-size {default.candidate.batch_size} keeps it"
         )
-    if report.resident is not None and report.resident < _WARM:
+    notes += _notes_on_memory(report)
+    if report.processes and report.has_transform and report.chosen.candidate.engine == "thread":
         notes.append(
-            f"{100 * report.resident:.0f} % of the files were in memory when it began: where an "
-            "epoch does not fit there, the disk decides"
+            "random numbers of the transform do not repeat in threads: mark it with "
+            "shardkit.with_rng if it may run in several threads"
         )
     if report.out_of_time:
         notes.append("not all was looked at in that time: a longer --budget may find more")

@@ -28,6 +28,7 @@ from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import Step, StepSpec, make_step, step_seconds
 from shardkit.measure.timing import Span, look
 from shardkit.pool import end_with_parent
+from shardkit.torch.preflight import why_processes
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
@@ -86,6 +87,7 @@ class Child:
             "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
             "bytes": material.total_bytes(self._dataset),
+            "processes": why_processes(self._dataset) or "",
         }
 
     def _look(
@@ -161,8 +163,7 @@ class Child:
     def _held(self, seconds: float) -> dict[str, Any]:
         """Look how much making samples one by one holds the interpreter's lock."""
         rows = itertools.cycle(range(len(self._dataset)))
-        shares = (held_share(lambda: self._dataset[next(rows)], seconds / 3) for _ in range(3))
-        return {"share": min(shares)}  # what else runs here makes it larger, and never smaller
+        return {"share": held_share(lambda: self._dataset[next(rows)], seconds)}
 
     def _use(self, step: dict[str, Any]) -> Step:
         spec = StepSpec(**step)

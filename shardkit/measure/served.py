@@ -85,7 +85,8 @@ class Served:
         """Open the subject.
 
         Returns:
-            ``images`` that are read, of ``total``; ``mean_bytes`` of one, ``bytes`` of all files.
+            ``images`` that are read, of ``total``; ``mean_bytes`` of one, ``bytes`` of all files;
+            ``processes``, what asks for worker processes, or nothing.
 
         Raises:
             UsageError: If that is not possible.
@@ -151,7 +152,11 @@ class Served:
         return found
 
     def resident(self) -> float | None:
-        """Return which part of the subject's files is in memory, 0 to 1; None if not known."""
+        """Return which part of the subject's files is in memory, 0 to 1; None if not known.
+
+        Raises:
+            MeasurementFailed: If it cannot be looked at.
+        """
         found: float | None = self.ask("resident")["resident"]
         return found
 

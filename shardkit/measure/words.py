@@ -38,6 +38,11 @@ def json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def percent(part: float) -> str:
+    """Return a part of one for people: "78 %"."""
+    return f"{100 * part:.0f} %"
+
+
 def significant(value: float) -> str:
     """Return a number with what can be told of it: 0.04, 1.23, 12.3, 1,234."""
     if value >= 100:

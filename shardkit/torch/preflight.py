@@ -22,8 +22,12 @@ SPARE_FILES = 64
 
 def default_workers() -> int:
     """Return the processors that this process may use, divided among the ranks of this machine."""
+    return max(1, processors() // local_ranks())
+
+
+def local_ranks() -> int:
+    """Return how many processes of a training share this machine, as torchrun says it."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, processors() // max(1, int(ranks) if ranks.isdecimal() else 1))
 
 
 def parts(dataset: Any) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from shardkit.errors import UsageError
 from shardkit.files import open_regular, write_atomically
 from shardkit.machine import processors
 from shardkit.torch.options import LoaderOptions
+from shardkit.torch.preflight import local_ranks
 
 VERSION = 1
 
@@ -27,6 +28,9 @@ TUNED_FIELDS = (
     "sharing_strategy",
 )
 """Fields of `LoaderOptions` that are tuned; what decides on samples and on lifetimes is not."""
+
+_DIVIDED = ("workers", "prefetch")
+"""Those that ranks on one machine share among them."""
 
 _MOST_BYTES = 1 << 20
 """A file larger than this is none of ours."""
@@ -41,23 +45,37 @@ class Tuned:
     """Values of `TUNED_FIELDS`."""
     processors: int
     """Of the machine where it was measured: elsewhere something else may be better."""
+    ranks: int = 1
+    """Processes of a training that shared the machine when it was measured."""
     measured: dict[str, Any] = field(default_factory=dict)
     """What was measured with them, and of what; for people."""
 
     def options(self, given: LoaderOptions) -> LoaderOptions:
         """Return ``given`` with the tuned fields in it.
 
+        Workers and prefetch were measured for as many ranks on the machine as there were then:
+        where more of them share it now, each takes its part, 1 at the least.
+
         Raises:
             UsageError: If ``given`` has another value than the default in one of them.
         """
         default = LoaderOptions()
-        for name, value in self.settings.items():
+        settings = self._shared(local_ranks())
+        for name, value in settings.items():
             if getattr(given, name) not in (getattr(default, name), value):
                 raise UsageError(
                     f"{name} is {getattr(given, name)!r} in options= and {value!r} in tuned=: "
                     "leave one of them out"
                 )
-        return dataclasses.replace(given, **self.settings)
+        return dataclasses.replace(given, **settings)
+
+    def _shared(self, ranks: int) -> dict[str, Any]:
+        """Return the settings of one of so many ranks that share this machine."""
+        settings = dict(self.settings)
+        for name in _DIVIDED:
+            if settings.get(name):
+                settings[name] = max(1, settings[name] * self.ranks // max(ranks, self.ranks))
+        return settings
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file, replacing what stood there.
@@ -128,14 +146,16 @@ def _parsed(value: Any) -> Tuned:
     if not isinstance(settings, dict) or set(settings) - set(TUNED_FIELDS):
         raise ValueError(f"settings are other than {', '.join(TUNED_FIELDS)}")
     LoaderOptions(**settings)  # refuses values that are none
-    for name in ("batch_size", "processors"):
-        if type(value[name]) is not int or value[name] < 1:
-            raise ValueError(f"{name} is {value[name]!r}")
+    counts = {"ranks": 1, **value}
+    for name in ("batch_size", "processors", "ranks"):
+        if type(counts[name]) is not int or counts[name] < 1:
+            raise ValueError(f"{name} is {counts[name]!r}")
     if not isinstance(value["measured"], dict):
         raise TypeError("measured is no object")
     return Tuned(
         batch_size=value["batch_size"],
         settings=settings,
         processors=value["processors"],
+        ranks=counts["ranks"],
         measured=value["measured"],
     )

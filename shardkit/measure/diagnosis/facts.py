@@ -134,5 +134,3 @@ def _default_start() -> str:
         multiprocessing.get_start_method(allow_none=True)
         or multiprocessing.get_all_start_methods()[0]
     )
-
-

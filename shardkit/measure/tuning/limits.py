@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardkit.machine import memory_available
 from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.words import size
 from shardkit.torch.loader import FILES_PER_BATCH
 from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
 from shardkit.torch.processes import SPARE_SLOTS
@@ -47,6 +48,8 @@ class LeftOut:
     candidate: Candidate
     reason: str
     remedy: str = ""
+    failed: bool = False
+    """Whether it was tried."""
 
 
 def room_here(images: int) -> Room:
@@ -79,7 +82,7 @@ def what_forbids(candidate: Candidate, needs: Footprint, room: Room) -> LeftOut 
     if room.memory is not None and memory > room.memory:
         return LeftOut(
             candidate=candidate,
-            reason=f"it needs {_gb(memory)} of memory, and loading may take {_gb(room.memory)}",
+            reason=f"it needs {size(memory)} of memory, and loading may take {size(room.memory)}",
             remedy="end other programs, or give the container more memory",
         )
     if not processes:
@@ -87,8 +90,8 @@ def what_forbids(candidate: Candidate, needs: Footprint, room: Room) -> LeftOut 
     if room.shared is not None and batch * batches > room.shared:
         return LeftOut(
             candidate=candidate,
-            reason=f"batches under way need {_gb(batch * batches)} of shared memory, and "
-            f"{SHARED_MEMORY} has {_gb(room.shared)} free",
+            reason=f"batches under way need {size(batch * batches)} of shared memory, and "
+            f"{SHARED_MEMORY} has {size(room.shared)} free",
             remedy="in Docker: --shm-size, or --ipc=host",
         )
     files = FILES_PER_BATCH * batches + SPARE_FILES
@@ -105,7 +108,3 @@ def what_forbids(candidate: Candidate, needs: Footprint, room: Room) -> LeftOut 
 def _is_by_name(candidate: Candidate) -> bool:
     """Tell whether shared memory is found by its name, so that no file stays open for it."""
     return candidate.sharing_strategy == "file_system"
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardkit.errors import MeasurementFailed
+from shardkit.measure.gil import HOLDS
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Ledger
 from shardkit.measure.tuning.limits import LeftOut
@@ -31,8 +32,6 @@ from shardkit.measure.tuning.trials import (
 MOST_WORKERS = 256
 ENOUGH = 1.25
 """Times the rate that a training step uses up: then loading has room for a slower moment."""
-HOLDS = 0.5
-"""A sample whose making holds the interpreter's lock for this share of the time needs processes."""
 
 _CLIMB = 1.05
 """More workers are looked at as long as each doubling gains this."""
@@ -44,7 +43,7 @@ _SOONER = 0.5
 """Seconds that another way to start workers gains at the least."""
 _FIELD = 6
 """That are measured in turn."""
-_EXPLORE, _RACE, _VARY = 0.4, 0.6, 0.9
+_EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.5, 0.6, 0.9
 """Parts of the budget that are used up when each step ends, at the latest."""
 
 
@@ -189,14 +188,26 @@ class _Search:
     def _settle(self) -> Candidate:
         """Return the best of what was looked at, after longer looks."""
         self._trials.doing = "the best in turn"
-        ledger, default = self._trials.ledger, self._plan.default
+        ledger = self._trials.ledger
         known = [each for each in ledger.candidates() if each not in self._trials.left_out]
+        processes = [each for each in known if each.engine == "process"]
+        if not self._asks_for_processes or not processes:
+            return self._fastest(known, _RACE)
+        best = self._fastest(processes, _ALONE)
+        if self._is_enough(best) or self._threads_failed:
+            return best
+        threads = [each for each in known if each.engine == "thread"][: _FIELD // 2]
+        return self._trials.race([best, *threads], best, _RACE, sure=True)
+
+    def _fastest(self, known: Sequence[Candidate], until: float) -> Candidate:
+        """Return the best of some, the fastest first, or the cheapest that is enough."""
+        ledger, default = self._trials.ledger, self._plan.default
         enough = sorted((each for each in known if self._is_enough(each)), key=lambda e: e.cost)
         if enough:
             return self._cheapest(enough)
         best = ledger.rates(known[0]).median
         near = [each for each in known if ledger.rates(each).median >= _NEAR * best][:_FIELD]
-        return self._trials.race(near, default, _RACE)
+        return self._trials.race(near, default, until)
 
     def _cheapest(self, enough: Sequence[Candidate]) -> Candidate:
         """Return the cheapest that is enough for the step, also when measured again."""
@@ -276,6 +287,24 @@ class _Search:
         default = self._plan.default
         ledger = self._trials.ledger
         ratio = ledger.ratio(best, default, since) or ledger.ratio(best, default)
-        if ratio is None or default in self._trials.left_out or self._is_enough(best):
+        if default in self._trials.left_out:
             return best
-        return best if ratio.middle > GAIN else default
+        leaves = self._asks_for_processes and best.engine == "thread"
+        if leaves and (ratio is None or self._threads_failed):
+            return default
+        if ratio is None or (self._is_enough(best) and not leaves):
+            return best
+        return best if ratio.low > 1 and ratio.middle > GAIN else default
+
+    @property
+    def _asks_for_processes(self) -> bool:
+        """Whether threads are no equals of the defaults: another loss than speed may come of them.
+
+        An unmarked transform may not be safe in threads, and its random numbers do not repeat.
+        """
+        return bool(self._plan.processes) and self._plan.default.engine == "process"
+
+    @property
+    def _threads_failed(self) -> bool:
+        left = self._trials.left_out.values()
+        return any(each.failed and each.candidate.engine == "thread" for each in left)

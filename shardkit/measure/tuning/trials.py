@@ -54,6 +54,8 @@ class Plan:
     budget: float = 60.0
     """Seconds."""
     room: Room = field(default_factory=Room)
+    processes: str = ""
+    """What asks for worker processes, as a transform that may be unsafe in threads; or nothing."""
     start_methods: tuple[str, ...] = ()
     """Ways to start worker processes that are held against the default."""
 
@@ -147,7 +149,7 @@ class Trials:
         try:
             return self._look(candidate, seconds)
         except (MeasurementFailed, UsageError) as error:
-            self.left_out[candidate] = LeftOut(candidate=candidate, reason=str(error))
+            self.left_out[candidate] = LeftOut(candidate=candidate, reason=str(error), failed=True)
             return None
 
     def fits(self, candidates: Sequence[Candidate], seconds: float, until: float) -> bool:

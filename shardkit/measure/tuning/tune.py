@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.machine import processors
+from shardkit.measure.gil import HOLDS
 from shardkit.measure.served import PATIENCE, Seen, Served
 from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
@@ -15,14 +18,22 @@ from shardkit.measure.timing import Span
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import Rates, Ratio
 from shardkit.measure.tuning.limits import LeftOut, room_here
-from shardkit.measure.tuning.search import HOLDS, Found, search
+from shardkit.measure.tuning.search import Found, search
 from shardkit.measure.tuning.trials import Plan, Sight, Watch
-from shardkit.torch.preflight import default_workers
+from shardkit.torch.preflight import default_workers, local_ranks
 from shardkit.torch.tuned import TUNED_FIELDS, Tuned
 
 BATCH_SIZES = (32, 64, 128, 256)
 """That are tried if none is asked for."""
 
+LIMIT = 2000
+"""Images of a sample, unless workers or the time that there is ask for more."""
+_WARMING = 0.25
+"""Part of the budget in which the files are read once."""
+_DISK = 20e6
+"""Bytes a second that a disk is taken to give: slow ones give more."""
+_LEAST_BATCHES = 8
+"""That an epoch of a sample has for each worker of the defaults."""
 _LEAST_PATIENCE = 5.0
 _HELD_SECONDS = 0.3
 _LEAST_BUDGET = 1.0
@@ -99,8 +110,12 @@ class TuneReport:
     images: int
     mean_bytes: float
     """Stored bytes of an image."""
+    measured: int
+    """Images of them that were read: a sample, if not all."""
     resident: float | None
-    """Part of the files that was in memory when it began, 0 to 1; None if it is not known."""
+    """Part of the files that was in memory when it began, 0 to 1; None if it cannot be known."""
+    from_memory: bool
+    """Whether what is measured was read once before; else rates may be those of the disk."""
     chosen: Tried
     default: Tried | None
     """What `make_loader` does by itself; None if that fails."""
@@ -113,6 +128,8 @@ class TuneReport:
     held: float | None
     """Part of the time in which making a sample holds the interpreter's lock, 0 to 1."""
     has_transform: bool
+    processes: str
+    """What asks for worker processes, as a transform that may be unsafe in threads; or nothing."""
     step_seconds: float | None
     """The training step by itself."""
     in_loop: Loop | None
@@ -169,6 +186,7 @@ class TuneReport:
             batch_size=self.chosen.candidate.batch_size,
             settings={name: options[name] for name in TUNED_FIELDS if name in options},
             processors=processors(),
+            ranks=local_ranks(),
             measured=measured,
         )
 
@@ -194,7 +212,8 @@ class _Bench:
     def __init__(self, request: TuneRequest) -> None:
         self._request = request
         self._begun = time.monotonic()
-        self._served = Served(request.subject)
+        self._subject = request.subject
+        self._served = Served(self._subject)
         self._warnings: dict[str, list[str]] = {}
         self._batch_bytes: dict[Candidate, int] = {}
 
@@ -207,9 +226,10 @@ class _Bench:
     def run(self, watch: Watch) -> TuneReport:
         """Look at the load, search, and tell what was found."""
         request = self._request
-        subject = self._served.open()
+        whole = self._served.open()
         self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
-        resident = self._served.resident()
+        resident = self._resident()
+        subject, from_memory = self._warmed(whole)
         default = self._default()
         held = self._held()
         seconds = self._step_seconds(default)
@@ -218,6 +238,7 @@ class _Bench:
             batch_sizes=request.other_sizes,
             needed=default.batch_size / seconds if seconds else None,
             held=held,
+            processes=subject["processes"],
             # What is left out is the time that is needed to measure with the step, in the end.
             budget=max(_LEAST_BUDGET, (0.85 if seconds else 0.97) * self._left()),
             room=room_here(subject["images"]),
@@ -227,9 +248,11 @@ class _Bench:
         chosen = _tried(found, found.chosen)
         return TuneReport(
             name=request.subject.name,
-            images=subject["images"],
-            mean_bytes=subject["mean_bytes"],
+            images=whole["images"],
+            measured=subject["images"],
+            mean_bytes=whole["mean_bytes"],
             resident=resident,
+            from_memory=from_memory,
             chosen=chosen,
             default=_tried(found, default) if default in found.ledger else None,
             gain=found.ledger.ratio(found.chosen, default, found.since),
@@ -237,6 +260,7 @@ class _Bench:
             batch_bytes=self._batch_bytes[found.chosen],
             held=held,
             has_transform=request.subject.transform is not None,
+            processes=subject["processes"],
             step_seconds=seconds,
             in_loop=self._in_loop(found.chosen),
             starts=_starts(found),
@@ -255,8 +279,43 @@ class _Bench:
     def _left(self) -> float:
         return self._begun + self._request.budget - time.monotonic()
 
+    def _resident(self) -> float | None:
+        with contextlib.suppress(MeasurementFailed):
+            return self._served.resident()
+        self._require_process()
+        return None
+
+    def _warmed(self, whole: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Have the files in memory before the first look, if all of them fit there.
+
+        Fresh data would be slow for those that are looked at first. Of many images a sample is
+        read, and measured from then on. It takes what is known of all, and returns what is known
+        of those that are measured, and whether they are in memory.
+        """
+        if whole["bytes"] > (room_here(whole["images"]).memory or 0):
+            return whole, False
+        seconds = _WARMING * self._request.budget
+        sample = max(
+            LIMIT,
+            _LEAST_BATCHES * default_workers() * self._request.first_size,
+            int(seconds * _DISK / max(1.0, whole["mean_bytes"])),
+        )
+        try:
+            if sample < whole["images"]:
+                self._subject = dataclasses.replace(self._subject, limit=sample)
+                self._served.subject = self._subject
+                whole = self._served.open()
+            self._served.patience = max(seconds, _LEAST_PATIENCE)
+            self._served.warm()
+        except MeasurementFailed:  # a slow disk; what makes no samples is told by the first look
+            self._require_process()
+            return whole, False
+        finally:
+            self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
+        return whole, True
+
     def _default(self) -> Candidate:
-        """Return what `make_loader` does by itself; the look warms the files up, too."""
+        """Return what `make_loader` does by itself."""
         size = self._request.first_size
         loading = Loading(batch_size=size)
         try:
