@@ -28,6 +28,7 @@ def default_workers() -> int:
 def local_ranks() -> int:
     """Return how many processes of a training share this machine, as torchrun says it."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(ranks) if ranks.isdecimal() else 1)
 
 
 def parts(dataset: Any) -> Iterator[Any]:

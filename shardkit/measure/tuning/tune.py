@@ -282,7 +282,7 @@ class _Bench:
     def _resident(self) -> float | None:
         with contextlib.suppress(MeasurementFailed):
             return self._served.resident()
-        self._require_process()
+        self._served.restart_if_ended()
         return None
 
     def _warmed(self, whole: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -308,7 +308,7 @@ class _Bench:
             self._served.patience = max(seconds, _LEAST_PATIENCE)
             self._served.warm()
         except MeasurementFailed:  # a slow disk; what makes no samples is told by the first look
-            self._require_process()
+            self._served.restart_if_ended()
             return whole, False
         finally:
             self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
