@@ -15,12 +15,13 @@ from helpers import make_dataset, make_folder
 from shardkit import UsageError
 from shardkit.measure import pages
 from shardkit.measure.diagnosis.facts import Facts, gather
-from shardkit.measure.diagnosis.findings import SEVERITIES, Finding, ordered, percent
+from shardkit.measure.diagnosis.findings import SEVERITIES, Finding, ordered
 from shardkit.measure.diagnosis.place import Place, place_of
 from shardkit.measure.diagnosis.surroundings import CHECKS, check, fits_in_memory, usable
 from shardkit.measure.material import files_of, open_subject
 from shardkit.measure.spec import Subject
 from shardkit.measure.versions import LIBRARIES
+from shardkit.measure.words import percent
 
 GB = 1 << 30
 MB = 1 << 20

@@ -13,12 +13,13 @@ import click
 from shardkit.cli.show import amount, line, printable, wrapped
 from shardkit.measure.diagnosis.doctor import Report, Request
 from shardkit.measure.diagnosis.facts import Facts
-from shardkit.measure.diagnosis.findings import Finding, percent
+from shardkit.measure.diagnosis.findings import Finding
 from shardkit.measure.diagnosis.judgement import Diagnosis
 from shardkit.measure.diagnosis.measured import Measured, effective
 from shardkit.measure.diagnosis.profiling import Profile
 from shardkit.measure.diagnosis.remedies import Remedy
 from shardkit.measure.diagnosis.stages import STAGES
+from shardkit.measure.words import percent
 
 _BAR = 24
 """Characters of a bar that stands for all of the time."""

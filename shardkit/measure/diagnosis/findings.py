@@ -38,11 +38,6 @@ class Finding:
             )
 
 
-def percent(part: float) -> str:
-    """Return a part of one for people: "78 %"."""
-    return f"{100 * part:.0f} %"
-
-
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the worst first; those of one severity keep their order."""
     return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardkit.measure.diagnosis.findings import Finding, ordered, percent
+from shardkit.measure.diagnosis.findings import Finding, ordered
 from shardkit.measure.diagnosis.measured import Measured, effective, waits_for_disk
 from shardkit.measure.diagnosis.remedies import GAIN, Remedy, find_remedies
 from shardkit.measure.diagnosis.surroundings import fits_in_memory
 from shardkit.measure.gil import HOLDS
+from shardkit.measure.words import percent
 
 UNEXPLAINED = 0.25
 """Part of a sample's time that the stages may leave unexplained, or overdo, without a word."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardkit.measure.diagnosis.facts import Facts
-from shardkit.measure.diagnosis.findings import Finding, percent
-from shardkit.measure.words import size
+from shardkit.measure.diagnosis.findings import Finding
+from shardkit.measure.words import percent, size
 from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
 
 Check = Callable[[Facts], Finding | None]
