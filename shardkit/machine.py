@@ -62,6 +62,12 @@ def memory_available() -> int:
     return available
 
 
+def busy_processors(seconds: float = 0.3) -> float:
+    """Return how many processors are in use, by whomever, during the next ``seconds``."""
+    share: float = psutil.cpu_percent(seconds)
+    return share / 100 * (os.cpu_count() or 1)
+
+
 def filesystem(path: Path) -> tuple[str, str]:
     """Return the kind of the file system that ``path`` lies on, and where it is mounted.
 

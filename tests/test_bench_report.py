@@ -91,10 +91,10 @@ def test_the_answer_about_loaders_of_one_dataset() -> None:
     slow, fast = outcome("a"), outcome("a", "thread", rates=(300, 300, 300))
 
     assert report(slow, fast).headline == (
-        "The fastest gives 3.0 x as much as the first line from memory."
+        "The best of the others gives 3.0 x as much as the first line from memory."
     )
     assert report(fast, slow).headline == (
-        "The fastest gives no more than the first line from memory."
+        "The best of the others gives no more than the first line from memory."
     )
     assert report(fast).headline == "It gives 300 images/s from memory."
 

@@ -38,8 +38,8 @@ def test_a_folder_is_what_datasets_are_compared_with(place: Path, stage: Stage) 
     report = bench([place / "made", place / "photos"], BenchOptions(rounds=1, caches=("warm",)))
 
     assert lines(report) == [
-        ("made", "auto", "warm", False),
         ("made", PLAIN, "warm", False),
+        ("made", "auto", "warm", False),
         ("photos", PLAIN, "warm", True),
     ]
     assert [source.kind for source in report.sources] == ["dataset", "folder"]
@@ -69,7 +69,7 @@ def test_of_a_folder_pytorchs_own_loader_is_the_base(place: Path, stage: Stage) 
 
 
 def test_default_loaders() -> None:
-    assert default_loaders(dataset=True) == ("auto", PLAIN)
+    assert default_loaders(dataset=True) == (PLAIN, "auto")
     assert default_loaders(dataset=False) == (PLAIN,)
 
 

@@ -189,6 +189,9 @@ def test_two_iterations_at_once_are_two_epochs(clock: Clock) -> None:
         ((1.0, 0.01, 0.01), 1.0, "0.7% of the time: the loader keeps up$"),
         ((1.0, 0.1, 0.1), 1.0, "6.2% of the time: the loader keeps up but for some batches"),
         ((1.0, 0.1, 0.1), 0.05, "57% of the time: loading is the bottleneck.* 2.3 x as fast"),
+        ((1.0, 0.01, 0.01), 1.0, "^apart from the first batch of each epoch, the loop waited"),
+        ((0.01, 0.01, 0.01), 1.0, "^the loop waited for data 0.7%"),
+        ((0.1, 0.1, 0.1), 0.0, "100% of the time: there is next to no training step"),
     ],
 )
 def test_the_verdict_says_what_to_do(
@@ -284,10 +287,11 @@ def test_the_next_step_names_the_dataset(path: Path, clock: Clock) -> None:
         monitor = ThroughputMonitor(loader)
         for _ in monitor:
             pass
-        monitor._tallies[0].waited = 1.0
+        step = f"{10 / monitor.report.batches:.3g}"
+        monitor._tallies[0].waited, monitor._tallies[0].steps = 1.0, 0.01
         workers = 0 if isinstance(loader, DataLoader) else 1
         assert (
-            f"`shardkit doctor {path} --step-ms 0.1 --batch-size 2 --workers {workers} "
+            f"`shardkit doctor {path} --step-ms {step} --batch-size 2 --workers {workers} "
             "--decode 'CenterCrop(8)'`"
         ) in monitor.summary()
 
@@ -310,7 +314,7 @@ def test_the_command_names_the_decode_as_the_command_line_takes_it(
     part = Subset(open_dataset(awkward, decode=decode), range(3))
     monitor = ThroughputMonitor(DataLoader(part, 2, collate_fn=list))
     list(monitor)
-    monitor._tallies[0].waited = 1.0
+    monitor._tallies[0].waited, monitor._tallies[0].steps = 1.0, 0.1
 
     words = shlex.split(monitor.summary().split("`")[1])
 

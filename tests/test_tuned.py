@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import make_dataset, make_folder
 
-from shardkit import LoaderOptions, UsageError, make_loader, open_dataset
+from shardkit import LoaderOptions, ShardkitError, UsageError, make_loader, open_dataset
 from shardkit.machine import processors
 from shardkit.torch.tuned import VERSION, Tuned, load_tuned, require_replaceable
 
@@ -179,5 +180,15 @@ def test_only_what_is_ours_is_replaced(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     tuned = load_tuned(written(tmp_path))
 
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(ShardkitError, match="cannot be written"):
         tuned.save(tmp_path / "missing" / "tuned.json")
+
+
+def test_threads_that_were_tuned_for_something_else_are_warned_of(tmp_path: Path) -> None:
+    tuned = dataclasses.replace(load_tuned(written(tmp_path)), settings={"engine": "thread"})
+
+    tuned.warn_of_threads(None)
+    with pytest.warns(RuntimeWarning, match="without what is here: the transform flip may hold"):
+        tuned.warn_of_threads("the transform flip may hold the GIL")
+    dataclasses.replace(tuned, measured={"processes": "the transform"}).warn_of_threads("another")
+    dataclasses.replace(tuned, settings={"engine": "process"}).warn_of_threads("another")

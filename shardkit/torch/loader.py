@@ -64,6 +64,7 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
         found = load_tuned(tuned)
         options = found.options(options)
         batch_size = found.batch_size if batch_size is None else batch_size
+        found.warn_of_threads(preflight.why_processes(dataset))
     if batch_size is None:
         raise UsageError("batch_size=None is not an integer from 1 on, and no tuned= says one")
     share = options.share
@@ -85,7 +86,7 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     )
     feed = Feed(order, batch_size, share or Share())
     fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows)
-    return Loader(fetch, feed, options)
+    return Loader(fetch, feed, options, "asked for" if tuned is None else f"tuned, in {tuned}")
 
 
 def _has_rows(dataset: Any) -> bool:
@@ -105,7 +106,9 @@ class Loader:
     one. ``state_dict`` may be asked at any time and says which batch comes next.
     """
 
-    def __init__(self, fetch: Fetch, feed: Feed, options: LoaderOptions) -> None:
+    def __init__(
+        self, fetch: Fetch, feed: Feed, options: LoaderOptions, asked: str = "asked for"
+    ) -> None:
         """Make a loader; use `make_loader`."""
         self.dataset = fetch.dataset
         self.batch_size = feed.batch_size
@@ -118,7 +121,7 @@ class Loader:
         settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
         self.num_workers = settings.workers
         self.pin_memory = settings.pinned
-        self.engine, self.reason = _choose_engine(fetch.dataset, feed.batch_size, settings)
+        self.engine, self.reason = _choose_engine(fetch.dataset, feed.batch_size, settings, asked)
         engine = ThreadEngine if self.engine == "thread" else ProcessEngine
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
         _LOG.info("%r", self)
@@ -198,12 +201,12 @@ class Loader:
         self._progress.finish(run)
 
 
-def _choose_engine(dataset: Any, batch_size: int, settings: Settings) -> tuple[str, str]:
-    """Return an engine, and why it is the one; warn where it may disappoint."""
+def _choose_engine(dataset: Any, batch_size: int, settings: Settings, by: str) -> tuple[str, str]:
+    """Return an engine, and why it is the one (``by``, if asked for); warn of disappointments."""
     asked = settings.options.engine
-    reason = "asked for" if asked != "auto" else preflight.why_processes(dataset)
+    reason = by if asked != "auto" else preflight.why_processes(dataset)
     if asked == "thread":
-        return "thread", "asked for"
+        return "thread", by
     if reason is None:
         return "thread", "nothing in this dataset holds the GIL for long"
     problem = _process_problem(dataset, batch_size, settings)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardkit.errors import UsageError
 from shardkit.torch.collate import count
@@ -24,6 +24,9 @@ _WAITS, _KEEPS_UP = 0.1, 0.02
 
 _LONG_START = 0.1
 """From this share of the time on, what the first batches take is spoken of."""
+
+_NO_STEP = 0.001
+"""Seconds of a step below which a loop does nothing with its batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,19 +187,27 @@ class ThroughputMonitor:
                 f"the longest wait was {_time(report.longest)}, for batch {batch} of epoch {epoch}"
             )
         start = f"the first batch of an epoch took {_time(report.first / count_of)}"
-        if report.first >= _LONG_START * report.seconds and count_of > 1:
-            part = report.first / report.seconds
-            start += f", {part:.0%} of all the time: persistent workers save most of that"
+        if _starts_long(report) and count_of > 1:
+            start += f", {report.first / report.seconds:.0%} of all the time: {self._on_starts()}"
         return "\n".join([*lines, start])
+
+    def _on_starts(self) -> str:
+        """Return what makes the first batches weigh less."""
+        workers = getattr(self.loader, "num_workers", 0)
+        if isinstance(self.loader, DataLoader) and workers and not self.loader.persistent_workers:
+            return "persistent_workers=True saves most of that"
+        return "the more batches an epoch has, the less that is"
 
     def _verdict(self, report: ThroughputReport) -> str:
         found = f"the loop waited for data {_share(report.share)} of the time"
+        if _starts_long(report):
+            found = f"apart from the first batch of each epoch, {found}"
+        if report.share > _WAITS and report.step < _NO_STEP:
+            return f"{found}: there is next to no training step that it could be compared with"
         if report.share <= _KEEPS_UP:
             return f"{found}: the loader keeps up"
         if report.share < _WAITS:
-            return (
-                f"{found}: the loader keeps up but for some batches; more prefetch evens them out"
-            )
+            return f"{found}: the loader keeps up but for some batches; prefetch more"
         return (
             f"{found}: loading is the bottleneck, and without it training would be "
             f"{1 / max(1e-9, 1 - report.share):.1f} x as fast; `{self._command(report)}` tells "
@@ -261,6 +272,11 @@ class _Tally:
             longest=self.longest,
             longest_at=(number, self.longest_at),
         )
+
+
+def _starts_long(report: ThroughputReport) -> bool:
+    """Tell whether what the first batches take is much of all the time."""
+    return report.first >= _LONG_START * report.seconds
 
 
 def _share(share: float) -> str:

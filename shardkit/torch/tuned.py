@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.files import open_regular, write_atomically
 from shardkit.machine import processors
 from shardkit.torch.options import LoaderOptions
@@ -69,6 +69,25 @@ class Tuned:
                 )
         return dataclasses.replace(given, **settings)
 
+    def warn_of_threads(self, reason: str | None) -> None:
+        """Warn if threads were chosen for something else than what asks for processes now.
+
+        Args:
+            reason: What asks for processes, as in `shardkit.torch.preflight.why_processes`.
+        """
+        if (
+            reason
+            and self.settings.get("engine") == "thread"
+            and not self.measured.get("processes")
+        ):
+            warnings.warn(
+                f"threads were found best without what is here: {reason}. `shardkit tune "
+                "--transform` measures it; random numbers of a transform that is not marked with "
+                "shardkit.with_rng do not repeat in threads",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
     def _shared(self, ranks: int) -> dict[str, Any]:
         """Return the settings of one of so many ranks that share this machine."""
         settings = dict(self.settings)
@@ -81,13 +100,13 @@ class Tuned:
         """Write it to a file, replacing what stood there.
 
         Raises:
-            UsageError: If it cannot be written.
+            ShardkitError: If it cannot be written.
         """
         value = {"shardkit_tuned": VERSION, **dataclasses.asdict(self)}
         try:
             write_atomically(Path(path), (json.dumps(value, indent=1) + "\n").encode())
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def require_replaceable(path: str | PathLike[str]) -> None:

@@ -122,7 +122,7 @@ def default_loaders(dataset: bool) -> tuple[str, ...]:
     more than it does in training.
     """
     plain = f"{PLAIN}:workers={processors()},persistent_workers=true"
-    return ("auto", plain) if dataset else (plain,)
+    return (plain, "auto") if dataset else (plain,)
 
 
 def _loadings(texts: Sequence[str], batch_size: int) -> list[Loading]:

@@ -159,7 +159,7 @@ class BenchReport:
             return "Nothing can be compared; the lines tell why."
         if self.against_folder:
             return f"Converting makes loading {' and '.join(told)}."
-        return f"The fastest gives {' and '.join(told)}."
+        return f"The best of the others gives {' and '.join(told)}."
 
     @property
     def details(self) -> tuple[str, ...]:

@@ -23,9 +23,6 @@ from shardkit.torch.preflight import SHARED_MEMORY, default_workers
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-_BUSY_SECONDS = 0.3
-"""How long the processors are watched, before anything of ours runs."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -79,7 +76,7 @@ def gather(workers: int | None = None) -> Facts:
     Args:
         workers: That the user asked for; None takes what `make_loader` would.
     """
-    busy = _busy()
+    busy = machine.busy_processors()
     return Facts(
         workers=default_workers() if workers is None else workers,
         asked=workers is not None,
@@ -101,12 +98,6 @@ def gather(workers: int | None = None) -> Facts:
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         temporary=tempfile.gettempdir(),
     )
-
-
-def _busy() -> float:
-    """Return how many processors are used by others; the kernel's count, without a privilege."""
-    share: float = psutil.cpu_percent(_BUSY_SECONDS)
-    return share / 100 * (os.cpu_count() or 1)
 
 
 def _shared_memory() -> tuple[int, int] | None:

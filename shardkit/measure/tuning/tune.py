@@ -178,6 +178,7 @@ class TuneReport:
         rates = self.chosen.rates
         measured = {
             "dataset": self.name,
+            "processes": self.processes,
             "images_per_second": {"median": rates.median, "low": rates.low, "high": rates.high},
             "gain": self.gain and self.gain.middle,
             "headroom": self.headroom,
