@@ -7,16 +7,18 @@ import json
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from shardkit.measure import words
-from shardkit.measure.rounds import Watch
 from shardkit.pool import Progress, Report
 
 _WIDTH = 100
+
+if TYPE_CHECKING:  # what measures loads torch, which commands that convert do without
+    from shardkit.measure.rounds import Watch
 
 
 def amount(count: int, noun: str) -> str:
