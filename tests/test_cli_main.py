@@ -12,8 +12,9 @@ from helpers import invoke, make_folder, python, run, shardkit_command
 import shardkit
 from shardkit.cli import main as module
 from shardkit.cli.main import cli, main
-from shardkit.cli.show import amount, printable, size, some
+from shardkit.cli.show import amount, some
 from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
+from shardkit.measure.words import printable, size
 
 
 def exits(monkeypatch: pytest.MonkeyPatch, error: BaseException | int | None) -> int:

@@ -11,6 +11,7 @@ import pytest
 from shardkit.measure.tuning import limits
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.limits import Footprint, Room, room_here, what_forbids
+from shardkit.torch import preflight
 
 MB = 1_000_000
 FOUR = Candidate(engine="process", workers=4, batch_size=50)
@@ -59,12 +60,14 @@ def test_more_workers_than_batches_have_nothing_to_do() -> None:
 
 def test_what_is_here_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "memory_available", lambda: 1000 * MB)
-    monkeypatch.setattr(limits, "SHARED_MEMORY", "/")
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
+    blocks = SimpleNamespace(f_blocks=20, f_bavail=10, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: blocks)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 1024))
 
     assert room_here(7) == Room(memory=800 * MB, shared=40_960, files=512, images=7)
 
-    monkeypatch.setattr(limits, "SHARED_MEMORY", "/nowhere")
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "memory_available", lambda: 1000 * MB)
+    monkeypatch.setattr(preflight, "SHARED_MEMORY", "/nowhere")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
     assert room_here(7) == Room(memory=800 * MB, shared=None, files=None, images=7)

@@ -79,7 +79,7 @@ class Machine:
     def set(self, *, free: int = 2**40, files: int = 2**20, processors: int = 4) -> None:
         def statvfs(path: str) -> Any:
             self.asked.append(path)
-            return SimpleNamespace(f_bavail=free // 4096, f_frsize=4096)
+            return SimpleNamespace(f_blocks=2**40, f_bavail=free // 4096, f_frsize=4096)
 
         self._monkeypatch.setattr(os, "statvfs", statvfs)
         self._monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))

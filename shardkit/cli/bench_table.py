@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-from shardkit.cli.show import amount, line, printable, size, wrapped
+from shardkit.cli.show import amount, line, wrapped
 from shardkit.measure.comparison.report import BenchReport, Line, Source
-from shardkit.measure.words import sample_words, shortened, significant, step_words
+from shardkit.measure.words import printable, sample_words, shortened, significant, size, step_words
 
 _WIDTH = 98
 _GROUPS = (

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, line, printable, show_notes, size, some, table
+from shardkit.cli.show import amount, line, show_notes, some, table
 from shardkit.conversion.plan import Plan
 from shardkit.errors import BadImages, Problem
 from shardkit.manifest import Manifest
+from shardkit.measure.words import printable, size
 from shardkit.sources.imagefolder import Scan
 from shardkit.verbs.convert import Converted
 from shardkit.verbs.describe import summarise

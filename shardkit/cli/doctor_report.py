@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, line, printable, wrapped
+from shardkit.cli.show import amount, line, wrapped
 from shardkit.measure.diagnosis.doctor import Report, Request
 from shardkit.measure.diagnosis.facts import Facts
 from shardkit.measure.diagnosis.findings import Finding
@@ -19,7 +19,7 @@ from shardkit.measure.diagnosis.measured import Measured, effective
 from shardkit.measure.diagnosis.profiling import Profile
 from shardkit.measure.diagnosis.remedies import Remedy
 from shardkit.measure.diagnosis.stages import STAGES
-from shardkit.measure.words import percent
+from shardkit.measure.words import percent, printable
 
 _BAR = 24
 """Characters of a bar that stands for all of the time."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, emit, line, printable, show_notes, size, table
+from shardkit.cli.show import amount, emit, line, show_notes, table
+from shardkit.measure.words import printable, size
 from shardkit.verbs.describe import describe
 
 _LISTED = 30

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, emit, line, looks_bar, printable, table
+from shardkit.cli.show import amount, emit, line, looks_bar, table
 from shardkit.errors import UsageError
 from shardkit.measure.comparison.ladder import (
     ALONE,
@@ -22,6 +22,7 @@ from shardkit.measure.comparison.ladder import (
 )
 from shardkit.measure.material import choose_decode
 from shardkit.measure.spec import Subject
+from shardkit.measure.words import printable
 
 _SMALL_GAIN = 1.1
 """Less than this in all is no gain worth a word."""

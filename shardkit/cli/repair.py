@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from shardkit.cli.options import quiet_option, workers_option
-from shardkit.cli.show import amount, emit, line, printable, progress_bar, some
+from shardkit.cli.show import amount, emit, line, progress_bar, some
 from shardkit.machine import processors
 from shardkit.manifest import dataset_directories, load_manifest
+from shardkit.measure.words import printable
 from shardkit.verbs.repair import Repaired, repair
 
 _LISTED = 50

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from shardkit.measure import words
+from shardkit.measure.words import json_value, printable, shortened
 from shardkit.pool import Progress, Report
 
 _WIDTH = 100
@@ -27,11 +27,6 @@ def amount(count: int, noun: str) -> str:
         f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
     )
     return f"{count:,} {noun if count == 1 else plural}"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes for people: "21.3 MiB"."""
-    return words.size(count)
 
 
 def line(name: str, text: str) -> None:
@@ -90,14 +85,9 @@ def show_notes(notes: Mapping[str, int]) -> None:
         line("noted", f"{amount(count, 'image')} {_NOTES.get(name, name)}")
 
 
-def printable(text: str) -> str:
-    """Return a path or name that cannot break a line or a terminal."""
-    return words.printable(text)
-
-
 def emit(value: Any) -> None:
     """Print a value as JSON, for machines; null stands for a number that is not one."""
-    click.echo(json.dumps(words.json_value(value), indent=1, allow_nan=False))
+    click.echo(json.dumps(json_value(value), indent=1, allow_nan=False))
 
 
 @contextlib.contextmanager
@@ -135,7 +125,7 @@ def looks_bar(*, quiet: bool) -> Iterator[Watch]:
 
         def watch(text: str, done: int, total: int) -> None:
             bar.total = total
-            bar.set_postfix_str(words.shortened(text, 50), refresh=False)
+            bar.set_postfix_str(shortened(text, 50), refresh=False)
             bar.update(done - bar.n)
             bar.refresh()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, line, printable, size, table
+from shardkit.cli.show import amount, line, table
 from shardkit.measure.tuning.ledger import Rates
 from shardkit.measure.tuning.limits import LeftOut
 from shardkit.measure.tuning.search import ENOUGH
 from shardkit.measure.tuning.trials import LEAST_ROUNDS
 from shardkit.measure.tuning.tune import TuneReport
-from shardkit.measure.words import percent
+from shardkit.measure.words import percent, printable, size
 
 _TRIED = 8
 _LEFT_OUT = 3

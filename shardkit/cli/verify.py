@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from shardkit.cli.options import quiet_option, workers_option
-from shardkit.cli.show import amount, emit, line, printable, progress_bar, size, some
+from shardkit.cli.show import amount, emit, line, progress_bar, some
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.examine import Finding
 from shardkit.machine import processors
 from shardkit.manifest import MANIFEST_NAME, dataset_directories, load_manifest
+from shardkit.measure.words import printable, size
 from shardkit.verbs.against import SourceReport
 from shardkit.verbs.receipt import check_receipt, load_receipt, require_new, save_receipt
 from shardkit.verbs.verify import LEVELS, Verification, verify

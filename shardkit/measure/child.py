@@ -33,8 +33,6 @@ from shardkit.torch.preflight import why_processes
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the part of the pages that may stay: threads of the look before,
 in this process or another, may still be reading their last batch."""
-_FILES = 1000
-"""That are looked at, of all that are read."""
 
 
 class Child:
@@ -86,7 +84,7 @@ class Child:
             "images": len(self._dataset),
             "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),
-            "bytes": material.total_bytes(self._dataset),
+            "bytes": material.total_bytes(self._dataset, self._files),
             "processes": why_processes(self._dataset) or "",
         }
 
@@ -158,7 +156,7 @@ class Child:
 
     def _resident(self) -> dict[str, Any]:
         """Look which part of the files is in memory; of many files a part stands for all."""
-        return {"resident": pages.resident(self._files[:: len(self._files) // _FILES + 1])}
+        return {"resident": pages.resident_of_many(self._files)}
 
     def _held(self, seconds: float) -> dict[str, Any]:
         """Look how much making samples one by one holds the interpreter's lock."""

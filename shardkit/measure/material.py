@@ -212,11 +212,16 @@ def files_of(dataset: Any) -> list[Path]:
     return dataset.files() if isinstance(dataset, PlainFolder) else []
 
 
-def total_bytes(dataset: Any) -> int:
-    """Return the bytes of all files that there are, of which a sample may be read."""
+def total_bytes(dataset: Any, files: Sequence[Path]) -> int:
+    """Return the bytes of all files that there are, of which a sample may be read.
+
+    Args:
+        dataset: The dataset or image folder.
+        files: What `files_of` returned for it.
+    """
     if isinstance(dataset, PlainFolder):
         return dataset.bytes
-    return sum(path.stat().st_size for path in files_of(dataset))
+    return sum(path.stat().st_size for path in files)
 
 
 def mean_bytes(dataset: Any) -> float:

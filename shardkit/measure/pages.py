@@ -6,12 +6,15 @@ import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 _PAGE = mmap.PAGESIZE
+
+_LOOKED_AT = 1000
+"""Files that stand for all."""
 
 
 def drop(files: Iterable[Path]) -> None:
@@ -59,6 +62,12 @@ def resident(files: Iterable[Path]) -> float | None:
         held += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
         total += pages
     return held / total if total else 0.0
+
+
+def resident_of_many(files: Sequence[Path]) -> float | None:
+    """Return what `resident` does, of at most a thousand of some files, chosen at random."""
+    chosen = np.random.default_rng(0).permutation(len(files))[:_LOOKED_AT]
+    return resident(files[number] for number in chosen.tolist())
 
 
 def _is_told(path: Path) -> bool:

@@ -70,25 +70,36 @@ def batch_bytes(dataset: Any, batch_size: int) -> int | None:
     return batch_size * max(sizes, default=0)
 
 
-def shared_memory_problem(needed: int) -> str | None:
-    """Return what is wrong if ``needed`` bytes do not fit into shared memory, or None."""
+def shared_memory() -> tuple[int, int] | None:
+    """Return the bytes of the file system of shared memory, in all and free; None without one."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return None  # no such file system: PyTorch shares memory in another way here
-    free = status.f_bavail * status.f_frsize
-    if needed <= free:
+        return None  # PyTorch shares memory in another way here
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def open_files_limit() -> int | None:
+    """Return how many files this process may have open at once; None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def shared_memory_problem(needed: int) -> str | None:
+    """Return what is wrong if ``needed`` bytes do not fit into shared memory, or None."""
+    has = shared_memory()
+    if has is None or needed <= has[1]:
         return None
     return (
         f"batches under way need {needed / 1e6:.0f} MB of shared memory, and {SHARED_MEMORY} has "
-        f"{free / 1e6:.0f} MB free (in Docker: --shm-size, or --ipc=host)"
+        f"{has[1] / 1e6:.0f} MB free (in Docker: --shm-size, or --ipc=host)"
     )
 
 
 def descriptor_problem(needed: int) -> str | None:
     """Return what is wrong if ``needed`` more files cannot be open at once, or None."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or needed + SPARE_FILES <= limit:
+    limit = open_files_limit()
+    if limit is None or needed + SPARE_FILES <= limit:
         return None
     return (
         f"batches under way need {needed} open files, and this process may have {limit} "

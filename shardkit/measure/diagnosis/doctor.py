@@ -209,7 +209,7 @@ class _Examination:
             workers=seen.workers,
             alternatives=alternatives,
             step=step,
-            repeats=self._subject.transform is None or not placed["processes"],
+            repeats=self._subject.transform is None or not opened["processes"],
             changes=[Change(**each) for each in changes],
         )
         return measured, place
@@ -252,7 +252,7 @@ class _Examination:
             bytes=opened["bytes"],
             resident=placed["resident"],
             engine=seen.engine,
-            wanted="process" if placed["processes"] else "thread",
+            wanted="process" if opened["processes"] else "thread",
             shared_needed=under_way * seen.look.batch_bytes if settings.workers else 0,
             files_needed=under_way * FILES_PER_BATCH if settings.workers else 0,
             worker_unique=seen.look.worker_unique,

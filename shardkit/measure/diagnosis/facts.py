@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import resource
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from shardkit import machine
 from shardkit.codecs import turbo
 from shardkit.measure.diagnosis.place import Place
 from shardkit.measure.versions import library_versions
-from shardkit.torch.preflight import SHARED_MEMORY, default_workers
+from shardkit.torch.preflight import default_workers, open_files_limit, shared_memory
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -84,8 +83,8 @@ def gather(workers: int | None = None) -> Facts:
         affinity=machine.affinity(),
         quota=machine.processor_quota(),
         busy=busy,
-        shared_memory=_shared_memory(),
-        descriptors=_descriptors(),
+        shared_memory=shared_memory(),
+        descriptors=open_files_limit(),
         memory=machine.memory_limit(),
         available=machine.memory_available(),
         swap_used=_swap_used(),
@@ -98,19 +97,6 @@ def gather(workers: int | None = None) -> Facts:
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         temporary=tempfile.gettempdir(),
     )
-
-
-def _shared_memory() -> tuple[int, int] | None:
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-
-
-def _descriptors() -> int | None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _swap_used() -> int:

@@ -38,6 +38,11 @@ class Finding:
             )
 
 
+def fine(name: str, evidence: str) -> Finding:
+    """Return the finding of a check that has nothing to say."""
+    return Finding(name=name, severity="ok", what=name, evidence=evidence)
+
+
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the worst first; those of one severity keep their order."""
     return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))

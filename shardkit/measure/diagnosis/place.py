@@ -9,18 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from shardkit.machine import filesystem
 from shardkit.manifest import MANIFEST_NAME, Manifest, SplitsManifest, load_any_manifest
 from shardkit.measure import pages
 from shardkit.torch.datasets import ShardDataset
-from shardkit.torch.preflight import why_processes
 from shardkit.torch.workers import choose_start_method
-
-_LOOKED_AT = 1000
-"""Files that are asked for their pages, at the most; chosen at random."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +65,7 @@ def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
     return {
         "filesystem": kind,
         "mount": mount,
-        "resident": _resident(files),
-        "processes": why_processes(dataset) or "",
+        "resident": pages.resident_of_many(files),
         "start": choose_start_method(),
         "threads": [
             each.name for each in threading.enumerate() if each is not threading.main_thread()
@@ -102,8 +96,3 @@ def _opencv_threads() -> int | None:
     """Ask OpenCV where the transform's module was imported, which may have set the number."""
     opencv = sys.modules.get("cv2")
     return None if opencv is None else int(opencv.getNumThreads())
-
-
-def _resident(files: Sequence[Path]) -> float | None:
-    chosen = np.random.default_rng(0).permutation(len(files))[:_LOOKED_AT]
-    return pages.resident(files[number] for number in chosen.tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardkit.measure.diagnosis.facts import Facts
-from shardkit.measure.diagnosis.findings import Finding
+from shardkit.measure.diagnosis.findings import Finding, fine
 from shardkit.measure.words import percent, size
 from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
 
@@ -70,7 +70,7 @@ def processors(facts: Facts) -> Finding:
             remedy="more come with --cpus (Docker), --cpus-per-task (Slurm) or taskset, "
             "if the machine has them free",
         )
-    return Finding(name="processors", severity="ok", what="processors", evidence=evidence)
+    return fine("processors", evidence)
 
 
 def shared_memory(facts: Facts) -> Finding:
@@ -105,13 +105,13 @@ def shared_memory(facts: Facts) -> Finding:
             evidence=evidence,
             remedy=f"{remedy}; threads need none",
         )
-    return Finding(name="shared memory", severity="ok", what="shared memory", evidence=evidence)
+    return fine("shared memory", evidence)
 
 
 def descriptors(facts: Facts) -> Finding:
     """Hold the limit of open files against what batches need."""
     if facts.descriptors is None:
-        return Finding(name="open files", severity="ok", what="open files", evidence="no limit")
+        return fine("open files", "no limit")
     needed = facts.place.files_needed if facts.place else 0
     evidence = f"`ulimit -n` is {facts.descriptors}"
     if needed:
@@ -133,7 +133,7 @@ def descriptors(facts: Facts) -> Finding:
             evidence=evidence,
             remedy="run `ulimit -n 4096` before it: a dataset of many shards is reopened otherwise",
         )
-    return Finding(name="open files", severity="ok", what="open files", evidence=evidence)
+    return fine("open files", evidence)
 
 
 def memory(facts: Facts) -> Finding:
@@ -169,7 +169,7 @@ def memory(facts: Facts) -> Finding:
             evidence=f"{evidence}; {size(facts.swap_used)} are in the swap space",
             remedy="end what takes the memory",
         )
-    return Finding(name="memory", severity="ok", what="memory", evidence=evidence)
+    return fine("memory", evidence)
 
 
 def file_system(facts: Facts) -> Finding | None:
@@ -202,7 +202,7 @@ def file_system(facts: Facts) -> Finding | None:
             evidence=evidence,
             remedy="mount a volume for them: opening many files is slow here",
         )
-    return Finding(name="file system", severity="ok", what="file system", evidence=evidence)
+    return fine("file system", evidence)
 
 
 def page_cache(facts: Facts) -> Finding | None:
@@ -226,7 +226,7 @@ def page_cache(facts: Facts) -> Finding | None:
             what="most of the data were not in memory: the next epoch begins at the disk's speed",
             evidence=evidence,
         )
-    return Finding(name="page cache", severity="ok", what="page cache", evidence=evidence)
+    return fine("page cache", evidence)
 
 
 def start_method(facts: Facts) -> Finding:
@@ -234,7 +234,7 @@ def start_method(facts: Facts) -> Finding:
     evidence = f"Python's default is {facts.default_start}"
     place = facts.place
     if place is None:
-        return Finding(name="start method", severity="ok", what="start method", evidence=evidence)
+        return fine("start method", evidence)
     evidence += f"; a loader takes {place.start}"
     hazards = [f"the thread {name} runs" for name in place.threads]
     hazards += ["CUDA is in use"] if place.cuda_begun else []
@@ -247,7 +247,7 @@ def start_method(facts: Facts) -> Finding:
             remedy="make_loader takes a fork server by itself; to a DataLoader give "
             "multiprocessing_context='forkserver'",
         )
-    return Finding(name="start method", severity="ok", what="start method", evidence=evidence)
+    return fine("start method", evidence)
 
 
 def decoders(facts: Facts) -> Finding:
@@ -271,7 +271,7 @@ def decoders(facts: Facts) -> Finding:
             evidence=evidence,
             remedy="install it (conda-forge, Homebrew or the system's libturbojpeg, version 3)",
         )
-    return Finding(name="decoders", severity="ok", what="decoders", evidence=evidence)
+    return fine("decoders", evidence)
 
 
 def threads(facts: Facts) -> Finding:
@@ -301,7 +301,7 @@ def threads(facts: Facts) -> Finding:
             evidence=evidence,
             remedy="unset it, or set OMP_NUM_THREADS=1 where worker processes do the work",
         )
-    return Finding(name="threads", severity="ok", what="threads", evidence=evidence)
+    return fine("threads", evidence)
 
 
 def others(facts: Facts) -> Finding:
@@ -315,15 +315,13 @@ def others(facts: Facts) -> Finding:
             evidence=evidence,
             remedy="measure again when the machine is idle",
         )
-    return Finding(name="other load", severity="ok", what="other load", evidence=evidence)
+    return fine("other load", evidence)
 
 
 def accelerator(facts: Facts) -> Finding:
     """Tell whether there is an accelerator."""
     if facts.accelerator:
-        return Finding(
-            name="accelerator", severity="ok", what="accelerator", evidence=facts.accelerator
-        )
+        return fine("accelerator", facts.accelerator)
     return Finding(
         name="accelerator",
         severity="note",

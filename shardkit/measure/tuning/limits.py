@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from dataclasses import dataclass
 
 from shardkit.machine import memory_available
 from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.words import size
 from shardkit.torch.loader import FILES_PER_BATCH
-from shardkit.torch.preflight import SHARED_MEMORY, SPARE_FILES
+from shardkit.torch.preflight import (
+    SHARED_MEMORY,
+    SPARE_FILES,
+    open_files_limit,
+    shared_memory,
+)
 from shardkit.torch.processes import SPARE_SLOTS
 
 MEMORY_SHARE = 0.8
@@ -54,15 +57,11 @@ class LeftOut:
 
 def room_here(images: int) -> Room:
     """Return what this machine has for a loader now."""
-    shared: int | None = None
-    if os.path.isdir(SHARED_MEMORY):
-        status = os.statvfs(SHARED_MEMORY)
-        shared = status.f_bavail * status.f_frsize
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shared = shared_memory()
     return Room(
         memory=int(MEMORY_SHARE * memory_available()),
-        shared=shared,
-        files=None if limit == resource.RLIM_INFINITY else limit,
+        shared=None if shared is None else shared[1],
+        files=open_files_limit(),
         images=images,
     )
 
