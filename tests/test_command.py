@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,10 @@ def test_all_else_stays_as_it_was_made(photos: Path, options: str) -> None:
     assert [first[n][1] for n in range(len(first))] == [second[n][1] for n in range(len(second))]
 
 
-def test_an_order_of_its_own_takes_a_file_that_is_written_before(photos: Path) -> None:
+def test_an_order_of_its_own_takes_a_file_that_is_written_before(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     Path("order").write_text("class2\nclass1\nempty\nclass10\n")
     begin = ["shardkit", "convert", "imagefolder", "photos"]
     run([*begin, "made", "--to", "lmdb", "--class-order", "order"])

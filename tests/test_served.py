@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -200,3 +201,22 @@ def look_request() -> bytes:
 
 def _plain(loading: Loading) -> dict[str, object]:
     return {"engine": loading.engine, "batch_size": loading.batch_size, "options": {}}
+
+
+def test_it_is_heard_by_a_process_with_many_open_files(place: Path) -> None:
+    """The system's ``select`` takes no descriptor above 1023."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2048:
+        pytest.skip(f"this system lets a process open {hard} files only")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] <= 1024:
+            taken.append(os.dup(0))
+        with Served(Subject(path=str(place / "photos"))) as it:
+            assert it.open()["images"] > 0
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import tempfile
@@ -210,7 +210,7 @@ class Served:
 
     def _line(self, patience: float) -> bytes:
         while b"\n" not in self._buffer:
-            if not select.select([self._in], [], [], patience)[0]:
+            if not _readable(self._in, patience):
                 self._kill()
                 raise MeasurementFailed(
                     f"no answer came for {patience:.0f} s: a transform or a disk hangs"
@@ -228,6 +228,13 @@ class Served:
         last = self._log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return f"its process ended ({how}): {' '.join(last)[:300] or 'it said nothing'}"
+
+
+def _readable(fd: int, patience: float) -> bool:
+    """Wait for something to read; any descriptor will do (``select`` takes none above 1023)."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        return bool(selector.select(patience))
 
 
 def _plain(value: Any) -> dict[str, Any]:
