@@ -38,6 +38,8 @@ class Machine:
     fails: Callable[[Candidate], bool] = lambda candidate: False
     start: float = 0.02
     """Seconds that a worker process takes to start."""
+    overhead: dict[str, float] = field(default_factory=dict)
+    """Seconds of a look beside that, for an engine."""
     starts: dict[str, float] = field(default_factory=lambda: {"spawn": 20.0})
     """Times as long as that, for other ways to start."""
     by_candidate: Callable[[Candidate], float] = lambda candidate: 1.0
@@ -66,7 +68,7 @@ class Machine:
         self.tried.append(candidate)
         first = self.start * candidate.workers if candidate.engine == "process" else 0.01
         first *= self.starts.get(candidate.start_method, 1.0)
-        self.now += seconds * 1.2 + first
+        self.now += seconds * 1.2 + first + self.overhead.get(candidate.engine, 0.0)
         if self.fails(candidate):
             raise MeasurementFailed("its process ended (killed by signal 9): it said nothing")
         spread = self.noise / math.sqrt(seconds)
@@ -162,6 +164,30 @@ def test_a_load_that_waits_gets_many_more_workers_than_processors() -> None:
     found = tuned(Machine(processors=2, compute=0.00005, waits=0.003))
 
     assert found.chosen.workers >= 48
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("budget", [16.0, 25.0, 60.0])
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_gain_of_many_times_is_found_in_little_time(
+    engine: str, budget: float, seed: int
+) -> None:
+    """As on a machine with 2 processors, on which a look at processes takes a second."""
+    machine = Machine(
+        processors=2,
+        compute=0.0002,
+        waits=0.003,
+        noise=0.1,
+        overhead={"thread": 0.3, "process": 0.8},
+        start=0.05,
+        random=random.Random(seed),
+    )
+    begun = machine.now
+
+    found = tuned(machine, engine, processes="unmarked" * (engine == "process"), budget=budget)
+
+    assert machine.now - begun <= 1.15 * budget
+    assert machine.rate(found.chosen) >= 3.5 * machine.rate(default_of(machine, engine))
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:

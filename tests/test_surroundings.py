@@ -253,14 +253,12 @@ def test_a_place_tells_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found["made"]["source"]["name"] == "photos"
     assert found["made"]["recipe"]["encode"] == "keep"
     assert not found["made"]["splits"]
-    assert found["processes"] == ""
     assert "beside" in found["threads"]
     assert found["start"] != "fork"
     assert found["filesystem"]
 
     found = place_of(folder, files_of(folder))
     assert found["made"] is None
-    assert "PlainFolder" in found["processes"]
     assert 0 <= found["resident"] <= 1
 
     monkeypatch.setattr(pages, "resident", lambda _: None)

@@ -45,6 +45,8 @@ _FIELD = 6
 """That are measured in turn."""
 _EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.5, 0.6, 0.9
 """Parts of the budget that are used up when each step ends, at the latest."""
+_STEEP, _CLIMB_ON = 1.3, 0.55
+"""More workers are looked at up to that part as long as each doubling gains that much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ class _Search:
         engines = sorted(("thread", "process"), key=lambda each: each != self._plan.default.engine)
         tops = {each: top for each in engines if (top := self._beginning(each)) is not None}
         most = 1
-        for engine in self._promising(tops):
+        for engine in sorted(self._promising(tops), key=_slow_to_start):
             if most > tops[engine] and self._gains(engine, most, tops[engine]):
                 tops[engine] = most  # where one engine wants many, the other does so too
             tops[engine] = most = self._climb(engine, tops[engine])
@@ -146,12 +148,13 @@ class _Search:
 
     def _climb(self, engine: str, workers: int) -> int:
         """Look at more workers, as long as they gain; return the best number."""
-        rate = self._rate(engine, workers) or 0.0
+        rate, until = self._rate(engine, workers) or 0.0, _EXPLORE
         held = self._plan.held is not None and self._plan.held >= HOLDS and engine == "thread"
         while not self._suffices(rate) and not held and 2 * workers <= MOST_WORKERS:
-            more = self._rate(engine, 2 * workers)
+            more = self._rate(engine, 2 * workers, until)
             if more is None or more < _CLIMB * rate:
                 break
+            until = _CLIMB_ON if more > _STEEP * rate else _EXPLORE
             workers, rate = 2 * workers, more
         return workers
 
@@ -168,13 +171,13 @@ class _Search:
             for near in (3 * workers // 2, (3 * workers + 3) // 4):
                 self._rate(engine, near)
 
-    def _rate(self, engine: str, workers: int) -> float | None:
+    def _rate(self, engine: str, workers: int, until: float = _EXPLORE) -> float | None:
         """Return the rate of an engine with so many workers, which is looked at only once."""
         batch_size = self._plan.default.batch_size
         candidate = Candidate(engine=engine, workers=workers, batch_size=batch_size)
         if candidate in self._trials.ledger:
             return self._trials.ledger.rates(candidate).median
-        return self._trials.attempt(candidate, self._trials.seconds(candidate), _EXPLORE)
+        return self._trials.attempt(candidate, self._trials.seconds(candidate), until)
 
     def _suffices(self, rate: float) -> bool:
         """Tell whether a rate is enough for the training step; never, if none is known."""
@@ -227,7 +230,9 @@ class _Search:
         variants = [best.changed(prefetch=2 * best.ahead), best.changed(prefetch=best.workers)]
         if best.engine == "process":
             variants.append(best.changed(sharing_strategy="file_system"))
-        until = self._until(len(self._plan.batch_sizes) > 0)
+        end = self._end_of_varying(best)
+        now = self._trials.elapsed() / self._plan.budget
+        until = (now + end) / 2 if self._plan.batch_sizes else end
         field = [best, *self._trials.possible(variants)]
         best = self._trials.race(field, best, until, sure=True)
         self._trials.doing = "batch size"
@@ -237,12 +242,16 @@ class _Search:
             if each != best.batch_size and each <= (self._plan.room.images or each)
         ]
         possible = self._trials.possible(sizes)
-        return self._trials.race([best, *possible], best, _VARY, sure=True) if possible else best
+        return self._trials.race([best, *possible], best, end, sure=True) if possible else best
 
-    def _until(self, half: bool) -> float:
-        """Return the part of the budget at which a race of this step ends."""
-        now = self._trials.elapsed() / self._plan.budget
-        return now + (_VARY - now) / 2 if half else _VARY
+    def _end_of_varying(self, best: Candidate) -> float:
+        """Return the part of the budget after which the choice is held against the defaults."""
+        default = self._plan.default
+        if best == default:
+            return _VARY
+        ratio = self._trials.ledger.ratio(best, default)
+        rounds = 1 if ratio is not None and ratio.low > 1 else LEAST_ROUNDS
+        return min(_VARY, 1 - rounds * self._trials.cost([best, default]) / self._plan.budget)
 
     def _begin_sooner(self, best: Candidate) -> Candidate:
         """Return the candidate with the way to start workers that is clearly the fastest."""
@@ -250,9 +259,10 @@ class _Search:
             return best
         self._trials.doing = "start methods"
         ways = [best.changed(start_method=method) for method in self._plan.start_methods]
+        until = self._end_of_varying(best)
         for each in (best, *ways):
             self._trials.round += 1
-            self._trials.attempt(each, SHORTEST, _VARY)
+            self._trials.attempt(each, SHORTEST, until)
         firsts = self._trials.firsts
         known = [each for each in ways if each in firsts]
         soonest = min(known, key=firsts.__getitem__, default=best)
@@ -280,7 +290,7 @@ class _Search:
             clear = len(field) == 1 or (ratio is not None and ratio.low > 1)
             if number + 1 >= LEAST_ROUNDS and clear:
                 break
-        return since if self._trials.round >= since + LEAST_ROUNDS - 1 else 1
+        return since if self._trials.round >= since + LEAST_ROUNDS - 1 else 0
 
     def _unless_alike(self, best: Candidate, since: int) -> Candidate:
         """Return the choice, or the defaults if it gains nothing over them."""
@@ -308,3 +318,7 @@ class _Search:
     def _threads_failed(self) -> bool:
         left = self._trials.left_out.values()
         return any(each.failed and each.candidate.engine == "thread" for each in left)
+
+
+def _slow_to_start(engine: str) -> bool:
+    return engine == "process"

@@ -227,7 +227,7 @@ class Trials:
         self, field: Sequence[Candidate], kept: Candidate, until: float
     ) -> list[Candidate]:
         """Return so many of some candidates that there is time for enough rounds of them."""
-        cost = sum(self.seconds(each) + self._overheads[each.engine] for each in field)
+        cost = self.cost(field)
         time = until * self._plan.budget - self.elapsed()
         number = max(2, int(time / (LEAST_ROUNDS * cost / len(field))))
         if number >= len(field):
@@ -237,6 +237,10 @@ class Trials:
             return list(field[:number])
         others = [each for each in field if each != kept]
         return [*others[: number - 1], kept]
+
+    def cost(self, field: Sequence[Candidate]) -> float:
+        """Return the seconds that one round of some candidates takes at the least."""
+        return sum(self.seconds(each) + self._overheads[each.engine] for each in field)
 
     def long(self, field: Sequence[Candidate], until: float) -> float:
         """Return how long looks at some candidates in turn may last."""
