@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from shardkit.errors import ShardkitError
+
 _BLOCK = 1 << 20
 """Bytes read at a time to hash: the loop costs nothing, and they fit into the cache."""
 
@@ -28,6 +30,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Make ``path`` hold ``content``; after a crash it holds all of it, or what it held before."""
     with published(path) as temporary:
         temporary.write_bytes(content)
+
+
+def write_result(path: Path, content: bytes) -> None:
+    """Write what a user asked for in a file, as `write_atomically` does.
+
+    Raises:
+        ShardkitError: If it cannot be written: the disk is full, most often.
+    """
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 60
 """cgroup v1 writes a number near 2**63 where there is no limit."""
+_DISTURBS = 0.25
+"""Part of the processors that others may use before it tells on what is measured."""
 
 
 def processors() -> int:
@@ -62,10 +65,29 @@ def memory_available() -> int:
     return available
 
 
-def busy_processors(seconds: float = 0.3) -> float:
-    """Return how many processors are in use, by whomever, during the next ``seconds``."""
+@dataclass(frozen=True, kw_only=True)
+class OtherLoad:
+    """What others do on this machine while something is to be measured."""
+
+    busy: float
+    """Processors in use."""
+    present: int
+    """Processors of the machine."""
+
+    def __str__(self) -> str:
+        return f"others used {self.busy:.1f} of {self.present} processors when this began"
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether it tells on what is measured."""
+        return self.busy > _DISTURBS * self.present
+
+
+def other_load(seconds: float = 0.3) -> OtherLoad:
+    """Look at what others do during the next ``seconds``."""
+    present = os.cpu_count() or 1
     share: float = psutil.cpu_percent(seconds)
-    return share / 100 * (os.cpu_count() or 1)
+    return OtherLoad(busy=share / 100 * present, present=present)
 
 
 def filesystem(path: Path) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shardkit.machine import OtherLoad
 from shardkit.measure.comparison.environment import Environment
 from shardkit.measure.comparison.report import BenchReport, Line, Source, measured
 from shardkit.measure.rounds import Contender, Outcome
@@ -86,6 +87,7 @@ def report(*outcomes: Outcome, folders: Sequence[str] = (), **settings: Any) -> 
             Source(
                 path=path,
                 kind="folder" if path in folders else "dataset",
+                split=each.split,
                 images=each.images,
                 total=each.total,
                 bytes=each.bytes,
@@ -106,6 +108,7 @@ def report(*outcomes: Outcome, folders: Sequence[str] = (), **settings: Any) -> 
             accelerator="",
             versions={"shardkit": "0.1.0", "torch": "2.2.0"},
         ),
+        load=OtherLoad(busy=0.1, present=2),
         command="shardkit bench photos dataset",
     )
 

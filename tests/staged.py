@@ -54,7 +54,7 @@ class FakeServed:
     def open(self) -> dict[str, Any]:
         if self.path in self.stage.refusing:
             raise MeasurementFailed("damaged")
-        return {"images": 1000, "total": 2000, "mean_bytes": 10.0, "bytes": 10_000}
+        return {"split": "", "images": 1000, "total": 2000, "mean_bytes": 10.0, "bytes": 10_000}
 
     def restart_if_ended(self) -> None:
         if self.ended:

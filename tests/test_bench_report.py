@@ -9,6 +9,7 @@ import math
 import pytest
 from bench_reports import outcome, report, usual
 
+from shardkit.machine import OtherLoad
 from shardkit.measure.comparison.report import Spread, percentile
 
 
@@ -166,10 +167,24 @@ def test_a_sample_few_rounds_and_a_step_are_told() -> None:
     assert any("waits for data 10% and 10% of the time" in text for text in made.details)
 
 
+def test_a_split_is_named() -> None:
+    first = report(outcome("a", split="train\x1b")).sources[0]
+
+    assert first.what == "dataset, split train\\x1b"
+    assert report(outcome("a")).sources[0].what == "dataset"
+
+
 def test_a_machine_that_others_use_is_told() -> None:
     made = report(outcome("a", rates=(100, 100, 200)), outcome("a", "auto"))
 
     assert any("In 1 of 2 lines the rounds differ" in text for text in made.details)
+
+    steady = report(outcome("a"), outcome("a", "auto"))
+    busy = dataclasses.replace(steady, load=OtherLoad(busy=1.5, present=2))
+    assert "Others used 1.5 of 2 processors when this began: measure again when it is idle." in (
+        busy.details
+    )
+    assert not any("Others" in text for text in steady.details)
 
 
 def test_it_is_json_values() -> None:

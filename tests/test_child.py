@@ -49,6 +49,17 @@ def test_a_sample_is_the_same_each_time(kind: str, folder: Path, tmp_path: Path)
     assert opened(path, limit=40)[1]["images"] == 6
 
 
+@pytest.mark.parametrize("kind", ["folder", "dataset"])
+def test_it_says_which_split_is_read(kind: str, tmp_path: Path) -> None:
+    images = {f"train/a/{number}.jpg": jpeg(seed=number) for number in range(3)}
+    path = make_tree(tmp_path / "splits", {**images, "val/a/0.jpg": jpeg(seed=9)})
+    if kind == "dataset":
+        path = make_dataset(path, tmp_path / "made")
+
+    assert (opened(path)[1]["split"], opened(path)[1]["images"]) == ("train", 3)
+    assert opened(path / "val")[1]["split"] == ""
+
+
 def test_it_says_what_asks_for_processes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,8 +242,26 @@ def test_an_error_of_a_transform_is_the_users_to_see_and_names_the_sample(photos
     dataset = open_dataset(photos, transform)
     with pytest.raises(TransformFailed, match="ZeroDivisionError: mine") as caught:
         dataset[1]
+    line = transform.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f"mine (test_datasets.py, line {line})")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert f"{dataset.keys[1]!r} (row 1, from {dataset.paths[1]!r})" in str(caught.value)
+
+
+def test_an_error_inside_a_library_names_the_line_that_called_it(photos: Path) -> None:
+    def transform(image: Any) -> Any:
+        return torch.stack([torch.zeros(1), torch.zeros(2)])
+
+    with pytest.raises(TransformFailed) as caught:
+        open_dataset(photos, transform)[0]
+    line = transform.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
+
+
+def test_an_error_of_no_file_names_no_line(photos: Path) -> None:
+    with pytest.raises(TransformFailed) as caught:
+        open_dataset(photos, int)[0]
+    assert " line " not in str(caught.value)
 
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])

@@ -15,6 +15,7 @@ from helpers import make_dataset, make_folder
 from shardkit import MeasurementFailed, UsageError
 from shardkit.cli import ladder as cli_ladder
 from shardkit.cli.ladder import conclusion, show_ladder
+from shardkit.machine import OtherLoad
 from shardkit.measure import material
 from shardkit.measure.comparison import ladder as room
 from shardkit.measure.comparison.ladder import (
@@ -109,6 +110,7 @@ def report_of(**rates: list[float]) -> LadderReport:
         step_seconds=None,
         model_problem="",
         rungs=rungs,
+        load=OtherLoad(busy=0.1, present=2),
     )
 
 

@@ -54,7 +54,7 @@ def test_few_rounds_make_no_small_gain_certain(rates: list[float]) -> None:
     assert ratio.low < 1 < ratio.middle < ratio.high
 
 
-@pytest.mark.parametrize("rates", [[180.0], [140.0, 140.0], [170.0, 310.0, 180.0]])
+@pytest.mark.parametrize("rates", [[210.0], [140.0, 140.0], [170.0, 310.0, 180.0]])
 def test_few_rounds_make_a_great_gain_certain(rates: list[float]) -> None:
     ledger = Ledger()
     for number, rate in enumerate(rates):
@@ -79,7 +79,7 @@ def test_of_equal_candidates_none_is_faster_though_one_looks_after_each_round() 
             faster |= number + 1 >= LEAST_ROUNDS and ratio is not None and ratio.low > 1
         wrong += faster
 
-    assert 0.01 < wrong / series < 0.06
+    assert 0.01 < wrong / series < 0.07
 
 
 def test_noise_widens_the_interval_and_one_disturbed_round_does_not_move_the_middle() -> None:

@@ -12,7 +12,7 @@ import pytest
 from bench_reports import hostile, outcome, report, usual
 from PIL import Image, ImageColor
 
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.comparison import plot
 from shardkit.measure.comparison.plot import drawn, inline_svg, require_plot, save_plot
 
@@ -112,7 +112,7 @@ def test_a_plot_is_written_whole(tmp_path: Path) -> None:
     with Image.open(tmp_path / "plot.PNG") as image:
         assert image.format == "PNG"
     assert [path.name for path in tmp_path.iterdir()] == ["plot.PNG"]
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(ShardkitError, match="cannot be written: Not a directory"):
         save_plot(usual(), tmp_path / "plot.PNG" / "other.svg")
 
 

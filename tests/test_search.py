@@ -190,6 +190,27 @@ def test_a_gain_of_many_times_is_found_in_little_time(
     assert machine.rate(found.chosen) >= 3.5 * machine.rate(default_of(machine, engine))
 
 
+@pytest.mark.parametrize(("price", "wanted"), [(0.93, "process"), (1.0, "thread")])
+def test_a_gain_of_some_per_cent_is_most_often_found_and_noise_is_none(
+    price: float, wanted: str
+) -> None:
+    """Decoding, on a machine whose looks differ by 7 %."""
+    engines = []
+    for seed in range(20):
+        machine = Machine(
+            processors=2,
+            compute=0.0005,
+            process_price=price,
+            noise=0.05,
+            overhead={"thread": 0.05, "process": 0.1},
+            random=random.Random(seed),
+        )
+        found = tuned(machine, held=0.02, start_methods=("forkserver", "spawn"))
+        engines.append(found.chosen.engine)
+
+    assert engines.count(wanted) >= 16
+
+
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:
     machine = Machine(processors=8, process_price=1.0, waits=0.0003)
 

@@ -13,6 +13,7 @@ import pytest
 from helpers import make_dataset, make_folder
 
 from shardkit import UsageError
+from shardkit.machine import OtherLoad
 from shardkit.measure import pages
 from shardkit.measure.diagnosis.facts import Facts, gather
 from shardkit.measure.diagnosis.findings import SEVERITIES, Finding, ordered
@@ -37,10 +38,9 @@ def facts(**changed: Any) -> Facts:
     values: dict[str, Any] = {
         "workers": 8,
         "asked": False,
-        "present": 8,
         "affinity": 8,
         "quota": None,
-        "busy": 0.1,
+        "load": OtherLoad(busy=0.1, present=8),
         "shared_memory": (16 * GB, 16 * GB),
         "descriptors": 65536,
         "memory": 32 * GB,
@@ -132,7 +132,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"turbojpeg": False}, "decoders", "note", "TurboJPEG 3 is not there"),
     ({"place": place(opencv_threads=8)}, "threads", "warning", "OpenCV takes 8"),
     ({"variables": {"OMP_NUM_THREADS": "64"}}, "threads", "warning", "OMP_NUM_THREADS=64"),
-    ({"busy": 6.0}, "other load", "note", "6.0 of 8 processors"),
+    ({"load": OtherLoad(busy=6.0, present=8)}, "other load", "note", "6.0 of 8 processors"),
     ({"accelerator": ""}, "accelerator", "note", "no CUDA device"),
 ]
 
@@ -191,7 +191,7 @@ def test_findings_are_ordered_by_severity_and_else_kept() -> None:
 def test_the_facts_are_those_of_this_machine() -> None:
     found = gather()
 
-    assert 1 <= found.affinity <= found.present == (os.cpu_count() or 1)
+    assert 1 <= found.affinity <= found.load.present == (os.cpu_count() or 1)
     assert found.memory >= found.available > 0
     assert found.versions["torch"]
     assert not found.asked

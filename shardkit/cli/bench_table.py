@@ -103,7 +103,7 @@ def _grouped(cells: Sequence[str]) -> list[str]:
 
 
 def _named(source: Source) -> str:
-    what = f"{source.kind}, {amount(source.total, 'image')}, {size(source.bytes)}"
+    what = f"{source.what}, {amount(source.total, 'image')}, {size(source.bytes)}"
     return f"{shortened(source.path, _WIDTH - len(what) - 2)}  {what}"
 
 

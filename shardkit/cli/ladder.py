@@ -27,9 +27,6 @@ from shardkit.measure.words import printable
 _SMALL_GAIN = 1.1
 """Less than this in all is no gain worth a word."""
 
-_BUSY = 0.5
-"""Processors in use by others that are worth a word."""
-
 _WIDE = 0.2
 """A spread above this means that something else disturbed the measurement."""
 
@@ -165,11 +162,10 @@ def _show(report: LadderReport) -> None:
     widest = max(_spread(rung, column) for rung in report.rungs for column in (ALONE, TRAINED))
     if request.rounds == 1:
         line("note", "one round does not show what is chance: --rounds 3")
-    if report.busy > _BUSY:
+    if report.load.disturbs:
         line(
             "note",
-            f"others used {report.busy:.1f} processors when this began: rows that PyTorch computes "
-            "in the loop's own process suffer most",
+            f"{report.load}: rows that PyTorch computes in the loop's own process suffer most",
         )
     if widest > _WIDE:
         line("note", f"rates differed by up to ±{widest:.0%} between rounds: was other work done?")

@@ -19,7 +19,7 @@ from shardkit.cli.measure_options import (
 )
 from shardkit.cli.options import quiet_option
 from shardkit.cli.show import emit
-from shardkit.cli.tune_report import as_json, show_report
+from shardkit.cli.tune_report import as_json, show_report, show_written
 from shardkit.measure.material import choose_decode, is_dataset
 from shardkit.measure.spec import Subject
 from shardkit.measure.steps import StepSpec
@@ -94,12 +94,14 @@ def tune_command(dst: Path, **given: Any) -> None:
         require_replaceable(out)
     with _live(request.budget, quiet=quiet) as watch:
         report = tune(request, watch)
-    if out is not None:
-        report.tuned().save(out)
     if given["wants_json"]:
         emit(as_json(report))
     elif not quiet:
-        show_report(report, out)
+        show_report(report)
+    if out is not None:
+        report.tuned().save(out)
+        if not quiet and not given["wants_json"]:
+            show_written(out)
 
 
 def _subject(dst: Path, decode: str | None, transform: str | None) -> Subject:

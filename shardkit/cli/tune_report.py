@@ -12,7 +12,6 @@ from shardkit.cli.show import amount, line, table
 from shardkit.measure.tuning.ledger import Rates
 from shardkit.measure.tuning.limits import LeftOut
 from shardkit.measure.tuning.search import ENOUGH
-from shardkit.measure.tuning.trials import LEAST_ROUNDS
 from shardkit.measure.tuning.tune import TuneReport
 from shardkit.measure.words import percent, printable, size
 
@@ -24,11 +23,12 @@ _WARM = 0.95
 """Part of the files in memory from which on a dataset counts as warm."""
 
 
-def show_report(report: TuneReport, out: Path | None) -> None:
-    """Print a report; ``out`` is the file that it was written to."""
+def show_report(report: TuneReport) -> None:
+    """Print a report."""
     chosen = report.chosen
     click.echo(
-        f"{printable(report.name)}: {amount(report.images, 'image')}{_sample(report)}, "
+        f"{printable(report.name)}{_split(report)}: "
+        f"{amount(report.images, 'image')}{_sample(report)}, "
         f"{size(report.mean_bytes)} each (measured for {report.seconds:.1f} s)"
     )
     line("best", f"{chosen.candidate}{' (the defaults)' if report.is_default else ''}")
@@ -58,8 +58,11 @@ def show_report(report: TuneReport, out: Path | None) -> None:
     for note in _notes(report):
         line("note", note)
     line("paste", report.call())
-    if out is not None:
-        line("written", f"{out}; or paste make_loader(dataset, shuffle=True, tuned={str(out)!r})")
+
+
+def show_written(out: Path) -> None:
+    """Print which file has the settings, and how it is used."""
+    line("written", f"{out}; or paste make_loader(dataset, shuffle=True, tuned={str(out)!r})")
 
 
 def as_json(report: TuneReport) -> dict[str, Any]:
@@ -70,6 +73,10 @@ def as_json(report: TuneReport) -> dict[str, Any]:
         "headroom": report.headroom,
         "paste": report.call(),
     }
+
+
+def _split(report: TuneReport) -> str:
+    return f", split {printable(report.split)}" if report.split else ""
 
 
 def _sample(report: TuneReport) -> str:
@@ -96,8 +103,7 @@ def _gain(report: TuneReport) -> str:
     default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
     if report.gain is None:
         return f"{default}; there was no time to measure both in turn"
-    known = report.gain.rounds >= LEAST_ROUNDS and report.gain.low > 1
-    sure = f", {report.gain.low:.2f} at the least" if known else ""
+    sure = f", {report.gain.low:.2f} at the least" if report.gain.low > 1 else ""
     return f"{report.gain.middle:.2f} x{sure}: {default}"
 
 
@@ -169,6 +175,8 @@ def _notes(report: TuneReport) -> list[str]:
             "random numbers of the transform do not repeat in threads: mark it with "
             "shardkit.with_rng if it may run in several threads"
         )
+    if report.load.disturbs:
+        notes.append(f"{report.load}: what is best then may not be so on an idle machine")
     if report.out_of_time:
         notes.append("not all was looked at in that time: a longer --budget may find more")
     return notes

@@ -81,6 +81,7 @@ class Child:
         self._dataset = material.open_subject(self._subject)
         self._files = material.files_of(self._dataset)
         return {
+            "split": material.split_name(self._dataset, self._subject.path),
             "images": len(self._dataset),
             "total": material.total(self._dataset),
             "mean_bytes": material.mean_bytes(self._dataset),

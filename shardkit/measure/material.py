@@ -199,6 +199,15 @@ def whole(dataset: Any) -> Any:
     return dataset.dataset if isinstance(dataset, Subset) else dataset
 
 
+def split_name(dataset: Any, path: str) -> str:
+    """Return which split of what lies at ``path`` was opened; nothing if that has none."""
+    dataset = whole(dataset)
+    if not isinstance(dataset, ShardDataset | PlainFolder):
+        return ""
+    place = dataset.root if isinstance(dataset, PlainFolder) else dataset.path
+    return "" if place.resolve() == Path(path).resolve() else place.name
+
+
 def total(dataset: Any) -> int:
     """Return the number of images there are, of which a sample may be read."""
     return dataset.total if isinstance(dataset, PlainFolder) else len(whole(dataset))

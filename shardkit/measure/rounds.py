@@ -43,6 +43,8 @@ class Outcome:
     contender: Contender
     seen: list[Seen] = field(default_factory=list)
     """One for each round that counts."""
+    split: str = ""
+    """Which split is read; nothing if there are none."""
     images: int = 0
     """That are read."""
     total: int = 0
@@ -138,6 +140,7 @@ class _Arena:
             if isinstance(found, str):
                 outcome.problem = found
                 continue
+            outcome.split = found["split"]
             outcome.images, outcome.total = found["images"], found["total"]
             outcome.mean_bytes, outcome.bytes = found["mean_bytes"], found["bytes"]
 

@@ -24,7 +24,7 @@ from shardkit.scratch import scratch
 from shardkit.shardset import Found, ShardSet
 from shardkit.torch.collate import BatchView, Sample
 from shardkit.torch.ops import ImageOp, Piece
-from shardkit.torch.reading import Context, EpochCell, new_block
+from shardkit.torch.reading import Context, EpochCell, new_block, raised
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 JPEG_DECODING = ("exact", "fast")
@@ -267,7 +267,7 @@ class ShardDataset(Dataset[Sample]):
             return images.context.apply(self.transform, image, row)
         except (Exception, SystemExit) as error:  # a worker that exits leaves nobody to say so
             raise TransformFailed(
-                f"the transform failed on {self.describe_row(row)}: {type(error).__name__}: {error}"
+                f"the transform failed on {self.describe_row(row)}: {raised(error)}"
             ) from error
 
     def _labels(self, images: _Images) -> list[Any]:
@@ -282,7 +282,7 @@ class ShardDataset(Dataset[Sample]):
             except (Exception, SystemExit) as error:
                 raise TransformFailed(
                     f"the target_transform failed on label {label!r} of {self.describe_row(row)}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{raised(error)}"
                 ) from error
         return made
 

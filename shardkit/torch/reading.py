@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,10 @@ from shardkit.torch.memory import new_shared
 
 Allocate = Callable[[tuple[int, ...]], torch.Tensor]
 """Gives an uninitialised uint8 tensor of a shape, to be filled with a batch."""
+
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_LIBRARIES = (Path(__file__).parent.parent, Path(sysconfig.get_path("stdlib")))
 
 
 class Reading(NamedTuple):
@@ -169,6 +176,21 @@ class Context:
         if ordinary and self._stated is not None and self._alone:
             return globals_kept()
         return contextlib.nullcontext()
+
+
+def raised(error: BaseException) -> str:
+    """Return what a transform raised, and the line of the user's own code that it came from.
+
+    Below that line may be libraries, above it is shardkit: neither is where the mistake is.
+    """
+    calls = traceback.extract_tb(error.__traceback__)
+    own = [(path, call.lineno) for call in calls if not _is_library(path := Path(call.filename))]
+    where = f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _is_library(path: Path) -> bool:
+    return bool(_INSTALLED & set(path.parts)) or any(map(path.is_relative_to, _LIBRARIES))
 
 
 @contextlib.contextmanager

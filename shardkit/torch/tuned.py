@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import ShardkitError, UsageError
-from shardkit.files import open_regular, write_atomically
+from shardkit.errors import UsageError
+from shardkit.files import open_regular, write_result
 from shardkit.machine import processors
 from shardkit.torch.options import LoaderOptions
 from shardkit.torch.preflight import local_ranks
@@ -103,10 +103,7 @@ class Tuned:
             ShardkitError: If it cannot be written.
         """
         value = {"shardkit_tuned": VERSION, **dataclasses.asdict(self)}
-        try:
-            write_atomically(Path(path), (json.dumps(value, indent=1) + "\n").encode())
-        except OSError as error:
-            raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
+        write_result(Path(path), (json.dumps(value, indent=1) + "\n").encode())
 
 
 def require_replaceable(path: str | PathLike[str]) -> None:

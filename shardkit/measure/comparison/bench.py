@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from shardkit.errors import UsageError
-from shardkit.machine import filesystem, processors
+from shardkit.machine import filesystem, other_load, processors
 from shardkit.measure.comparison.environment import environment
 from shardkit.measure.comparison.report import BenchReport, Line, Source, measured
 from shardkit.measure.material import choose_decode, is_dataset
@@ -84,6 +84,7 @@ def bench(
     options = BenchOptions() if options is None else options
     contenders = _contenders([fspath(path) for path in paths], options)
     step = options.step
+    load = other_load()
     outcomes = contend(
         contenders,
         rounds=options.rounds,
@@ -108,6 +109,7 @@ def bench(
         lines=_lines(outcomes),
         settings=settings,
         environment=environment(),
+        load=load,
     )
 
 
@@ -165,6 +167,7 @@ def _sources(outcomes: Sequence[Outcome]) -> tuple[Source, ...]:
             found[path] = Source(
                 path=path,
                 kind="dataset" if is_dataset(path) else "folder",
+                split=outcome.split,
                 images=outcome.images,
                 total=outcome.total,
                 bytes=outcome.bytes,

@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.machine import busy_processors, processors
+from shardkit.machine import OtherLoad, other_load, processors
 from shardkit.measure.cases import CASES
 from shardkit.measure.material import is_dataset
 from shardkit.measure.rounds import Watch
@@ -126,8 +126,8 @@ class LadderReport:
     model_problem: str
     """Why there is no column with the model, if there is none."""
     rungs: list[Rung]
-    busy: float = 0.0
-    """Processors that others used when it began."""
+    load: OtherLoad
+    """What others did when it began."""
 
     def gain(self, rung: Rung, column: str, *, before: bool = False) -> float | None:
         """Return how many times as fast as the baseline, or as the rung before, a rung is.
@@ -158,7 +158,7 @@ def ladder(request: LadderRequest, watch: Watch = lambda text, done, total: None
         UsageError: If the subject or the model cannot be opened.
         MeasurementFailed: If the baseline cannot be measured.
     """
-    request, busy = request.resolved(), busy_processors()
+    request, load = request.resolved(), other_load()
     accelerator = device().type == "cuda"
     rungs = make_rungs(request, accelerator=accelerator)
     baseline = rungs[0].loading
@@ -186,7 +186,7 @@ def ladder(request: LadderRequest, watch: Watch = lambda text, done, total: None
         step_seconds=step_seconds,
         model_problem=problem,
         rungs=rungs,
-        busy=busy,
+        load=load,
     )
 
 

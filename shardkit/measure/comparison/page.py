@@ -7,7 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shardkit.measure.comparison.plot import MARK, has_matplotlib, inline_svg, require_place, save
+from shardkit.files import write_result
+from shardkit.measure.comparison.plot import MARK, has_matplotlib, inline_svg, require_place
 from shardkit.measure.comparison.report import BenchReport, Line
 from shardkit.measure.words import printable, sample_words, significant, size, step_words
 
@@ -26,9 +27,9 @@ def save_page(report: BenchReport, path: Path) -> None:
     """Write a report as a page of HTML.
 
     Raises:
-        UsageError: If it cannot be written.
+        ShardkitError: If it cannot be written.
     """
-    save(path, page(report).encode("utf-8"))
+    write_result(path, page(report).encode("utf-8"))
 
 
 def page(report: BenchReport) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.files import write_atomically
+from shardkit.files import write_result
 from shardkit.measure.comparison.report import BenchReport, Line, Measured
 from shardkit.measure.words import sample_words, shortened
 
@@ -107,22 +107,9 @@ def save_plot(report: BenchReport, path: Path) -> None:
     """Draw a report into a PNG or SVG file.
 
     Raises:
-        UsageError: If it cannot be written.
+        ShardkitError: If it cannot be written.
     """
-    content = drawn(report, path.suffix.lower()[1:])
-    save(path, content)
-
-
-def save(path: Path, content: bytes) -> None:
-    """Write a file, replacing a plot or page that stood there.
-
-    Raises:
-        UsageError: If it cannot be written.
-    """
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    write_result(path, drawn(report, path.suffix.lower()[1:]))
 
 
 def drawn(report: BenchReport, kind: str, *, bare: bool = False) -> bytes:

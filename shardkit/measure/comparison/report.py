@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardkit.machine import OtherLoad
 from shardkit.measure.comparison.environment import Environment
 from shardkit.measure.rounds import Outcome
-from shardkit.measure.words import json_value
+from shardkit.measure.words import json_value, printable
 
 VERSION = 1
 """Of the JSON that `BenchReport.as_dict` gives."""
@@ -115,6 +116,8 @@ class Source:
     path: str
     kind: str
     """``dataset`` or ``folder``."""
+    split: str
+    """Which split was read, the largest; nothing if there are none."""
     images: int
     """That were read."""
     total: int
@@ -126,6 +129,11 @@ class Source:
     filesystem: str
     """Its kind; empty if the system does not tell."""
 
+    @property
+    def what(self) -> str:
+        """What was read, in words."""
+        return f"{self.kind}, split {printable(self.split)}" if self.split else self.kind
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
@@ -136,6 +144,8 @@ class BenchReport:
     settings: dict[str, Any]
     """Rounds, seconds, batch size, what a sample is, what is done with a batch."""
     environment: Environment
+    load: OtherLoad
+    """What others did when it began."""
     command: str = ""
     """That measured it, if it was one."""
 
@@ -340,6 +350,8 @@ def _doubts(report: BenchReport) -> list[str]:
             f"In {unsteady} of {len(spreads)} lines the rounds differ by more than {UNSTEADY} x: "
             "something else uses this machine, so measure again when it is idle."
         )
+    elif report.load.disturbs:
+        few.append(f"{str(report.load).capitalize()}: measure again when it is idle.")
     failed = sum(1 for line in report.lines if line.problem)
     lost = [f"{failed} of {len(report.lines)} lines could not be measured."] if failed else []
     return [*dict.fromkeys(stayed), *sampled, *few, *lost]

@@ -31,14 +31,12 @@ class Facts:
     """That were asked for, or that a loader takes by itself."""
     asked: bool
     """Whether a user named their number."""
-    present: int
-    """Processors of the machine."""
     affinity: int
     """Those that the kernel may run this process on."""
     quota: float | None
     """Processors' worth of time that the control group has; None without a limit."""
-    busy: float
-    """Processors that others used, while nothing of ours ran."""
+    load: machine.OtherLoad
+    """What others did, while nothing of ours ran."""
     shared_memory: tuple[int, int] | None
     """Bytes of the file system of shared memory, in all and free; None if there is none."""
     descriptors: int | None
@@ -75,14 +73,13 @@ def gather(workers: int | None = None) -> Facts:
     Args:
         workers: That the user asked for; None takes what `make_loader` would.
     """
-    busy = machine.busy_processors()
+    load = machine.other_load()
     return Facts(
         workers=default_workers() if workers is None else workers,
         asked=workers is not None,
-        present=os.cpu_count() or 1,
         affinity=machine.affinity(),
         quota=machine.processor_quota(),
-        busy=busy,
+        load=load,
         shared_memory=shared_memory(),
         descriptors=open_files_limit(),
         memory=machine.memory_limit(),

@@ -20,9 +20,6 @@ FEW_DESCRIPTORS = 1024
 FITS = 0.7
 """Part of the memory up to which a dataset stays in the kernel's cache beside a training run."""
 
-BUSY = 0.25
-"""Part of the processors that others may use before it tells on loading."""
-
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "beegfs", "gpfs", "afs")
 
 _SLOW_TO_OPEN = ("overlay", "overlayfs", "aufs")
@@ -46,10 +43,10 @@ def fits_in_memory(count: int, memory: int) -> bool:
 
 def processors(facts: Facts) -> Finding:
     """Hold workers against affinity and the control group's quota."""
-    have = usable(facts)
+    have, present = usable(facts), facts.load.present
     quota = "none" if facts.quota is None else f"{facts.quota:g} processors"
     evidence = (
-        f"{facts.workers} workers; {facts.affinity} of {facts.present} processors in the affinity, "
+        f"{facts.workers} workers; {facts.affinity} of {present} processors in the affinity, "
         f"quota of the control group: {quota}"
     )
     if facts.asked and facts.workers > 2 * have:
@@ -61,11 +58,11 @@ def processors(facts: Facts) -> Finding:
             remedy=f"take --workers {max(1, int(have))}, unless they wait rather than compute; "
             "`shardkit tune` measures it",
         )
-    if facts.affinity < facts.present or (facts.quota is not None and have < facts.present):
+    if have < present:
         return Finding(
             name="processors",
             severity="note",
-            what=f"this process has {have:g} of the machine's {facts.present} processors",
+            what=f"this process has {have:g} of the machine's {present} processors",
             evidence=evidence,
             remedy="more come with --cpus (Docker), --cpus-per-task (Slurm) or taskset, "
             "if the machine has them free",
@@ -306,16 +303,15 @@ def threads(facts: Facts) -> Finding:
 
 def others(facts: Facts) -> Finding:
     """Tell whether others use the processors, so that everything measured here is too low."""
-    evidence = f"others used {facts.busy:.1f} of {facts.present} processors when this began"
-    if facts.busy > BUSY * facts.present:
+    if facts.load.disturbs:
         return Finding(
             name="other load",
             severity="note",
             what="others use the processors: what is measured here is lower than it could be",
-            evidence=evidence,
+            evidence=str(facts.load),
             remedy="measure again when the machine is idle",
         )
-    return fine("other load", evidence)
+    return fine("other load", str(facts.load))
 
 
 def accelerator(facts: Facts) -> Finding:

@@ -45,6 +45,8 @@ _FIELD = 6
 """That are measured in turn."""
 _EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.5, 0.6, 0.9
 """Parts of the budget that are used up when each step ends, at the latest."""
+_UNCLEAR = 7
+"""Rounds for which time is kept to hold the choice against the defaults, if it is near them."""
 _STEEP, _CLIMB_ON = 1.3, 0.55
 """More workers are looked at up to that part as long as each doubling gains that much."""
 
@@ -107,7 +109,7 @@ class _Search:
         best = self._begin_sooner(best)
         since = self._compare(best)
         return Found(
-            chosen=self._unless_alike(best, since),
+            chosen=self._unless_alike(best),
             ledger=self._trials.ledger,
             since=since,
             left_out=list(self._trials.left_out.values()),
@@ -250,7 +252,7 @@ class _Search:
         if best == default:
             return _VARY
         ratio = self._trials.ledger.ratio(best, default)
-        rounds = 1 if ratio is not None and ratio.low > 1 else LEAST_ROUNDS
+        rounds = 1 if ratio is not None and ratio.low > 1 else _UNCLEAR
         return min(_VARY, 1 - rounds * self._trials.cost([best, default]) / self._plan.budget)
 
     def _begin_sooner(self, best: Candidate) -> Candidate:
@@ -287,16 +289,20 @@ class _Search:
             for each in field if number % 2 else field[::-1]:
                 self._trials.attempt(each, seconds, math.inf)
             ratio = self._trials.ledger.ratio(best, self._plan.default, since)
-            clear = len(field) == 1 or (ratio is not None and ratio.low > 1)
+            clear = len(field) == 1 or (ratio and (ratio.low > 1 or ratio.high < GAIN))
             if number + 1 >= LEAST_ROUNDS and clear:
                 break
         return since if self._trials.round >= since + LEAST_ROUNDS - 1 else 0
 
-    def _unless_alike(self, best: Candidate, since: int) -> Candidate:
-        """Return the choice, or the defaults if it gains nothing over them."""
-        default = self._plan.default
-        ledger = self._trials.ledger
-        ratio = ledger.ratio(best, default, since) or ledger.ratio(best, default)
+    def _unless_alike(self, best: Candidate) -> Candidate:
+        """Return the choice, or the defaults if it gains nothing over them.
+
+        Likely is enough: to stay is wrong as often. To leave processes takes more than that.
+        """
+        default, ledger = self._plan.default, self._trials.ledger
+        ratio = ledger.ratio(best, default, 1)
+        if ratio is None or ratio.rounds < LEAST_ROUNDS:  # then first, short looks count as well
+            ratio = ledger.ratio(best, default)
         if default in self._trials.left_out:
             return best
         leaves = self._asks_for_processes and best.engine == "thread"
@@ -304,7 +310,8 @@ class _Search:
             return default
         if ratio is None or (self._is_enough(best) and not leaves):
             return best
-        return best if ratio.low > 1 and ratio.middle > GAIN else default
+        sure = ratio.low if leaves else ratio.likely
+        return best if sure > 1 and ratio.middle > GAIN else default
 
     @property
     def _asks_for_processes(self) -> bool:

@@ -16,7 +16,7 @@ from shardkit.measure.tuning.limits import Footprint, LeftOut, Room, what_forbid
 
 GAIN = 1.03
 """Settings are changed for more than this; what is nearer is alike, and the cheaper is taken."""
-LEAST_ROUNDS, MOST_ROUNDS = 3, 7
+LEAST_ROUNDS, MOST_ROUNDS = 3, 14
 _ANYWAY = 0.85
 """Part of the budget up to which candidates are measured in turn for the first times."""
 SHORTEST, LONGEST = 0.1, 1.0
@@ -215,6 +215,7 @@ class Trials:
             left = [each for each in left if each in done]
             if number >= 1 and left:
                 left = self._without_losers(left, since)
+                left = self._leaders(left, kept, since, max(2, len(field) // (number + 1)))
             if number + 1 < LEAST_ROUNDS:
                 continue
             if self._is_vain(left, kept, since) if sure else self._is_clear(left, since):
@@ -259,6 +260,13 @@ class Trials:
             if each == leader or ratio is None or ratio.high >= 1 / GAIN:
                 stay.append(each)
         return stay
+
+    def _leaders(
+        self, left: Sequence[Candidate], kept: Candidate, since: int, number: int
+    ) -> list[Candidate]:
+        """Return the fastest, and what is kept: what is left of the time tells these apart."""
+        ranked = sorted(left, key=lambda each: -self.ledger.rates(each, since).median)
+        return [each for each in left if each in ranked[:number] or each == kept]
 
     def _is_vain(self, left: Sequence[Candidate], kept: Candidate, since: int) -> bool:
         """Tell whether nothing looks better than what is kept."""

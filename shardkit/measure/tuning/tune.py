@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.machine import processors
+from shardkit.machine import OtherLoad, other_load, processors
 from shardkit.measure.gil import HOLDS
 from shardkit.measure.served import PATIENCE, Seen, Served
 from shardkit.measure.spec import Loading, Subject
@@ -107,6 +107,8 @@ class TuneReport:
     """What was found; rates are images/s without a training step, if nothing else is said."""
 
     name: str
+    split: str
+    """Which split was measured, the largest; nothing if there are none."""
     images: int
     mean_bytes: float
     """Stored bytes of an image."""
@@ -140,6 +142,8 @@ class TuneReport:
     """All that were measured, the fastest first."""
     left_out: list[LeftOut]
     warnings: list[str]
+    load: OtherLoad
+    """What others did when it began."""
     seconds: float
     """That all took."""
     budget: float
@@ -213,6 +217,7 @@ class _Bench:
     def __init__(self, request: TuneRequest) -> None:
         self._request = request
         self._begun = time.monotonic()
+        self._load = other_load()
         self._subject = request.subject
         self._served = Served(self._subject)
         self._warnings: dict[str, list[str]] = {}
@@ -249,6 +254,7 @@ class _Bench:
         chosen = _tried(found, found.chosen)
         return TuneReport(
             name=request.subject.name,
+            split=whole["split"],
             images=whole["images"],
             measured=subject["images"],
             mean_bytes=whole["mean_bytes"],
@@ -272,6 +278,7 @@ class _Bench:
             ],
             left_out=found.left_out,
             warnings=self._warnings.get(str(found.chosen.loading()), []),
+            load=self._load,
             seconds=time.monotonic() - self._begun,
             budget=request.budget,
             out_of_time=found.out_of_time,
