@@ -258,6 +258,19 @@ def test_an_error_inside_a_library_names_the_line_that_called_it(photos: Path) -
     assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
 
 
+def test_an_error_in_code_made_at_run_time_names_the_line_that_called_it(photos: Path) -> None:
+    made: dict[str, Any] = {}
+    exec(compile("def fail(image): raise ValueError(3)", "<made>", "exec"), made)
+
+    def transform(image: Any) -> Any:
+        return made["fail"](image)
+
+    with pytest.raises(TransformFailed) as caught:
+        open_dataset(photos, transform)[0]
+    line = transform.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
+
+
 def test_an_error_of_no_file_names_no_line(photos: Path) -> None:
     with pytest.raises(TransformFailed) as caught:
         open_dataset(photos, int)[0]

@@ -36,7 +36,8 @@ def test_a_ratio_is_of_rounds_that_had_both() -> None:
     ratio = ledger.ratio(TWO, ONE)
 
     assert ratio is not None
-    assert (ratio.low, ratio.middle, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    told = (ratio.low, ratio.likely, ratio.middle, ratio.high)
+    assert told == pytest.approx((2.0, 2.0, 2.0, 2.0))
     assert ledger.ratio(TWO, ONE, since=50) is None
     assert ledger.ratio(ONE, ONE.changed(workers=7)) is None
 
@@ -54,7 +55,7 @@ def test_few_rounds_make_no_small_gain_certain(rates: list[float]) -> None:
     assert ratio.low < 1 < ratio.middle < ratio.high
 
 
-@pytest.mark.parametrize("rates", [[210.0], [140.0, 140.0], [170.0, 310.0, 180.0]])
+@pytest.mark.parametrize("rates", [[210.0], [140.0, 140.0]])
 def test_few_rounds_make_a_great_gain_certain(rates: list[float]) -> None:
     ledger = Ledger()
     for number, rate in enumerate(rates):
@@ -64,22 +65,24 @@ def test_few_rounds_make_a_great_gain_certain(rates: list[float]) -> None:
     ratio = ledger.ratio(TWO, ONE)
 
     assert ratio is not None
-    assert 1 < ratio.low < ratio.middle
-    assert not math.isinf(ratio.high)
+    assert 1 < ratio.low < ratio.likely < ratio.middle
 
 
-def test_of_equal_candidates_none_is_faster_though_one_looks_after_each_round() -> None:
-    source, series, wrong = random.Random(1), 4000, 0
+@pytest.mark.parametrize("noise", [0.03, 0.1, 0.3])
+def test_of_equal_candidates_none_is_faster_though_one_looks_after_each_round(
+    noise: float,
+) -> None:
+    source, series, wrong = random.Random(1), 2000, 0
     for _ in range(series):
         ledger, faster = Ledger(), False
         for number in range(MOST_ROUNDS):
             for each in (ONE, TWO):
-                ledger.add(each, number, math.exp(source.gauss(0, 0.1)))
+                ledger.add(each, number, math.exp(source.gauss(0, noise)))
             ratio = ledger.ratio(TWO, ONE)
             faster |= number + 1 >= LEAST_ROUNDS and ratio is not None and ratio.low > 1
         wrong += faster
 
-    assert 0.01 < wrong / series < 0.07
+    assert 0.01 < wrong / series < 0.065
 
 
 def test_noise_widens_the_interval_and_one_disturbed_round_does_not_move_the_middle() -> None:

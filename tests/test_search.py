@@ -13,6 +13,7 @@ import pytest
 
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.tuning.candidate import Candidate
+from shardkit.measure.tuning.ledger import IN_TURN
 from shardkit.measure.tuning.limits import Room
 from shardkit.measure.tuning.search import Found, search
 from shardkit.measure.tuning.trials import Plan, Sight, Tick
@@ -157,7 +158,7 @@ def test_the_defaults_stay_where_nothing_is_better() -> None:
     found = tuned(machine)
 
     assert found.chosen == default_of(machine)
-    assert found.ledger.rates(found.chosen, found.since).rounds >= 3
+    assert found.ledger.rates(found.chosen, IN_TURN).rounds >= 3
 
 
 def test_a_load_that_waits_gets_many_more_workers_than_processors() -> None:
@@ -209,6 +210,45 @@ def test_a_gain_of_some_per_cent_is_most_often_found_and_noise_is_none(
         engines.append(found.chosen.engine)
 
     assert engines.count(wanted) >= 16
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_what_is_chosen_was_seen_to_be_better(load: str) -> None:
+    for seed in range(20):
+        machine = Machine(noise=0.15, random=random.Random(seed), **LOADS[load])
+        found = tuned(machine, held=LOADS[load].get("held"), start_methods=("forkserver",))
+
+        if found.chosen != default_of(machine):
+            assert found.gain is not None
+            assert found.gain.likely > 1
+            assert found.gain.middle > 1.03
+
+
+def test_processes_gain_where_threads_fail_and_a_transform_is_unmarked() -> None:
+    machine = Machine(
+        processors=2,
+        compute=0.0002,
+        waits=0.003,
+        overhead={"thread": 0.3, "process": 0.8},
+        fails=lambda each: each.engine == "thread" and each.workers > 16,
+    )
+
+    found = tuned(machine, engine="process", processes="it is unmarked", budget=30.0)
+
+    assert found.chosen.engine == "process"
+    assert found.chosen.workers >= 16
+
+
+def test_what_fails_in_the_end_is_not_chosen() -> None:
+    def fails(candidate: Candidate) -> bool:
+        return candidate.engine == "process" and machine.looks > 25
+
+    machine = Machine(processors=2, process_price=0.5, fails=fails)
+    found = tuned(machine, held=0.02)
+
+    assert machine.looks > 25
+    assert "process" in {each.engine for each in found.ledger.candidates()}
+    assert found.chosen == default_of(machine)
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:

@@ -94,14 +94,16 @@ def tune_command(dst: Path, **given: Any) -> None:
         require_replaceable(out)
     with _live(request.budget, quiet=quiet) as watch:
         report = tune(request, watch)
-    if given["wants_json"]:
-        emit(as_json(report))
-    elif not quiet:
-        show_report(report)
-    if out is not None:
-        report.tuned().save(out)
-        if not quiet and not given["wants_json"]:
-            show_written(out)
+    try:
+        if given["wants_json"]:
+            emit(as_json(report))
+        elif not quiet:
+            show_report(report)
+    finally:  # each is of use without the other: a pager may be gone, or the disk be full
+        if out is not None:
+            report.tuned().save(out)
+    if out is not None and not quiet and not given["wants_json"]:
+        show_written(out)
 
 
 def _subject(dst: Path, decode: str | None, transform: str | None) -> Subject:

@@ -12,6 +12,7 @@ from shardkit.cli.show import amount, line, table
 from shardkit.measure.tuning.ledger import Rates
 from shardkit.measure.tuning.limits import LeftOut
 from shardkit.measure.tuning.search import ENOUGH
+from shardkit.measure.tuning.trials import LEAST_ROUNDS
 from shardkit.measure.tuning.tune import TuneReport
 from shardkit.measure.words import percent, printable, size
 
@@ -94,7 +95,7 @@ def _gain(report: TuneReport) -> str:
     if report.default is None:
         return "the defaults cannot be measured here: see what was left out"
     if report.is_default:
-        return "none: nothing that was tried is clearly better than the defaults; they stay"
+        return "none: nothing that was tried is likely to be better than the defaults; they stay"
     if (report.headroom or 0) >= ENOUGH:
         return (
             f"the cheapest that is enough for the step; the defaults "
@@ -102,8 +103,9 @@ def _gain(report: TuneReport) -> str:
         )
     default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
     if report.gain is None:
-        return f"{default}; there was no time to measure both in turn"
-    sure = f", {report.gain.low:.2f} at the least" if report.gain.low > 1 else ""
+        return f"{default}; there was no round with both"
+    known = report.gain.rounds >= LEAST_ROUNDS and report.gain.low > 1
+    sure = f", {report.gain.low:.2f} at the least" if known else ""
     return f"{report.gain.middle:.2f} x{sure}: {default}"
 
 

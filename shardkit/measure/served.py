@@ -33,6 +33,8 @@ nevertheless, when one is asked for. This package may be nowhere else, and comes
 PATIENCE = 120.0
 """Seconds that an answer may take beyond what it was asked to take."""
 
+_LONGEST = 1e6
+"""Seconds that the system can wait; more of them overflow."""
 _END_SECONDS = 5.0
 """How long the process may take to end by itself, and by being killed."""
 
@@ -234,7 +236,7 @@ def _readable(fd: int, patience: float) -> bool:
     """Wait for something to read; any descriptor will do (``select`` takes none above 1023)."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
-        return bool(selector.select(patience))
+        return bool(selector.select(min(patience, _LONGEST)))
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -184,7 +184,8 @@ def raised(error: BaseException) -> str:
     Below that line may be libraries, above it is shardkit: neither is where the mistake is.
     """
     calls = traceback.extract_tb(error.__traceback__)
-    own = [(path, call.lineno) for call in calls if not _is_library(path := Path(call.filename))]
+    named = [call for call in calls if not call.filename.startswith("<")]  # made at run time
+    own = [(path, call.lineno) for call in named if not _is_library(path := Path(call.filename))]
     where = f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
     return f"{type(error).__name__}: {error}{where}"
 

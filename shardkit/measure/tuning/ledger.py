@@ -16,14 +16,17 @@ from shardkit.measure.tuning.candidate import Candidate
 _T = (31.8, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82, 2.76, 2.72, 2.68, 2.65, 2.62)
 """Student's t for 1, 2, ... degrees of freedom: 1 % is beyond one side.
 
-A ratio is looked at after each round from the third to the fourteenth, and any of the looks may be
-wrong: of equal candidates one is found to be faster by 5 to 6 % of such series, and by many more if
+A ratio is looked at after each round, and any of the looks may be wrong: of equal candidates one is
+found to be faster by 5 % of the series from the third round to the fourteenth, and by many more if
 5 % were beyond each.
 """
 _USUAL, _WORTH = 0.1, 2
 """The noise of a ratio's logarithm as it is taken to be before any was seen, and worth how many
-degrees of freedom that is. So one round makes a gain of 2 certain, and of three rounds one that
-something disturbed does not hide such a gain.
+degrees of freedom that is. So one round makes a gain of somewhat more than 2 certain.
+"""
+IN_TURN = 1
+"""The first round in which candidates were measured in turn; what is looked at shortly before, to
+see what is promising, is of round 0.
 """
 
 
@@ -44,7 +47,7 @@ class Ratio:
     low: float
     """It is at least this, with 95 % certainty, if one looks from the third round on."""
     likely: float
-    """It is at least this, more likely than not: five times of six, if one looks once."""
+    """It is at least this, five times of six, if one looks once."""
     middle: float
     high: float
     rounds: int
@@ -105,8 +108,8 @@ class Ledger:
 def _reach(logs: Sequence[float]) -> tuple[float, float]:
     """Return how far from their mean the truth is likely to be, and how far it may be.
 
-    That is told by their own noise, or by that together with what is usual; the nearer of both
-    holds: where a machine is quiet small gains are seen, too.
+    Two rounds or one do not tell their own noise: it is taken together with what is usual. Of more
+    rounds the nearer of both holds, unless the noise is unusual: then it is their own.
     """
     rounds = len(logs)
     own = statistics.variance(logs) if rounds > 1 else 0.0
@@ -115,7 +118,9 @@ def _reach(logs: Sequence[float]) -> tuple[float, float]:
     error = math.sqrt(mixed / rounds)
     reach = _t(known) * error
     if rounds > 2:
-        reach = min(reach, _t(rounds - 1) * math.sqrt(own / rounds))
+        alone = _t(rounds - 1) * math.sqrt(own / rounds)
+        reach = alone if own > _USUAL**2 else min(reach, alone)
+        error = min(error, math.sqrt(own / rounds))
     return error, reach
 
 

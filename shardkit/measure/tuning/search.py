@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.gil import HOLDS
 from shardkit.measure.tuning.candidate import Candidate
-from shardkit.measure.tuning.ledger import Ledger
+from shardkit.measure.tuning.ledger import IN_TURN, Ledger, Ratio
 from shardkit.measure.tuning.limits import LeftOut
 from shardkit.measure.tuning.trials import (
     GAIN,
@@ -43,11 +43,12 @@ _SOONER = 0.5
 """Seconds that another way to start workers gains at the least."""
 _FIELD = 6
 """That are measured in turn."""
-_EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.5, 0.6, 0.9
-"""Parts of the budget that are used up when each step ends, at the latest."""
-_UNCLEAR = 7
-"""Rounds for which time is kept to hold the choice against the defaults, if it is near them."""
-_STEEP, _CLIMB_ON = 1.3, 0.55
+_EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.6, 0.7, 0.9
+"""Parts of the budget that are used up when each step ends, most often."""
+_CLEARLY, _UNCLEAR = 2.0, 7
+"""So much faster than the defaults the choice needs only one more round beside them; and so many
+rounds, for which time is kept, if it is near them."""
+_STEEP, _CLIMB_ON = 1.3, 0.5
 """More workers are looked at up to that part as long as each doubling gains that much."""
 
 
@@ -57,8 +58,8 @@ class Found:
 
     chosen: Candidate
     ledger: Ledger
-    since: int
-    """The round from which on what was seen of the choice and the defaults counts."""
+    gain: Ratio | None
+    """How much faster than the defaults the choice is; None if no round had both."""
     left_out: list[LeftOut]
     firsts: dict[Candidate, float]
     """Seconds to the first batch of each, at the least."""
@@ -103,15 +104,17 @@ class _Search:
         self._explore()
         if not self._trials.ledger.candidates():
             raise MeasurementFailed(self._trials.left_out[default].reason)
-        best = self._settle()
+        best = settled = self._settle()
+        until = self._end_of_varying(settled)
         if not self._is_enough(best):
-            best = self._vary(best)
-        best = self._begin_sooner(best)
-        since = self._compare(best)
+            best = self._vary(best, until - self._time_for_starts(best))
+        best = self._begin_sooner(best, until)
+        self._compare(best)
+        chosen = self._chosen(best, settled)
         return Found(
-            chosen=self._unless_alike(best),
+            chosen=chosen,
+            gain=self._gain(chosen),
             ledger=self._trials.ledger,
-            since=since,
             left_out=list(self._trials.left_out.values()),
             firsts=self._trials.firsts,
             out_of_time=self._trials.out_of_time,
@@ -124,7 +127,10 @@ class _Search:
         engines = sorted(("thread", "process"), key=lambda each: each != self._plan.default.engine)
         tops = {each: top for each in engines if (top := self._beginning(each)) is not None}
         most = 1
-        for engine in sorted(self._promising(tops), key=_slow_to_start):
+        promising = self._promising(tops)
+        if not self._asks_for_processes:
+            promising.sort(key=lambda each: each == "process")  # which take time to start
+        for engine in promising:
             if most > tops[engine] and self._gains(engine, most, tops[engine]):
                 tops[engine] = most  # where one engine wants many, the other does so too
             tops[engine] = most = self._climb(engine, tops[engine])
@@ -146,7 +152,8 @@ class _Search:
 
     def _gains(self, engine: str, more: int, workers: int) -> bool:
         """Tell whether more workers are faster."""
-        return (self._rate(engine, more) or 0.0) > (self._rate(engine, workers) or 0.0)
+        found = self._rate(engine, more, _CLIMB_ON)
+        return (found or 0.0) > (self._rate(engine, workers) or 0.0)
 
     def _climb(self, engine: str, workers: int) -> int:
         """Look at more workers, as long as they gain; return the best number."""
@@ -226,13 +233,17 @@ class _Search:
 
     # The third step: everything else
 
-    def _vary(self, best: Candidate) -> Candidate:
-        """Vary prefetch and the way of batches, and then the batch size."""
+    def _vary(self, best: Candidate, end: float) -> Candidate:
+        """Vary prefetch and the way of batches, and then the batch size.
+
+        Args:
+            best: What is varied.
+            end: The part of the budget that may be used up then.
+        """
         self._trials.doing = "prefetch and transport"
         variants = [best.changed(prefetch=2 * best.ahead), best.changed(prefetch=best.workers)]
         if best.engine == "process":
             variants.append(best.changed(sharing_strategy="file_system"))
-        end = self._end_of_varying(best)
         now = self._trials.elapsed() / self._plan.budget
         until = (now + end) / 2 if self._plan.batch_sizes else end
         field = [best, *self._trials.possible(variants)]
@@ -249,19 +260,24 @@ class _Search:
     def _end_of_varying(self, best: Candidate) -> float:
         """Return the part of the budget after which the choice is held against the defaults."""
         default = self._plan.default
-        if best == default:
+        if best == default or default in self._trials.left_out:
             return _VARY
-        ratio = self._trials.ledger.ratio(best, default)
-        rounds = 1 if ratio is not None and ratio.low > 1 else _UNCLEAR
+        gain = self._gain(best)
+        low = 0.0 if gain is None else gain.low
+        rounds = 1 if low > _CLEARLY else LEAST_ROUNDS if low > 1 else _UNCLEAR
         return min(_VARY, 1 - rounds * self._trials.cost([best, default]) / self._plan.budget)
 
-    def _begin_sooner(self, best: Candidate) -> Candidate:
+    def _time_for_starts(self, best: Candidate) -> float:
+        """Return the part of the budget that looks at ways to start workers take."""
+        looks = 1 + len(self._plan.start_methods) if best.engine == "process" else 0
+        return looks * self._trials.cost([best]) / self._plan.budget
+
+    def _begin_sooner(self, best: Candidate, until: float) -> Candidate:
         """Return the candidate with the way to start workers that is clearly the fastest."""
         if best.engine != "process":
             return best
         self._trials.doing = "start methods"
         ways = [best.changed(start_method=method) for method in self._plan.start_methods]
-        until = self._end_of_varying(best)
         for each in (best, *ways):
             self._trials.round += 1
             self._trials.attempt(each, SHORTEST, until)
@@ -272,46 +288,52 @@ class _Search:
 
     # The fourth step
 
-    def _compare(self, best: Candidate) -> int:
-        """Measure the choice and the defaults in turn; return the first round that counts.
-
-        What was seen while others were measured beside them counts only where time was short: of
-        many that are alike the one that was lucky was chosen.
-        """
+    def _compare(self, best: Candidate) -> None:
+        """Measure the choice and the defaults in turn, until it is clear which is faster."""
         self._trials.doing = "the choice and the defaults"
-        field, since = list(dict.fromkeys([best, self._plan.default])), self._trials.round + 1
-        rounds = LEAST_ROUNDS if self._is_enough(best) else MOST_ROUNDS
-        for number in range(rounds):
+        field = list(dict.fromkeys([best, self._plan.default]))
+        for number in range(LEAST_ROUNDS if self._is_enough(best) else MOST_ROUNDS):
+            field = [each for each in field if each not in self._trials.left_out]
             seconds = self._trials.long(field, 1.0)
-            if not self._trials.fits(field, seconds, 1.0):
+            if not field or not self._trials.fits(field, seconds, 1.0):
                 break
             self._trials.round += 1
             for each in field if number % 2 else field[::-1]:
                 self._trials.attempt(each, seconds, math.inf)
-            ratio = self._trials.ledger.ratio(best, self._plan.default, since)
-            clear = len(field) == 1 or (ratio and (ratio.low > 1 or ratio.high < GAIN))
+            gain = self._gain(best)
+            clear = len(field) == 1 or (gain and (gain.low > 1 or gain.high < GAIN))
             if number + 1 >= LEAST_ROUNDS and clear:
                 break
-        return since if self._trials.round >= since + LEAST_ROUNDS - 1 else 0
 
-    def _unless_alike(self, best: Candidate) -> Candidate:
-        """Return the choice, or the defaults if it gains nothing over them.
+    def _chosen(self, *wanted: Candidate) -> Candidate:
+        """Return the first of some that is better than the defaults, or the defaults."""
+        left_out, default = self._trials.left_out, self._plan.default
+        possible = [each for each in wanted if each not in left_out]
+        if default in left_out:
+            return (possible or wanted)[0]
+        return next((each for each in possible if self._is_better(each)), default)
 
-        Likely is enough: to stay is wrong as often. To leave processes takes more than that.
+    def _is_better(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate gains something over the defaults.
+
+        Likely is enough: to stay would be wrong more often. To leave processes takes more.
         """
-        default, ledger = self._plan.default, self._trials.ledger
-        ratio = ledger.ratio(best, default, 1)
-        if ratio is None or ratio.rounds < LEAST_ROUNDS:  # then first, short looks count as well
-            ratio = ledger.ratio(best, default)
-        if default in self._trials.left_out:
-            return best
-        leaves = self._asks_for_processes and best.engine == "thread"
-        if leaves and (ratio is None or self._threads_failed):
-            return default
-        if ratio is None or (self._is_enough(best) and not leaves):
-            return best
-        sure = ratio.low if leaves else ratio.likely
-        return best if sure > 1 and ratio.middle > GAIN else default
+        gain, enough = self._gain(candidate), self._is_enough(candidate)
+        if self._asks_for_processes and candidate.engine == "thread":
+            sure = gain is not None and gain.low > 1 and gain.middle > GAIN
+            return sure and not self._threads_failed
+        return gain is None or enough or (gain.likely > 1 and gain.middle > GAIN)
+
+    def _gain(self, candidate: Candidate) -> Ratio | None:
+        """Return how much faster than the defaults a candidate is.
+
+        First, short looks count only where there was no time for others.
+        """
+        ledger, default = self._trials.ledger, self._plan.default
+        found = ledger.ratio(candidate, default, IN_TURN)
+        if found is not None and found.rounds >= LEAST_ROUNDS:
+            return found
+        return ledger.ratio(candidate, default)
 
     @property
     def _asks_for_processes(self) -> bool:
@@ -325,7 +347,3 @@ class _Search:
     def _threads_failed(self) -> bool:
         left = self._trials.left_out.values()
         return any(each.failed and each.candidate.engine == "thread" for each in left)
-
-
-def _slow_to_start(engine: str) -> bool:
-    return engine == "process"

@@ -19,6 +19,8 @@ GAIN = 1.03
 LEAST_ROUNDS, MOST_ROUNDS = 3, 14
 _ANYWAY = 0.85
 """Part of the budget up to which candidates are measured in turn for the first times."""
+_START = 0.02
+"""Seconds that a forked worker process takes to start, and to end."""
 SHORTEST, LONGEST = 0.1, 1.0
 """Seconds of a first look; later ones are longer, if there is time."""
 
@@ -104,7 +106,8 @@ class Trials:
         self._watch = watch
         self._begun = clock()
         self._needs = Footprint()
-        self._overheads: dict[str, float] = {"thread": 0.1, "process": 0.4}
+        self._overheads = {"thread": (0.1, 1), "process": (0.4, 1)}
+        """Seconds that the last look took besides, and its number of workers."""
 
     def _look(self, candidate: Candidate, seconds: float) -> float:
         """Measure a candidate and return its rate."""
@@ -113,7 +116,7 @@ class Trials:
         if not seen.rate > 0:
             raise MeasurementFailed("it gave no batch in that time")
         taken = self._clock() - begun
-        self._overheads[candidate.engine] = max(0.05, taken - seconds)
+        self._overheads[candidate.engine] = max(0.05, taken - seconds), candidate.workers
         self._needs = Footprint(
             sample_bytes=max(self._needs.sample_bytes, seen.sample_bytes),
             worker_bytes=max(self._needs.worker_bytes, seen.worker_bytes),
@@ -154,8 +157,14 @@ class Trials:
 
     def fits(self, candidates: Sequence[Candidate], seconds: float, until: float) -> bool:
         """Tell whether looks at some candidates end before a part of the budget is used up."""
-        needed = sum(seconds + self._overheads[each.engine] for each in candidates)
+        needed = sum(seconds + self._overhead(each) for each in candidates)
         return self.elapsed() + needed <= until * self._plan.budget
+
+    def _overhead(self, candidate: Candidate) -> float:
+        """Return the seconds that a look takes besides; more processes take longer to start."""
+        seen, workers = self._overheads[candidate.engine]
+        more = max(0, candidate.workers - workers) if candidate.engine == "process" else 0
+        return seen + _START * more
 
     def elapsed(self) -> float:
         """Return the seconds since the beginning."""
@@ -194,6 +203,9 @@ class Trials:
     ) -> Candidate:
         """Measure candidates in turn until it is clear which is best; return that.
 
+        After the second round the faster half goes on, then a third of them, until there are two:
+        so most of the time goes to those that are hard to tell apart.
+
         Args:
             field: The candidates; the first are the most promising.
             kept: This one stays, unless another is better; if it is none of them, the cheapest of
@@ -204,7 +216,7 @@ class Trials:
         left, since = self._affordable(field, kept, until), self.round + 1
         for number in range(MOST_ROUNDS):
             seconds = self.long(left, until)
-            limit = max(until, _ANYWAY) if number + 1 < LEAST_ROUNDS else until
+            limit = until if sure or number + 1 >= LEAST_ROUNDS else max(until, _ANYWAY)
             if len(left) < 2 or not self.fits(left, seconds, limit):
                 self.out_of_time |= number == 0 and len(left) > 1
                 break
@@ -218,7 +230,8 @@ class Trials:
                 left = self._leaders(left, kept, since, max(2, len(field) // (number + 1)))
             if number + 1 < LEAST_ROUNDS:
                 continue
-            if self._is_vain(left, kept, since) if sure else self._is_clear(left, since):
+            vain = sure and kept in left and self._is_vain(left, kept, since)
+            if vain or self._is_clear(left, since):
                 break
         if self.round < since + 1:  # there was no time for two: what was seen before counts too
             since, left = 0, [each for each in left if each in self.ledger]
@@ -241,14 +254,14 @@ class Trials:
 
     def cost(self, field: Sequence[Candidate]) -> float:
         """Return the seconds that one round of some candidates takes at the least."""
-        return sum(self.seconds(each) + self._overheads[each.engine] for each in field)
+        return sum(self.seconds(each) + self._overhead(each) for each in field)
 
     def long(self, field: Sequence[Candidate], until: float) -> float:
         """Return how long looks at some candidates in turn may last."""
         base = max(map(self.seconds, field), default=0.0)
         looks = max(1, len(field) * (LEAST_ROUNDS + 1))
         each = (until * self._plan.budget - self.elapsed()) / looks
-        spent = max((self._overheads[one.engine] for one in field), default=0.0)
+        spent = max(map(self._overhead, field), default=0.0)
         return min(max(each - spent, base), 2.5 * base)
 
     def _without_losers(self, left: Sequence[Candidate], since: int) -> list[Candidate]:
@@ -271,7 +284,7 @@ class Trials:
     def _is_vain(self, left: Sequence[Candidate], kept: Candidate, since: int) -> bool:
         """Tell whether nothing looks better than what is kept."""
         ratios = [self.ledger.ratio(each, kept, since) for each in left if each != kept]
-        return kept in left and not any(ratio and ratio.middle > GAIN for ratio in ratios)
+        return not any(ratio and ratio.middle > GAIN for ratio in ratios)
 
     def _is_clear(self, left: Sequence[Candidate], since: int) -> bool:
         """Tell whether all that are left are alike, so that more looks tell nothing new."""

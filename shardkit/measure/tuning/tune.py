@@ -16,7 +16,7 @@ from shardkit.measure.spec import Loading, Subject
 from shardkit.measure.steps import StepSpec
 from shardkit.measure.timing import Span
 from shardkit.measure.tuning.candidate import Candidate
-from shardkit.measure.tuning.ledger import Rates, Ratio
+from shardkit.measure.tuning.ledger import IN_TURN, Rates, Ratio
 from shardkit.measure.tuning.limits import LeftOut, room_here
 from shardkit.measure.tuning.search import Found, search
 from shardkit.measure.tuning.trials import Plan, Sight, Watch
@@ -262,7 +262,7 @@ class _Bench:
             from_memory=from_memory,
             chosen=chosen,
             default=_tried(found, default) if default in found.ledger else None,
-            gain=found.ledger.ratio(found.chosen, default, found.since),
+            gain=found.gain,
             first=found.firsts[found.chosen],
             batch_bytes=self._batch_bytes[found.chosen],
             held=held,
@@ -381,7 +381,7 @@ class _Bench:
 
 def _tried(found: Found, candidate: Candidate) -> Tried:
     """Return a candidate with what was measured last, in turn."""
-    return Tried(candidate=candidate, rates=found.ledger.rates(candidate, found.since))
+    return Tried(candidate=candidate, rates=found.ledger.rates(candidate, IN_TURN))
 
 
 def _starts(found: Found) -> dict[str, float]:
