@@ -41,6 +41,9 @@ _FAR = 0.6
 """An engine that is behind by this with the default number of workers is not looked at further."""
 _SOONER = 0.5
 """Seconds that another way to start workers gains at the least."""
+_SLOW_START = 1.5
+"""Seconds to the first batch from which on other ways to start are looked at: they import PyTorch
+anew, so that none of them takes less."""
 _FIELD = 6
 """That are measured in turn."""
 _EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.6, 0.7, 0.9
@@ -269,22 +272,24 @@ class _Search:
 
     def _time_for_starts(self, best: Candidate) -> float:
         """Return the part of the budget that looks at ways to start workers take."""
-        looks = 1 + len(self._plan.start_methods) if best.engine == "process" else 0
+        looks = len(self._plan.start_methods) if self._starts_slowly(best) else 0
         return looks * self._trials.cost([best]) / self._plan.budget
 
+    def _starts_slowly(self, best: Candidate) -> bool:
+        return best.engine == "process" and self._trials.firsts[best] > _SLOW_START
+
     def _begin_sooner(self, best: Candidate, until: float) -> Candidate:
-        """Return the candidate with the way to start workers that is clearly the fastest."""
-        if best.engine != "process":
+        """Return the candidate with a way to start workers that is clearly faster, if one is."""
+        if not self._starts_slowly(best):
             return best
         self._trials.doing = "start methods"
-        ways = [best.changed(start_method=method) for method in self._plan.start_methods]
-        for each in (best, *ways):
-            self._trials.round += 1
-            self._trials.attempt(each, SHORTEST, until)
         firsts = self._trials.firsts
-        known = [each for each in ways if each in firsts]
-        soonest = min(known, key=firsts.__getitem__, default=best)
-        return soonest if 2 * firsts[soonest] + _SOONER < firsts[best] else best
+        for way in (best.changed(start_method=method) for method in self._plan.start_methods):
+            self._trials.round += 1
+            self._trials.attempt(way, SHORTEST, until)
+            if way in firsts and 2 * firsts[way] + _SOONER < firsts[best]:
+                return way
+        return best
 
     # The fourth step
 
