@@ -16,7 +16,7 @@ from shardkit.measure.tuning.candidate import Candidate
 from shardkit.measure.tuning.ledger import IN_TURN
 from shardkit.measure.tuning.limits import Room
 from shardkit.measure.tuning.search import Found, search
-from shardkit.measure.tuning.trials import Plan, Sight, Tick
+from shardkit.measure.tuning.trials import Plan, Sight, Tick, Trials
 
 
 @dataclass(kw_only=True)
@@ -249,6 +249,21 @@ def test_what_fails_in_the_end_is_not_chosen() -> None:
     assert machine.looks > 25
     assert "process" in {each.engine for each in found.ledger.candidates()}
     assert found.chosen == default_of(machine)
+
+
+def test_a_race_goes_on_with_the_faster_ones_until_two_are_left() -> None:
+    field = [Candidate(engine="thread", workers=n, batch_size=64) for n in range(1, 7)]
+    machine = Machine(noise=0.05, by_candidate=lambda each: (1 + each.workers / 50) / each.workers)
+    plan = Plan(default=field[0])
+    trials = Trials(machine.measure, plan, machine.clock, lambda tick: None)
+
+    best = trials.race(field, default_of(machine), until=0.9)
+
+    counts = sorted(machine.tried.count(each) for each in field)
+    assert counts[:3] == [2, 2, 2]
+    assert counts[3] == 3
+    assert counts[4] == counts[5] > 6
+    assert machine.tried.count(best) == counts[5]
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:

@@ -8,8 +8,8 @@ measured in rounds: the first one all of it, the others what was within half of 
 `tune` searches with its default budget and one batch size. In the end its choice and the grid's
 best are measured side by side, in turn, and the median of the ratios is told.
 
-It takes some 5 minutes a load with 2 processors. With --json a load that is in the file already is
-not measured again.
+It takes some 10 minutes a load with 2 processors. With --json a load that is in the file already is
+not measured again; with --again too its grid is taken from there, and the rest is done anew.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from shardkit.measure.tuning.ledger import Ledger
 from shardkit.measure.tuning.limits import Footprint, room_here, what_forbids
 from shardkit.measure.tuning.tune import TuneReport, TuneRequest, tune
 
-BATCH_SIZE = 64
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 NEAR = 0.5
+TURNS = 5
+"""Batches of each worker in a look, at the least: those that wait alike deliver them together."""
 LOADS: dict[str, dict[str, Any]] = {
     "decode": {"decode": "RandomResizedCrop(224)"},
     "hold": {"decode": "pil", "transform": "tune_loads:hold"},
@@ -57,7 +58,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.6, help="of a look")
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--again", action="store_true", help="tune again, with the grid of --json")
     given = parser.parse_args()
     here = str(Path(__file__).parent)  # where the measuring process finds the transforms
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
@@ -66,8 +69,10 @@ def main() -> int:
     if given.json is not None and given.json.exists():
         known = json.loads(given.json.read_text("utf-8"))
     for name in given.only or LOADS:
-        if name not in known:
-            known[name] = compare(Subject(path=str(dataset), **LOADS[name]), given)
+        if name not in known or given.again:
+            subject = Subject(path=str(dataset), **LOADS[name])
+            grid = known[name]["grid"] if name in known else measure_grid(subject, given)
+            known[name] = compare(subject, grid, given)
             if given.json is not None:
                 write_atomically(given.json, json.dumps(known, indent=1).encode())
         tell(name, known[name])
@@ -96,11 +101,12 @@ def make(photos: Path, work: Path, images: int) -> Path:
     return dataset
 
 
-def compare(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure the grid, let `tune` choose, and measure both side by side."""
-    grid = measure_grid(subject, given)
-    best = grid.candidates()[0]
-    report = tune(TuneRequest(subject=subject, budget=given.budget, batch_sizes=(BATCH_SIZE,)))
+def compare(subject: Subject, grid: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
+    """Let `tune` choose, and measure its choice and the best of a grid side by side."""
+    settings = {str(each): each for each in grid_of(given.workers, given.batch_size)}
+    best = settings[next(iter(grid))]
+    request = TuneRequest(subject=subject, budget=given.budget, batch_sizes=(given.batch_size,))
+    report = tune(request)
     chosen = report.chosen.candidate
     show(f"tune took {report.seconds:.1f} s and chose {chosen}; the grid's best is {best}")
     final = Ledger()
@@ -113,7 +119,7 @@ def compare(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
     assert ratio is not None
     return {
         "processors": processors(),
-        "grid": {str(each): asdict(grid.rates(each)) for each in grid.candidates()},
+        "grid": grid,
         "best": str(best),
         "best_rate": final.rates(best).median,
         "chosen": str(chosen),
@@ -123,11 +129,12 @@ def compare(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure_grid(subject: Subject, given: argparse.Namespace) -> Ledger:
+def measure_grid(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
+    """Return the images/s of all settings, the fastest first."""
     ledger, needs = Ledger(), Footprint()
     with Served(subject) as served:
         room = room_here(served.open()["images"])
-        left = list(grid_of(given.workers))
+        left = list(grid_of(given.workers, given.batch_size))
         for number in range(given.rounds + 1):
             show(f"{subject.transform or subject.decode}: round {number}, {len(left)} settings")
             shift = number * len(left) // (given.rounds + 1)
@@ -141,14 +148,14 @@ def measure_grid(subject: Subject, given: argparse.Namespace) -> Ledger:
             known = ledger.candidates()
             least = NEAR * ledger.rates(known[0]).median
             left = [each for each in left if each in ledger and ledger.rates(each).median >= least]
-    return ledger
+    return {str(each): asdict(ledger.rates(each)) for each in ledger.candidates()}
 
 
-def grid_of(workers: list[int]) -> list[Candidate]:
+def grid_of(workers: list[int], batch_size: int) -> list[Candidate]:
     """Return all settings of the grid, each once."""
     found: dict[tuple[str, int, int], Candidate] = {}
     for engine, number in itertools.product(("thread", "process"), workers):
-        plain = Candidate(engine=engine, workers=number, batch_size=BATCH_SIZE)
+        plain = Candidate(engine=engine, workers=number, batch_size=batch_size)
         for prefetch in (None, number, 2 * plain.ahead):
             each = plain.changed(prefetch=prefetch)
             found.setdefault((engine, number, each.ahead), each)
@@ -159,8 +166,8 @@ def rate(served: Served, candidate: Candidate, seconds: float) -> float:
     """Return images/s of a look that is long enough for some turns of all workers."""
     seen = served.look(candidate.loading(), Span(seconds=seconds)).look
     turn = candidate.workers * candidate.batch_size / seen.rate
-    if seconds < 2 * turn < 4:
-        seen = served.look(candidate.loading(), Span(seconds=2 * turn)).look
+    if seconds < TURNS * turn < 10:
+        seen = served.look(candidate.loading(), Span(seconds=TURNS * turn)).look
     return seen.rate
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
+
+from shardkit import with_rng
 
 
 def hold(image: Any) -> torch.Tensor:
@@ -16,7 +19,8 @@ def hold(image: Any) -> torch.Tensor:
     return torch.full((3, 64, 64), total % 251, dtype=torch.uint8)
 
 
-def wait(image: Any) -> torch.Tensor:
+@with_rng  # so that it may run in threads, too
+def wait(image: Any, rng: np.random.Generator) -> torch.Tensor:
     """Wait for 3 ms, as for something on a network."""
     time.sleep(0.003)
     return torch.zeros((3, 64, 64), dtype=torch.uint8)

@@ -2,8 +2,8 @@
 
 It knows no process and no dataset: tests run it against machines that are simulated. It goes in
 four steps: both engines, with more and fewer workers, are looked at shortly; the best of them are
-measured in turn, and those that are clearly slower are dropped; then prefetch, the way of batches
-between processes and the batch size are varied; in the end the choice is held against the defaults.
+measured in turn, and the faster of those go on; then prefetch, the way of batches between processes
+and the batch size are varied; in the end the choice is held against the defaults.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ MOST_WORKERS = 256
 ENOUGH = 1.25
 """Times the rate that a training step uses up: then loading has room for a slower moment."""
 
-_CLIMB = 1.05
-"""More workers are looked at as long as each doubling gains this."""
+_CLIMB, _AS_WELL = 1.15, 1.05
+"""More workers are looked at as long as each doubling gains the first: less may be noise, and would
+take twice the memory. Fewer are looked at as long as they lose no more than the second."""
 _NEAR = 0.8
 """A short look may be wrong by this."""
 _FAR = 0.6
@@ -48,11 +49,11 @@ _FIELD = 6
 """That are measured in turn."""
 _EXPLORE, _ALONE, _RACE, _VARY = 0.4, 0.6, 0.7, 0.9
 """Parts of the budget that are used up when each step ends, most often."""
+_STEEP, _CLIMB_ON = 1.3, 0.5
+"""As long as a doubling of workers gains that much, more are looked at up to that part."""
 _CLEARLY, _UNCLEAR = 2.0, 7
 """So much faster than the defaults the choice needs only one more round beside them; and so many
 rounds, for which time is kept, if it is near them."""
-_STEEP, _CLIMB_ON = 1.3, 0.5
-"""More workers are looked at up to that part as long as each doubling gains that much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class _Search:
         fewer = workers // 2
         while fewer:
             less = self._rate(engine, fewer)
-            if less is None or not (self._suffices(less) or less * _CLIMB >= rate):
+            if less is None or not (self._suffices(less) or less * _AS_WELL >= rate):
                 break
             fewer //= 2
         if not self._suffices(rate):
