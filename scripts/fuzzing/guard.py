@@ -15,9 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import shardkit
 from scripts.fuzzing.target import BrokenPromiseError, Target
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = str(Path(shardkit.__file__).parent) + os.sep
+"""Where shardkit's modules lie: a folder of that name may hold all of the project."""
 
 ADDRESS_SPACE = 4 << 30
 """Bytes of address space that a process may take beyond what it has when it begins."""
@@ -165,7 +168,7 @@ def _place(error: BaseException) -> str:
     """Return the innermost function of shardkit that an exception passed through."""
     found = "?"
     for frame in traceback.extract_tb(error.__traceback__):
-        if f"{os.sep}shardkit{os.sep}" in frame.filename:
+        if frame.filename.startswith(PACKAGE):
             found = f"{Path(frame.filename).stem}.{frame.name}"
     return found
 

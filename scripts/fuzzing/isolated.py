@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.fuzzing.guard import Finding, Result, attempt, limit_memory
+from scripts.fuzzing.guard import PACKAGE, Finding, Result, attempt, limit_memory
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets import make
 
@@ -84,7 +84,7 @@ def died(target: str, killer: int, trace: str, *, hung: bool) -> Finding:
     how = "hangs" if hung else (signal.Signals(killer).name if killer else "exits")
     start = trace.rfind("Fatal Python error")
     trace = trace[start:] if start >= 0 else trace[-4000:]
-    match = re.search(r'File "[^"]*/shardkit/([^"]*)\.py", line \d+ in (\w+)', trace)
+    match = re.search(rf'File "{re.escape(PACKAGE)}([^"]*)\.py", line \d+ in (\w+)', trace)
     where = ".".join(match.groups()) if match else "?"
     return Finding(kind, f"{target} {how} in {where}", f"{how}\n{trace[:4000]}")
 
