@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice, product
 from pathlib import Path
 
-sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests/support"))
 
 from faulty import FAIL, FOREVER, SIGNAL_BEFORE, Bench, Fault, compiler
 from helpers import FORMATS

@@ -19,18 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from shardkit import (
-    ConvertOptions,
-    Recipe,
-    convert,
-    handles,
-    open_dataset,
-    scan_imagefolder,
-    verify,
-)
+from shardkit import open_dataset, verify
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset import handles
+from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import CorruptDataset, UsageError
-from shardkit.manifest import MANIFEST_NAME
 from shardkit.registry import format_names
+from shardkit.sources.imagefolder import scan_imagefolder
 
 IMAGES = 6
 RECIPES = {
@@ -77,7 +74,7 @@ def make_targets(root: Path) -> list[Target]:
     for to in format_names():
         for kind, recipe in RECIPES.items():
             place = root / f"{to}-{kind}"
-            convert(scan, place, ConvertOptions(to=to, shard_samples=3, recipe=recipe))
+            convert_scan(scan, place, ConvertOptions(to=to, shard_samples=3, recipe=recipe))
             files = {
                 "shards": sorted(place.glob("shard-*")),
                 "index": sorted((place / "index").iterdir()),

@@ -74,7 +74,7 @@ def read(place: Path) -> tuple[int, float, list[int], int]:
     first: list[int] = []
     state = None
     for engine in ("thread", "process"):
-        options = LoaderOptions(engine=engine, workers=2)
+        options = LoaderOptions(engine=engine, num_workers=2)
         loader = make_loader(dataset, 16, shuffle=True, seed=1, options=options)
         if state is not None:
             loader.load_state_dict(state)

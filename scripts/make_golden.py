@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.manifest import load_manifest
-from shardkit.recipe import Recipe
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.manifest import load_manifest
 from shardkit.record import make_keys
 from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.verbs.convert import convert
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 FORMATS = ("hdf5", "lmdb", "webdataset")
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
             if "--force" in arguments and target.exists():
                 shutil.rmtree(target)
             if not target.exists():
-                convert(scan_imagefolder(source), target, options(storage, kind))
+                convert_scan(scan_imagefolder(source), target, options(storage, kind))
             expected[f"{storage}/{kind}"] = {
                 shard.name: shard.sha256 for shard in load_manifest(target).shards
             }

@@ -1,4 +1,4 @@
-"""Writes docs/hostile-images.md from the cases in tests/hostile/.
+"""Writes docs/hostile-images.md from the cases in tests/support/hostile/.
 
 python scripts/make_hostile_table.py           write it
 python scripts/make_hostile_table.py --check   write nothing; exit with 1 if it is stale
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/support"))
     from hostile.table import page
 
     if not arguments:

@@ -25,10 +25,104 @@ from shardkit.cli.main import cli
 DOCS = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Made by scripts/make_reference.py; edit the docstrings and help texts instead. -->"
 _WIDTH = 90
-"""Columns of help texts, whatever terminal this runs in."""
+"""Columns of help texts, in any terminal."""
 _SECTIONS = ("Args", "Returns", "Raises", "Yields")
 _SHOWN_METHODS = ("__getitems__",)
-"""Methods with an underscore that are part of the promise nevertheless."""
+"""Public methods despite their underscore."""
+
+
+TASKS = {
+    "Converting": (
+        "Convert a folder of images to a dataset. `shardkit convert` does the same.",
+        ("convert", "Converted", "Plan", "Manifest", "Progress", "Source"),
+    ),
+    "Reading": (
+        "Open a dataset as a PyTorch dataset, and decode only what you need.",
+        (
+            "open_dataset",
+            "ShardDataset",
+            "LMDBDataset",
+            "HDF5Dataset",
+            "TarDataset",
+            "IterableShardDataset",
+            "IterableLMDBDataset",
+            "IterableHDF5Dataset",
+            "IterableTarDataset",
+            "CenterCrop",
+            "RandomResizedCrop",
+            "Resize",
+            "ImageOp",
+            "with_rng",
+            "BatchView",
+            "collate",
+        ),
+    ),
+    "Loading": (
+        "Load batches in a reproducible order, resume exactly, and copy them to the GPU.",
+        (
+            "make_loader",
+            "Loader",
+            "LoaderOptions",
+            "Order",
+            "BlockShuffle",
+            "RankShard",
+            "EpochBatchSampler",
+            "DevicePrefetcher",
+            "Normalize",
+            "ShardDataModule",
+        ),
+    ),
+    "Verifying": (
+        "Check a dataset against its manifest or its source, describe it, and repair it.",
+        (
+            "verify",
+            "Verification",
+            "Finding",
+            "SourceReport",
+            "repair",
+            "Repaired",
+            "describe",
+            "reindex",
+        ),
+    ),
+    "Measuring": (
+        "Find out what limits loading, and which settings are fastest.",
+        (
+            "doctor",
+            "DoctorReport",
+            "tune",
+            "TuneRequest",
+            "TuneReport",
+            "bench",
+            "BenchOptions",
+            "BenchReport",
+            "Subject",
+            "StepSpec",
+            "ThroughputMonitor",
+            "ThroughputReport",
+        ),
+    ),
+    "Errors": (
+        "Every error that shardkit raises on purpose is a `ShardkitError`.",
+        (
+            "ShardkitError",
+            "UsageError",
+            "StateMismatch",
+            "ConversionFailed",
+            "BadImages",
+            "DiskFull",
+            "BadImage",
+            "Problem",
+            "LoaderFailed",
+            "TransformFailed",
+            "MeasurementFailed",
+            "CorruptDataset",
+            "CorruptShard",
+            "CorruptRecord",
+        ),
+    ),
+}
+"""Section of docs/api.md to its introduction and public names."""
 
 
 def main(arguments: list[str]) -> int:
@@ -65,18 +159,26 @@ def cli_page() -> str:
 
 
 def api_page() -> str:
-    """Return the page of all public names."""
-    names = [name for name in shardkit.__all__ if not name.startswith("__")]
-    links = ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
+    """Return the page of all public names, by task.
+
+    Raises:
+        ValueError: If a public name has no task, or a task names something else.
+    """
+    listed = sorted(name for _, names in TASKS.values() for name in names)
+    public = sorted({*shardkit.__all__, "ShardDataModule"} - {"__version__"})
+    if listed != public:
+        raise ValueError(f"TASKS differs from the public names: {sorted({*listed} ^ {*public})}")
     parts = [
         _NOTE,
         "# The Python interface",
-        "All of it is imported from `shardkit`; modules below it may change. `shardkit.__version__`"
-        " is the version.",
-        links,
+        "Import every name from `shardkit`; the modules inside may change. `shardkit.__version__` "
+        "is the version.",
     ]
-    for name in names:
-        parts += _entry(name, getattr(shardkit, name))
+    for task, (text, names) in TASKS.items():
+        links = ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
+        parts += [f"## {task}", text, links]
+        for name in names:
+            parts += _entry(name, getattr(shardkit, name))
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,7 +195,7 @@ def _commands(
 
 
 def _entry(name: str, thing: Any) -> list[str]:
-    parts = [f"## {name}"]
+    parts = [f"### {name}"]
     if not inspect.isclass(thing):
         return [*parts, _code(f"{name}{_signature(thing)}"), _prose(thing)]
     bases = [base.__name__ for base in thing.__bases__ if base.__name__ in shardkit.__all__]
@@ -110,7 +212,7 @@ def _entry(name: str, thing: Any) -> list[str]:
         parts += ["**Attributes:**", "\n".join(attributes)]
     for member in _members(thing):
         value = vars(thing)[member]
-        parts.append(f"### {name}.{member}")
+        parts.append(f"#### {name}.{member}")
         parts.append(_code(f"{member}{_signature(value)}"))
         parts.append(_prose(value))
     return parts
@@ -127,7 +229,7 @@ def _members(kind: type) -> list[str]:
 
 
 def _attributes(kind: type) -> Iterator[str]:
-    """Give a list item for each attribute with its docstring, and for each property."""
+    """Yield a list item for each attribute with its docstring, and for each property."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
@@ -145,7 +247,7 @@ def _attributes(kind: type) -> Iterator[str]:
 
 
 def _constant(node: ast.stmt | None) -> str:
-    """Return the string that ``node`` is, if it is one: the docstring of what stands before it."""
+    """Return the string in ``node``, the docstring of the line before it; "" for other nodes."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return str(node.value.value)
     return ""

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-DEADLINE = 100
+DEADLINE = 250
+PYTEST = "-m pytest -x -q -p no:cacheprovider -m 'not slow'"
 
 
 class Mutant(NamedTuple):
@@ -34,124 +35,127 @@ class Mutant(NamedTuple):
     """Arguments of pytest: files, and words that select tests."""
 
 
-BUILD, EXAMINE = "conversion/build.py", "examine.py"
-WORK = "conversion/workplace.py"
-VERIFY = "verbs/verify.py"
-REPAIR = "verbs/repair.py"
-RECEIPT = "verbs/receipt.py"
+BUILD, EXAMINE = "conversion/build.py", "verification/shard_check.py"
+WORK = "conversion/staging.py"
+VERIFY = "verification/verify.py"
+REPAIR = "verification/repair.py"
+RECEIPT = "verification/receipt.py"
 MUTANTS = (
     # The writer.
     Mutant(
         "a record is dropped",
         BUILD,
-        "            writer.write(record)\n",
-        "            writer.write(record) if len(tally.checksums) != 2 else None\n",
-        "tests/test_build.py",
+        "                writer.write(Record(prepared.key, prepared.fields))\n",
+        "                if len(tally.checksums) != 2:\n"
+        "                    writer.write(Record(prepared.key, prepared.fields))\n",
+        "tests/unit/conversion/test_build.py",
     ),
     Mutant(
         "a record is dropped and not missed",
         BUILD,
-        "        elif task.keep or not tally.bad:",
-        "        elif (task.keep or not tally.bad) and len(tally.checksums) != 2:",
-        "tests/test_build.py -k in_order",
+        "            elif task.keep or not tally.bad:",
+        "            elif (task.keep or not tally.bad) and len(tally.checksums) != 2:",
+        "tests/unit/conversion/test_build.py -k in_order",
     ),
     Mutant(
         "two records are swapped",
         BUILD,
-        "    rows = range(len(task.source))\n",
-        "    rows = [*range(len(task.source))][::-1]\n",
-        "tests/test_build.py -k in_order",
+        "    rows = range(len(chunk.source))\n",
+        "    rows = [*range(len(chunk.source))][::-1]\n",
+        "tests/unit/conversion/test_build.py -k in_order",
     ),
     Mutant(
         "a bad image is left out in silence",
         BUILD,
-        "            tally.bad.append(record)",
-        "            pass",
-        "tests/test_build.py",
+        "                tally.bad.append(prepared)",
+        "                pass",
+        "tests/unit/conversion/test_build.py",
     ),
     Mutant(
         "what was written is not compared when read back",
         BUILD,
         "if _checksum(record) != next(expected, None):",
         "if next(expected, None) is None:",
-        "tests/test_build.py -k reads_back",
+        "tests/unit/conversion/test_build.py -k reads_back",
     ),
     Mutant(
         "lost records are not missed when read back",
         BUILD,
         "    if len(part.keys) != len(checksums):",
         "    if False:",
-        "tests/test_build.py -k reads_back",
+        "tests/unit/conversion/test_build.py -k reads_back",
     ),
     Mutant(
         "a shard made of something else is used again",
         BUILD,
         'if value["made_of"] != task.digest:',
         'if value["made_of"] is None:',
-        "tests/test_build.py tests/test_convert.py -k 'something_else or mended'",
+        "tests/unit/conversion/test_build.py tests/unit/conversion/test_convert.py "
+        "-k 'something_else or mended'",
     ),
     Mutant(
         "a shard that the disk has changed is used again",
         BUILD,
         "            and has_sha256(task.path, result.entry.sha256)\n",
         "",
-        "tests/test_build.py -k disk_has_changed",
+        "tests/unit/conversion/test_build.py -k disk_has_changed",
     ),
     Mutant(
         "a lack of memory is an image's fault",
         BUILD,
         "    except MemoryError:  #",
         "    except ZeroDivisionError:  #",
-        "tests/test_build.py -k memory",
+        "tests/unit/conversion/test_build.py -k memory",
     ),
     Mutant(
         "a file is renamed before it is on the disk",
-        "files.py",
+        "system/files.py",
         "        sync(temporary)\n        temporary.replace(path)\n",
         "        temporary.replace(path)\n",
-        "tests/test_files.py",
+        "tests/unit/system/test_files.py",
     ),
     Mutant(
         "half a write is taken for a whole one",
-        "files.py",
+        "system/files.py",
         "    while rest:  # a disk",
         "    if rest:  # a disk",
-        "tests/test_files.py",
+        "tests/unit/system/test_files.py",
     ),
     Mutant(
         "the manifest is moved first",
         WORK,
         "key=lambda path: (path.name == MANIFEST_NAME, ",
         "key=lambda path: (path.name != MANIFEST_NAME, ",
-        "tests/test_workplace.py tests/test_convert.py -k 'last or any_step'",
+        "tests/unit/conversion/test_staging.py tests/unit/conversion/test_convert.py "
+        "-k 'last or any_step'",
     ),
     Mutant(
         "an older dataset loses its shards before its manifest",
         WORK,
-        "        for path in manifests:\n            path.unlink(missing_ok=True)\n",
-        "        for path in reversed(old):\n            path.unlink(missing_ok=True)\n",
-        "tests/test_convert.py -k 'any_step and single'",
+        "        for name in manifests:\n            remove(self.target, name)\n",
+        "        for name in reversed(old):\n            remove(self.target, name)\n",
+        "tests/unit/conversion/test_convert.py -k 'any_step and single'",
     ),
     Mutant(
         "what is left of earlier work is published",
         WORK,
-        "            if not path.is_dir() and path not in wanted:",
+        "            if self.target / name not in wanted:",
         "            if False:",
-        "tests/test_convert.py -k 'taken_away or any_step'",
+        "tests/unit/conversion/test_convert.py -k 'taken_away or any_step'",
     ),
     Mutant(
         "two conversions work in one place",
         "conversion/lock.py",
         "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
-        "tests/test_workplace.py -k only_one",
+        "tests/unit/conversion/test_staging.py -k only_one",
     ),
     Mutant(
         "a changed file of the source is not noticed",
-        "conversion/terms.py",
+        "conversion/fingerprint.py",
         "    found += _file_differences(files, now.files, forgiven)\n",
         "",
-        "tests/test_workplace.py -k different",
+        "tests/unit/conversion/test_staging.py -k different",
     ),
     # The checker.
     Mutant(
@@ -159,134 +163,135 @@ MUTANTS = (
         VERIFY,
         "        if examined.sha256 != task.entry.sha256:",
         "        if False:",
-        "tests/test_verify.py -k 'of_any_file or in_the_place'",
+        "tests/unit/verification/test_verify.py -k 'of_any_file or in_the_place'",
     ),
     Mutant(
         "the digest of the index is not compared",
         VERIFY,
-        "        elif not isinstance(entry, ShardEntry) and sha256_of(path) != entry.sha256:",
-        "        elif False:",
-        "tests/test_verify.py -k column_of_the_index",
+        "sha256_of(path, place) != entry.sha256:",
+        "False:",
+        "tests/unit/verification/test_verify.py -k column_of_the_index",
     ),
     Mutant(
         "a missing file is not missed",
         VERIFY,
         '            blame(entry.name, "it is missing")\n',
         "",
-        "tests/test_verify.py -k missing_file",
+        "tests/unit/verification/test_verify.py -k missing_file",
     ),
     Mutant(
         "a split's manifest is not compared",
         VERIFY,
         "        if manifest.digest != digest:",
         "        if False:",
-        "tests/test_verify.py -k 'another_valid or swapped_splits'",
+        "tests/unit/verification/test_verify.py -k 'another_valid or swapped_splits'",
     ),
     Mutant(
         "a record's checksum is not compared by verify",
         EXAMINE,
         '        for name in ("checksum", "label"',
         '        for name in ("label"',
-        "tests/test_verify.py -k byte_of_an_image",
+        "tests/unit/verification/test_verify.py -k byte_of_an_image",
     ),
     Mutant(
         "a record's key is not compared",
         EXAMINE,
         "    if found.record.key != index.keys[row]:",
         "    if False:",
-        "tests/test_verify.py -k to_the_key",
+        "tests/unit/verification/test_verify.py -k to_the_key",
     ),
     Mutant(
         "what a shard says of itself is not compared",
         EXAMINE,
         '    if not wrong:\n        return []\n    reason = f"{task.entry.name} was',
         '    if wrong or not wrong:\n        return []\n    reason = f"{task.entry.name} was',
-        "tests/test_compare.py -k lie",
+        "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(
         "a record's checksum is not compared on reading",
-        "shardset.py",
+        "dataset/shardset.py",
         "            if checksum(head, data) != self._checksums[number]:",
         "            if False:",
-        "tests/test_shardset.py",
+        "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
         "a damaged row of the index is believed",
-        "shardset.py",
-        "        if (wrong := unsound(index)).any():",
-        "        if (wrong := unsound(index)).all() and len(index) > 9:",
-        "tests/test_shardset.py",
+        "dataset/shardset.py",
+        "        if (wrong := damaged_rows(index)).any():",
+        "        if (wrong := damaged_rows(index)).all() and len(index) > 9:",
+        "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
         "the neighbour's image is read",
-        "shardset.py",
+        "dataset/shardset.py",
         "        index = self.entries.read(rows)\n        files",
         "        index = self.entries.read(np.minimum(rows + 1, len(self) - 1))\n        files",
-        "tests/test_shardset.py",
+        "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
         "a dataset that took another's place is read",
-        "shardset.py",
+        "dataset/shardset.py",
         "        if stamp != self._stamp:",
         "        if False:",
-        "tests/test_shardset.py tests/test_datasets.py -k 'anew or place or replaced'",
+        "tests/unit/dataset/test_shardset.py tests/unit/torch/data/test_datasets.py "
+        "-k 'anew or place or replaced'",
     ),
     # The comparison with the source, receipts, repair.
     Mutant(
         "a file that is not in the dataset is not missed",
-        "conversion/origin.py",
+        "verification/source_match.py",
         "        for path in sorted(by_path.keys() - there)",
         "        for path in sorted(by_path.keys() & set())",
-        "tests/test_compare.py -k lie",
+        "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(
         "the order of rows is not looked at",
-        "conversion/origin.py",
+        "verification/source_match.py",
         "    if wrong and len(found) == len(expected):",
         "    if False:",
-        "tests/test_compare.py -k 'order or lie'",
+        "tests/unit/verification/test_record_comparison.py -k 'order or lie'",
     ),
     Mutant(
         "another image counts as the file's",
-        "compare.py",
+        "verification/record_comparison.py",
         '            return "its image is not that of its file, byte for byte"',
         '            return ""',
-        "tests/test_compare.py -k lie",
+        "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(
         "another label counts as the file's",
-        "compare.py",
+        "verification/record_comparison.py",
         "    if record.label != expected.label:",
         "    if False:",
-        "tests/test_compare.py -k lie",
+        "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(
         "any picture is alike",
-        "compare.py",
+        "verification/record_comparison.py",
         "        if psnr < ALIKE_PSNR:",
         "        if psnr < 0:",
-        "tests/test_compare.py -k 'similar or worse'",
+        "tests/unit/verification/test_record_comparison.py -k 'similar or worse'",
     ),
     Mutant(
         "an edited receipt is believed",
         RECEIPT,
         "    if digest is None or digest != _digest(value):",
         "    if False:",
-        "tests/test_receipt.py",
+        "tests/unit/verification/test_receipt.py",
     ),
     Mutant(
         "another dataset holds before a receipt",
         RECEIPT,
         '    if then["digest"] == now["digest"] and',
         "    if True or",
-        "tests/test_receipt.py",
+        "tests/unit/verification/test_receipt.py",
     ),
     Mutant(
         "a shard that came out otherwise is put in its place",
         REPAIR,
         "        elif built.result.entry is None or built.result.entry.sha256 != entry.sha256:",
         "        elif built.result.entry is None:",
-        "tests/test_repair_refusals.py",
+        "tests/unit/verification/test_repair_refusals.py",
     ),
 )
 
@@ -310,7 +315,7 @@ def outcome(mutant: Mutant, folder: Path) -> str:
     path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
     try:
         done = subprocess.run(
-            ["bash", "-c", f'exec "$0" -m pytest -x -q -p no:cacheprovider {mutant.tests}', PYTHON],
+            ["bash", "-c", f'exec "$0" {PYTEST} {mutant.tests}', PYTHON],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,

@@ -1,6 +1,6 @@
-"""shardkit: convert an image folder to open shards, prove every byte, train from them.
+"""shardkit: convert image folders to open shards, prove every byte, and train from them.
 
-Names are loaded at first use: ``import shardkit`` imports neither torch nor h5py nor lmdb.
+Names are imported on first use: ``import shardkit`` imports neither torch nor h5py nor lmdb.
 """
 
 from __future__ import annotations
@@ -8,8 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardkit._version import __version__
+
 if TYPE_CHECKING:
-    from shardkit.conversion.plan import ConvertOptions, Plan
+    from shardkit.contracts import Source
+    from shardkit.conversion.convert import Converted, convert
+    from shardkit.conversion.plan import Plan
+    from shardkit.dataset.manifest import Manifest
     from shardkit.errors import (
         BadImage,
         BadImages,
@@ -26,118 +31,115 @@ if TYPE_CHECKING:
         TransformFailed,
         UsageError,
     )
-    from shardkit.examine import Finding
-    from shardkit.manifest import Manifest
-    from shardkit.measure.comparison.bench import BenchOptions, bench
-    from shardkit.measure.comparison.report import BenchReport
-    from shardkit.measure.tuning.tune import TuneReport, TuneRequest, tune
-    from shardkit.order import Blocks, Order
-    from shardkit.pool import Progress
-    from shardkit.recipe import Recipe
-    from shardkit.share import Share
-    from shardkit.sources.imagefolder import Scan, scan_imagefolder
-    from shardkit.torch.collate import BatchView, collate
-    from shardkit.torch.datasets import (
+    from shardkit.measure.bench.bench import BenchOptions, bench
+    from shardkit.measure.bench.report import BenchReport
+    from shardkit.measure.doctor.doctor import DoctorReport, doctor
+    from shardkit.measure.runner.spec import Subject
+    from shardkit.measure.runner.steps import StepSpec
+    from shardkit.measure.tune.tune import TuneReport, TuneRequest, tune
+    from shardkit.sampling.order import BlockShuffle, Order
+    from shardkit.sampling.ranks import RankShard
+    from shardkit.system.pool import Progress
+    from shardkit.torch.data.collate import BatchView, collate
+    from shardkit.torch.data.datasets import (
         HDF5Dataset,
         LMDBDataset,
         ShardDataset,
         TarDataset,
         open_dataset,
     )
-    from shardkit.torch.iterable import (
+    from shardkit.torch.data.iterable import (
         IterableHDF5Dataset,
         IterableLMDBDataset,
         IterableShardDataset,
         IterableTarDataset,
     )
+    from shardkit.torch.data.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
+    from shardkit.torch.data.read_context import with_rng
+    from shardkit.torch.engine.options import LoaderOptions
     from shardkit.torch.lightning import ShardDataModule as ShardDataModule
     from shardkit.torch.loader import Loader, make_loader
     from shardkit.torch.monitor import ThroughputMonitor, ThroughputReport
-    from shardkit.torch.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
-    from shardkit.torch.options import LoaderOptions
-    from shardkit.torch.prefetch import DevicePrefetcher, Normalise
-    from shardkit.torch.reading import with_rng
+    from shardkit.torch.prefetch import DevicePrefetcher, Normalize
     from shardkit.torch.sampler import EpochBatchSampler
-    from shardkit.verbs.against import SourceReport
-    from shardkit.verbs.convert import Converted, convert, dry_run
-    from shardkit.verbs.describe import describe
-    from shardkit.verbs.reindex import reindex
-    from shardkit.verbs.repair import Repaired, repair
-    from shardkit.verbs.verify import Verification, verify
-
-__version__ = "0.1.0"
+    from shardkit.verification.describe import describe
+    from shardkit.verification.reindex import reindex
+    from shardkit.verification.repair import Repaired, repair
+    from shardkit.verification.shard_check import Finding
+    from shardkit.verification.source_comparison import SourceReport
+    from shardkit.verification.verify import Verification, verify
 
 _WHERE = {
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
-    "BatchView": "shardkit.torch.collate",
-    "BenchOptions": "shardkit.measure.comparison.bench",
-    "BenchReport": "shardkit.measure.comparison.report",
-    "Blocks": "shardkit.order",
-    "CenterCrop": "shardkit.torch.ops",
+    "BatchView": "shardkit.torch.data.collate",
+    "BenchOptions": "shardkit.measure.bench.bench",
+    "BenchReport": "shardkit.measure.bench.report",
+    "BlockShuffle": "shardkit.sampling.order",
+    "CenterCrop": "shardkit.torch.data.ops",
     "ConversionFailed": "shardkit.errors",
-    "ConvertOptions": "shardkit.conversion.plan",
-    "Converted": "shardkit.verbs.convert",
+    "Converted": "shardkit.conversion.convert",
     "CorruptDataset": "shardkit.errors",
     "CorruptRecord": "shardkit.errors",
     "CorruptShard": "shardkit.errors",
     "DevicePrefetcher": "shardkit.torch.prefetch",
     "DiskFull": "shardkit.errors",
+    "DoctorReport": "shardkit.measure.doctor.doctor",
     "EpochBatchSampler": "shardkit.torch.sampler",
-    "Finding": "shardkit.examine",
-    "HDF5Dataset": "shardkit.torch.datasets",
-    "ImageOp": "shardkit.torch.ops",
-    "IterableHDF5Dataset": "shardkit.torch.iterable",
-    "IterableLMDBDataset": "shardkit.torch.iterable",
-    "IterableShardDataset": "shardkit.torch.iterable",
-    "IterableTarDataset": "shardkit.torch.iterable",
-    "LMDBDataset": "shardkit.torch.datasets",
+    "Finding": "shardkit.verification.shard_check",
+    "HDF5Dataset": "shardkit.torch.data.datasets",
+    "ImageOp": "shardkit.torch.data.ops",
+    "IterableHDF5Dataset": "shardkit.torch.data.iterable",
+    "IterableLMDBDataset": "shardkit.torch.data.iterable",
+    "IterableShardDataset": "shardkit.torch.data.iterable",
+    "IterableTarDataset": "shardkit.torch.data.iterable",
+    "LMDBDataset": "shardkit.torch.data.datasets",
     "Loader": "shardkit.torch.loader",
     "LoaderFailed": "shardkit.errors",
-    "LoaderOptions": "shardkit.torch.options",
-    "Manifest": "shardkit.manifest",
+    "LoaderOptions": "shardkit.torch.engine.options",
+    "Manifest": "shardkit.dataset.manifest",
     "MeasurementFailed": "shardkit.errors",
-    "Normalise": "shardkit.torch.prefetch",
-    "Order": "shardkit.order",
+    "Normalize": "shardkit.torch.prefetch",
+    "Order": "shardkit.sampling.order",
     "Plan": "shardkit.conversion.plan",
     "Problem": "shardkit.errors",
-    "Progress": "shardkit.pool",
-    "RandomResizedCrop": "shardkit.torch.ops",
-    "Recipe": "shardkit.recipe",
-    "Repaired": "shardkit.verbs.repair",
-    "Resize": "shardkit.torch.ops",
-    "Scan": "shardkit.sources.imagefolder",
+    "Progress": "shardkit.system.pool",
+    "RandomResizedCrop": "shardkit.torch.data.ops",
+    "RankShard": "shardkit.sampling.ranks",
+    "Repaired": "shardkit.verification.repair",
+    "Resize": "shardkit.torch.data.ops",
     "ShardDataModule": "shardkit.torch.lightning",
-    "ShardDataset": "shardkit.torch.datasets",
+    "ShardDataset": "shardkit.torch.data.datasets",
     "ShardkitError": "shardkit.errors",
-    "Share": "shardkit.share",
-    "SourceReport": "shardkit.verbs.against",
+    "Source": "shardkit.contracts",
+    "SourceReport": "shardkit.verification.source_comparison",
     "StateMismatch": "shardkit.errors",
-    "TarDataset": "shardkit.torch.datasets",
+    "StepSpec": "shardkit.measure.runner.steps",
+    "Subject": "shardkit.measure.runner.spec",
+    "TarDataset": "shardkit.torch.data.datasets",
     "ThroughputMonitor": "shardkit.torch.monitor",
     "ThroughputReport": "shardkit.torch.monitor",
     "TransformFailed": "shardkit.errors",
-    "TuneReport": "shardkit.measure.tuning.tune",
-    "TuneRequest": "shardkit.measure.tuning.tune",
+    "TuneReport": "shardkit.measure.tune.tune",
+    "TuneRequest": "shardkit.measure.tune.tune",
     "UsageError": "shardkit.errors",
-    "Verification": "shardkit.verbs.verify",
-    "bench": "shardkit.measure.comparison.bench",
-    "collate": "shardkit.torch.collate",
-    "convert": "shardkit.verbs.convert",
-    "describe": "shardkit.verbs.describe",
-    "dry_run": "shardkit.verbs.convert",
+    "Verification": "shardkit.verification.verify",
+    "bench": "shardkit.measure.bench.bench",
+    "collate": "shardkit.torch.data.collate",
+    "convert": "shardkit.conversion.convert",
+    "describe": "shardkit.verification.describe",
+    "doctor": "shardkit.measure.doctor.doctor",
     "make_loader": "shardkit.torch.loader",
-    "open_dataset": "shardkit.torch.datasets",
-    "reindex": "shardkit.verbs.reindex",
-    "repair": "shardkit.verbs.repair",
-    "scan_imagefolder": "shardkit.sources.imagefolder",
-    "tune": "shardkit.measure.tuning.tune",
-    "verify": "shardkit.verbs.verify",
-    "with_rng": "shardkit.torch.reading",
+    "open_dataset": "shardkit.torch.data.datasets",
+    "reindex": "shardkit.verification.reindex",
+    "repair": "shardkit.verification.repair",
+    "tune": "shardkit.measure.tune.tune",
+    "verify": "shardkit.verification.verify",
+    "with_rng": "shardkit.torch.data.read_context",
 }
 
 _EXTRAS = ("lightning",)
-"""Packages that are installed only if asked for, each by the extra of its name."""
+"""Optional packages, each installed by the extra of its name."""
 
 __all__ = [
     "BadImage",
@@ -145,16 +147,16 @@ __all__ = [
     "BatchView",
     "BenchOptions",
     "BenchReport",
-    "Blocks",
+    "BlockShuffle",
     "CenterCrop",
     "ConversionFailed",
-    "ConvertOptions",
     "Converted",
     "CorruptDataset",
     "CorruptRecord",
     "CorruptShard",
     "DevicePrefetcher",
     "DiskFull",
+    "DoctorReport",
     "EpochBatchSampler",
     "Finding",
     "HDF5Dataset",
@@ -169,21 +171,22 @@ __all__ = [
     "LoaderOptions",
     "Manifest",
     "MeasurementFailed",
-    "Normalise",
+    "Normalize",
     "Order",
     "Plan",
     "Problem",
     "Progress",
     "RandomResizedCrop",
-    "Recipe",
+    "RankShard",
     "Repaired",
     "Resize",
-    "Scan",
     "ShardDataset",
     "ShardkitError",
-    "Share",
+    "Source",
     "SourceReport",
     "StateMismatch",
+    "StepSpec",
+    "Subject",
     "TarDataset",
     "ThroughputMonitor",
     "ThroughputReport",
@@ -197,12 +200,11 @@ __all__ = [
     "collate",
     "convert",
     "describe",
-    "dry_run",
+    "doctor",
     "make_loader",
     "open_dataset",
     "reindex",
     "repair",
-    "scan_imagefolder",
     "tune",
     "verify",
     "with_rng",

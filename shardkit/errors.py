@@ -1,24 +1,23 @@
-"""The error tree: every error that shardkit raises on purpose, drawn once.
+"""The errors that shardkit raises on purpose.
 
 ::
 
-    ShardkitError                 anything below
-    ├── UsageError                what was asked for cannot be done as asked (the CLI exits with 2)
-    │   └── StateMismatch         a loader's state is of another dataset, order or version
-    ├── ConversionFailed          a conversion that committed nothing
-    │   ├── BadImages             because of the images that it lists
-    │   └── DiskFull              because there is no more room, or would not be
+    ShardkitError                 base class
+    ├── UsageError                invalid request (exit code 2)
+    │   └── StateMismatch         a loader's state belongs to another dataset, order or version
+    ├── ConversionFailed          a conversion that wrote no dataset
+    │   ├── BadImages             because of the images it lists
+    │   └── DiskFull              because the disk lacks space
     ├── BadImage                  one image that cannot be stored or decoded; also a ValueError
     ├── LoaderFailed              a loader's worker died or hangs; also a RuntimeError
-    ├── TransformFailed           a user's transform raised an exception for a sample
-    ├── MeasurementFailed         a loader could not be measured: it failed, hangs or died
-    └── CorruptDataset            a dataset that is not what its manifest says
+    ├── TransformFailed           a user's transform raised an exception
+    ├── MeasurementFailed         a loader could not be measured
+    └── CorruptDataset            a dataset that does not match its manifest
         ├── CorruptShard          one shard file
-        └── CorruptRecord         one record; never skipped, never replaced by another
+        └── CorruptRecord         one record; never skipped or replaced
 
-A row outside a dataset is an ``IndexError``, as everywhere in Python. Every class takes exactly one
-string, so that an error raised in a DataLoader worker arrives in the main process with its type
-(torch rebuilds a worker's exception from its message alone).
+A row outside a dataset is an ``IndexError``. Every class takes one string, so that PyTorch can
+rebuild an error from a DataLoader worker with its type: it passes only the message on.
 """
 
 from __future__ import annotations
@@ -28,50 +27,51 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A source file that was left out, or cannot be converted, and why."""
+    """A source file that was left out or cannot be converted."""
 
     path: str
-    """Relative to the source."""
+    """Path relative to the source."""
     reason: str
+    """Why the file was left out or refused."""
 
 
 class ShardkitError(Exception):
-    """Base of all errors that shardkit raises on purpose."""
+    """Base class of all errors that shardkit raises on purpose."""
 
 
 class UsageError(ShardkitError):
-    """What was asked for cannot be done as asked: a wrong option, path or name."""
+    """Invalid request: a wrong option, path or name."""
 
 
 class ConversionFailed(ShardkitError):
-    """A conversion ended without committing anything."""
+    """A conversion failed and wrote no dataset."""
 
 
 class BadImages(ConversionFailed):
-    """Some images are bad and were not to be skipped; nothing was committed."""
+    """Some images are bad and ``on_error`` is ``fail``; no dataset was written."""
 
     problems: tuple[Problem, ...] = ()
-    """All of them; where there are splits, paths begin with the split."""
+    """All bad images; with splits, paths start with the split."""
 
 
 class DiskFull(ConversionFailed):
-    """A disk has not the room that a conversion needs; what is done is kept for the next run."""
+    """The disk lacks space for a conversion. Finished shards are kept for the next run."""
 
 
 class BadImage(ShardkitError, ValueError):
-    """One image that cannot be decoded, or that the recipe cannot turn into what was asked for."""
+    """An image that cannot be decoded, or that the recipe cannot convert."""
 
 
 class LoaderFailed(ShardkitError, RuntimeError):
-    """A worker of a loader died, hangs, or could not begin."""
+    """A loader's worker died, hangs, or could not start."""
 
 
 class StateMismatch(UsageError):
-    """The state of a loader cannot go on here: it is of another dataset, order or version."""
+    """A loader's state cannot resume here: it belongs to another dataset, order or version."""
 
 
 class TransformFailed(ShardkitError):
-    """A transform raised an exception; it is the cause, and the message names the sample."""
+    """A transform raised an exception: see ``__cause__``. The message names the sample."""
 
 
 class MeasurementFailed(ShardkitError):
@@ -79,12 +79,12 @@ class MeasurementFailed(ShardkitError):
 
 
 class CorruptDataset(ShardkitError):
-    """A dataset directory is not what its manifest says."""
+    """A dataset directory does not match its manifest."""
 
 
 class CorruptShard(CorruptDataset):
-    """A shard file is missing, cut, or not what its format promises."""
+    """A shard file is missing, truncated, or invalid in its format."""
 
 
 class CorruptRecord(CorruptDataset):
-    """A record's bytes differ from those that were written."""
+    """A record's bytes differ from those written."""

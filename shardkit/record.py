@@ -1,35 +1,45 @@
-"""The record: one stored example, still encoded, and the rules for its key and its field names.
+"""The record: one stored, encoded example, and the rules for keys and field names.
 
-It knows neither files nor formats nor how a picture is decoded.
+Nothing here knows about files, formats or decoding.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
+
+from shardkit.system.text import quoted
 
 IMAGE_FIELDS = ("jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "raw")
 """The names of image fields, in the order of their codes in the index.
 
-Part of format version 1: entries may be added at the end, never moved. ``raw`` is uint8 pixels in
-the order height, width, channel, of the one shape that the manifest gives.
+Part of format version 1: entries may be appended, never moved. ``raw`` is uint8 pixels in the order
+height, width, channel, all of the manifest's ``raw_shape``.
 """
 
+FOREIGN_FIELD = "foreign"
+"""The field of a source's image that can be stored only re-encoded by a recipe."""
+
 LABEL_FIELD = "cls"
-"""The field that holds the label: a non-negative decimal integer in ASCII, as WebDataset has it."""
+"""The field of the label: a non-negative decimal integer in ASCII, as in WebDataset."""
 
 META_FIELD = "json"
-"""The field that holds a JSON object: ``path``, ``width``, ``height`` and what was noticed."""
+"""The field of the metadata, a JSON object: ``path``, ``width``, ``height`` and notes."""
 
 NO_LABEL = -1
-"""Stands for the label of an unlabelled record wherever a number is needed."""
+"""The label of an unlabelled record, wherever a number is needed."""
+
+MAX_KEY_BYTES = 1 << 14
+"""Maximum length of a key: the longest possible file path, percent-encoded, takes 12 KiB."""
 
 _FIELD_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,31}\Z")
+_UNQUOTED = re.compile(r"[A-Za-z0-9_~/-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +47,34 @@ class Record:
     """One stored example: a key and named fields of bytes.
 
     Raises:
-        ValueError: If the key is empty or a field's name is not ``[a-z0-9][a-z0-9_]*`` of at most
-            32 characters.
+        ValueError: If the key is empty or longer than `MAX_KEY_BYTES`, or a field's name is not
+            ``[a-z0-9][a-z0-9_]*`` of at most 32 characters.
     """
 
     key: str
-    """Names the record; unique in its dataset; made by `make_keys`."""
+    """The record's unique name in its dataset, from `make_keys`."""
 
     fields: Mapping[str, bytes]
-    """Field name to the field's bytes."""
+    """The bytes of each field, by name."""
 
     def __post_init__(self) -> None:
         if not self.key:
             raise ValueError("a record needs a key of at least one character")
+        if len(self.key) > MAX_KEY_BYTES:
+            raise ValueError(
+                f"the key {quoted(self.key)} has {len(self.key)} characters; "
+                f"use at most {MAX_KEY_BYTES}"
+            )
         for name in self.fields:
             if not is_field_name(name):
                 raise ValueError(
-                    f"field name {name!r} of record {self.key!r}: use 1 to 32 of a-z, 0-9 and '_', "
-                    "beginning with a letter or a digit"
+                    f"field name {quoted(name)} of record {quoted(self.key)}: use 1 to 32 of "
+                    "a-z, 0-9 and '_', starting with a letter or a digit"
                 )
 
     @property
     def image_field(self) -> str | None:
-        """The name of the field that holds the image, or None where there is none."""
+        """The name of the image's field, or None without an image."""
         return image_field(self.fields)
 
     @property
@@ -73,48 +88,56 @@ class Record:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The JSON object beside the image; empty where there is none.
+        """The metadata: the JSON object in `META_FIELD`, empty without that field.
 
         Raises:
-            ValueError: If the field does not hold a JSON object.
+            ValueError: If the field is not a JSON object.
         """
         return load_json(self.fields.get(META_FIELD, b"{}"))
 
 
+@lru_cache(maxsize=256)
 def is_field_name(name: str) -> bool:
-    """Tell whether a field may have this name: at most 32 of ``a-z 0-9 _``, no ``_`` in front."""
+    """Return whether ``name`` is a valid field name: 1 to 32 of ``a-z 0-9 _``, no leading ``_``."""
     return _FIELD_NAME.match(name) is not None
 
 
 def image_field(names: Iterable[str]) -> str | None:
-    """Return the first of ``names`` that is an image field, or None."""
-    return next((name for name in names if name in IMAGE_FIELDS), None)
+    """Return the first image field among ``names``, or None."""
+    for name in names:
+        if name in IMAGE_FIELDS:
+            return name
+    return None
 
 
 def parse_label(value: bytes) -> int:
-    """Return the label that ``value``, the bytes of a `LABEL_FIELD`, stands for.
+    """Parse the label in ``value``, the bytes of a `LABEL_FIELD`.
 
     Raises:
-        ValueError: If it is anything but the shortest decimal form of a non-negative integer.
+        ValueError: If it is not the shortest decimal form of a non-negative integer.
     """
     if not value.isdigit() or (len(value) > 1 and value.startswith(b"0")) or len(value) > 9:
         raise ValueError(f"label {value[:40]!r} is not a decimal integer from 0 to 999999999")
     return int(value)
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_DECODER = json.JSONDecoder()
+
+
 def dump_json(value: object) -> bytes:
-    """Return ``value`` as canonical JSON: sorted names, no spaces, ASCII only."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+    """Return ``value`` as canonical JSON: sorted names, no spaces, ASCII."""
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def load_json(content: bytes) -> dict[str, Any]:
-    """Return the JSON object that ``content`` holds.
+    """Parse ``content``, in UTF-8, as a JSON object.
 
     Raises:
-        ValueError: If it does not hold one.
+        ValueError: If it is not a JSON object.
     """
     try:
-        value = json.loads(content)
+        value = _DECODER.decode(content.decode())
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(value, dict):
@@ -125,34 +148,32 @@ def load_json(content: bytes) -> dict[str, Any]:
 def make_keys(paths: Iterable[str]) -> list[str]:
     """Return the key of each path: the path without its suffix, percent-encoded.
 
-    Only ``A-Z a-z 0-9 _ - ~ /`` stand for themselves. A dot never does, because WebDataset splits
-    key and field at the first one, and neither does an underscore that begins a name with ``__``,
-    which WebDataset skips. Paths whose keys would be equal (``a.jpg`` and ``a.png``) all keep their
-    suffix in the key, as does one without which it could be taken for another (``a.jpg.png`` beside
-    ``a.jpg``). `unquote_key` reverses it.
+    Only ``A-Z a-z 0-9 _ - ~ /`` remain unescaped. Dots are escaped because WebDataset splits key
+    and field at the first one; the first underscore of a name that starts with ``__`` is escaped
+    because WebDataset skips such names. A path keeps its suffix if its key would otherwise equal
+    another path's (``a.jpg`` and ``a.png``) or name another path (``a.jpg.png`` and ``a.jpg``).
+    `unquote_key` reverses the escaping.
 
     Args:
-        paths: Paths relative to the source, with ``/`` between their parts, each once. Bytes that
-            are no UTF-8 come as surrogate escapes, as the `os` module gives them.
+        paths: Distinct paths relative to the source, with ``/`` between their parts. Bytes that are
+            not UTF-8 are surrogate escapes, as in the `os` module.
 
     Returns:
-        As many keys, in the same order, no two of them equal.
+        One key per path, in the same order, all different.
     """
     paths = list(paths)
     names = set(paths)
-    stems: dict[str, int] = {}
-    for path in paths:
-        stem = _stem(path)
-        stems[stem] = stems.get(stem, 0) + 1
+    stems = [_stem(path) for path in paths]
+    count = Counter(stems)
     return [
-        _quote(path if stems[stem] > 1 or (stem != path and stem in names) else stem)
-        for path, stem in ((path, _stem(path)) for path in paths)
+        _quote(path if count[stem] > 1 or (stem != path and stem in names) else stem)
+        for path, stem in zip(paths, stems, strict=True)
     ]
 
 
 def unquote_key(key: str) -> str:
-    """Return the path, with or without its suffix, that ``key`` was made from."""
-    return os.fsdecode(unquote_to_bytes(key))
+    """Return the path of ``key``, with or without its suffix."""
+    return unquote_to_bytes(key).decode("utf-8", "surrogateescape")
 
 
 def _stem(path: str) -> str:
@@ -162,5 +183,7 @@ def _stem(path: str) -> str:
 
 
 def _quote(path: str) -> str:
-    quoted = quote(os.fsencode(path), safe="/").replace(".", "%2E")
+    if _UNQUOTED.fullmatch(path) and "__" not in path:
+        return path
+    quoted = quote(path.encode("utf-8", "surrogateescape"), safe="/").replace(".", "%2E")
     return re.sub(r"(^|/)_(?=_)", r"\1%5F", quoted)

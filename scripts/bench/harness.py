@@ -113,7 +113,7 @@ class Work:
         return self._function(), time.perf_counter() - begun
 
 
-class Served:
+class MeasurementProcess:
     """A contender in a process of its own, which idles while the others are timed."""
 
     def __init__(self, contender: Contender, work: Path) -> None:
@@ -192,17 +192,17 @@ class Served:
 
 def start(
     contenders: Sequence[Contender], work: Path
-) -> tuple[dict[str, Served], dict[str, Result], dict[str, str]]:
+) -> tuple[dict[str, MeasurementProcess], dict[str, Result], dict[str, str]]:
     """Start and check contenders.
 
     Returns:
         Those that run; a result for each, with a note where it cannot be measured; versions.
     """
     results = {contender.name: Result(name=contender.name) for contender in contenders}
-    served: dict[str, Served] = {}
+    served: dict[str, MeasurementProcess] = {}
     for contender in contenders:  # all at once: they import while the first are checked
         try:
-            served[contender.name] = Served(contender, work)
+            served[contender.name] = MeasurementProcess(contender, work)
         except Failed as error:
             results[contender.name].note = str(error)
     versions: dict[str, str] = {}
@@ -254,7 +254,9 @@ def time_rounds(
     show("")
 
 
-def contend(table: Table, contenders: Sequence[Contender], work: Path, rounds: int) -> Table:
+def run_interleaved(
+    table: Table, contenders: Sequence[Contender], work: Path, rounds: int
+) -> Table:
     """Start, check and time contenders with a warm page cache; fill and return the table."""
     served, results, versions = start(contenders, work)
     try:

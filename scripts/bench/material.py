@@ -142,7 +142,7 @@ def _smaller(path: Path) -> bytes:
 
 
 def _pixels(path: Path) -> bytes:
-    """Return the centre of the smaller JPEG, as a PPM file: raw pixels with a header."""
+    """Return the center of the smaller JPEG, as a PPM file: raw pixels with a header."""
     with Image.open(io.BytesIO(_smaller(path))) as image:
         pixels = crop(image).permute(1, 2, 0).numpy()
     return b"P6\n%d %d\n255\n" % (SIDE, SIDE) + pixels.tobytes()

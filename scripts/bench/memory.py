@@ -29,17 +29,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
-from shardkit import (
-    CenterCrop,
-    ConvertOptions,
-    LoaderOptions,
-    convert,
-    make_loader,
-    open_dataset,
-    scan_imagefolder,
-)
-from shardkit.torch import threads
-from shardkit.torch.memory import BlockPool
+from shardkit import CenterCrop, LoaderOptions, make_loader, open_dataset
+from shardkit.conversion.convert import convert
+from shardkit.torch.data.memory import BlockPool
+from shardkit.torch.engine import threads
 
 BATCH = 64
 SIDE = 224
@@ -148,7 +141,7 @@ def write_photos(folder: Path) -> Path:
     source.mkdir(parents=True)
     for number, picture in zip(range(IMAGES), itertools.cycle(pictures(32)), strict=False):
         (source / f"{number:04d}.jpg").write_bytes(picture)
-    convert(scan_imagefolder(source.parent), folder / "made", ConvertOptions(to="lmdb"))
+    convert(source.parent, folder / "made", to="lmdb")
     return folder / "made"
 
 
@@ -166,7 +159,9 @@ def by_threads(path: Path, prefetch: int | None, *, keep: bool) -> tuple[int, fl
     before = Memory.of().rss
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     workers = 0 if prefetch is None else min(WORKERS, prefetch)
-    options = LoaderOptions(engine="thread", workers=workers, prefetch=prefetch)
+    options = LoaderOptions(
+        engine="thread", num_workers=workers, prefetch_factor=prefetch and prefetch // workers
+    )
     kept = []
     for batch in itertools.islice(make_loader(dataset, BATCH, shuffle=True, options=options), 14):
         time.sleep(0.12 if prefetch else 0)
@@ -196,7 +191,7 @@ def of_bare_worker(method: str) -> Memory:
 
 def of_worker(path: Path, method: str) -> Memory:
     """Return what a worker of the process engine has after three epochs."""
-    options = LoaderOptions(engine="process", workers=WORKERS, start_method=method)
+    options = LoaderOptions(engine="process", num_workers=WORKERS, start_method=method)
     loader = make_loader(
         open_dataset(path, decode=CenterCrop(SIDE)), BATCH, shuffle=True, options=options
     )

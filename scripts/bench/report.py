@@ -35,7 +35,7 @@ def table_markdown(table: Table) -> str:
     """Return one table, its title before it and its notes after it."""
     base = next((one.median for one in table.results if one.name == table.baseline), None)
     lines = [f"**{table.title}**, median of {table.rounds} interleaved rounds", ""]
-    lines += [f"| contender | {table.unit} | lowest to highest | x {table.baseline} | remark |"]
+    lines += [f"| candidate | {table.unit} | lowest to highest | x {table.baseline} | remark |"]
     lines += ["|---|---:|---:|---:|---|"]
     lines += [_row(result, base) for result in table.results]
     if table.notes:

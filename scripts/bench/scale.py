@@ -37,7 +37,7 @@ import torch
 from memory import Memory, fresh, of_children, pictures, table, timed
 
 from shardkit import (
-    Blocks,
+    BlockShuffle,
     LoaderOptions,
     RandomResizedCrop,
     ShardDataset,
@@ -45,16 +45,16 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.contracts import ShardSpec
-from shardkit.files import sha256_of, sync
-from shardkit.index import INDEX_DIRECTORY, IndexPart, save_index
-from shardkit.indexing import index_shard
-from shardkit.manifest import FileEntry, Manifest, ShardEntry, save_manifest
-from shardkit.measure.pages import drop
-from shardkit.order import Order
-from shardkit.recipe import Recipe
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart, save_index
+from shardkit.dataset.index_builder import index_shard
+from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, save_manifest
+from shardkit.measure.runner.page_cache import drop
 from shardkit.record import Record, dump_json
 from shardkit.registry import format_names, get_format
-from shardkit.verbs.describe import describe
+from shardkit.sampling.order import Order
+from shardkit.system.files import sha256_of, sync
+from shardkit.verification.describe import describe
 
 BATCH = 64
 WORKERS = 2
@@ -194,7 +194,7 @@ def first_batch(path: Path, options: LoaderOptions, *, cold: bool = False) -> fl
 
 def workers_memory(path: Path, start_method: str) -> Memory:
     """Return what a worker of the process engine has after 60 batches."""
-    options = LoaderOptions(engine="process", workers=WORKERS, start_method=start_method)
+    options = LoaderOptions(engine="process", num_workers=WORKERS, start_method=start_method)
     dataset = open_dataset(path, decode=RandomResizedCrop(224))
     loader = make_loader(dataset, BATCH, shuffle=True, options=options)
     for _ in itertools.islice(loader, 60):
@@ -236,7 +236,7 @@ def questions(path: Path) -> list[tuple[object, ...]]:
     last = np.arange(size - BATCH, size)
     loaders = {
         name: make_loader(dataset, BATCH, shuffle=shuffle, options=LoaderOptions(engine="thread"))
-        for name, shuffle in (("full", True), ("blocks", Blocks()))
+        for name, shuffle in (("full", True), ("blocks", BlockShuffle()))
     }
     state = loaders["full"].state_dict()
     asked: dict[str, Callable[[], object]] = {
@@ -253,7 +253,9 @@ def questions(path: Path) -> list[tuple[object, ...]]:
         "order of the last batch, full shuffle": lambda: Order(size=size, shuffle=True).rows(
             0, last
         ),
-        "order of the last batch, Blocks": lambda: Order(size=size, shuffle=Blocks()).rows(0, last),
+        "order of the last batch, Blocks": lambda: Order(size=size, shuffle=BlockShuffle()).rows(
+            0, last
+        ),
     }
     lines: list[tuple[object, ...]] = []
     for name, call in asked.items():
@@ -297,9 +299,9 @@ def show_opening(places: dict[str, Path]) -> None:
 
 def show_first_batch(places: dict[str, Path]) -> None:
     """The first shuffled batch."""
-    threads = LoaderOptions(engine="thread", workers=WORKERS)
+    threads = LoaderOptions(engine="thread", num_workers=WORKERS)
     forked, served = (
-        LoaderOptions(engine="process", workers=WORKERS, start_method=method)
+        LoaderOptions(engine="process", num_workers=WORKERS, start_method=method)
         for method in ("fork", "forkserver")
     )
     kinds: dict[str, Callable[[Path], float]] = {

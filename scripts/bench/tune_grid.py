@@ -24,17 +24,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardkit import ConvertOptions, Recipe, convert, scan_imagefolder
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
 from shardkit.errors import MeasurementFailed
-from shardkit.files import write_atomically
-from shardkit.machine import processors
-from shardkit.measure.served import Served
-from shardkit.measure.spec import Subject
-from shardkit.measure.timing import Span
-from shardkit.measure.tuning.candidate import Candidate
-from shardkit.measure.tuning.ledger import Ledger
-from shardkit.measure.tuning.limits import Footprint, room_here, what_forbids
-from shardkit.measure.tuning.tune import TuneReport, TuneRequest, tune
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.spec import Subject
+from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.tune.candidate import Candidate
+from shardkit.measure.tune.ledger import Ledger
+from shardkit.measure.tune.limits import Footprint, room_here, what_forbids
+from shardkit.measure.tune.tune import TuneReport, TuneRequest, tune
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.files import write_atomically
+from shardkit.system.machine import usable_cpus
 
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 NEAR = 0.5
@@ -93,7 +96,7 @@ def make(photos: Path, work: Path, images: int) -> Path:
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
-    convert(
+    convert_scan(
         scan_imagefolder(source),
         dataset,
         ConvertOptions(to="lmdb", recipe=Recipe(resize=(256, 256))),
@@ -110,7 +113,7 @@ def compare(subject: Subject, grid: dict[str, Any], given: argparse.Namespace) -
     chosen = report.chosen.candidate
     show(f"tune took {report.seconds:.1f} s and chose {chosen}; the grid's best is {best}")
     final = Ledger()
-    with Served(subject) as served:
+    with MeasurementProcess(subject) as served:
         served.open()
         for number in range(given.final):
             for each in (best, chosen) if number % 2 else (chosen, best):
@@ -118,7 +121,7 @@ def compare(subject: Subject, grid: dict[str, Any], given: argparse.Namespace) -
     ratio = final.ratio(chosen, best)
     assert ratio is not None
     return {
-        "processors": processors(),
+        "processors": usable_cpus(),
         "grid": grid,
         "best": str(best),
         "best_rate": final.rates(best).median,
@@ -132,7 +135,7 @@ def compare(subject: Subject, grid: dict[str, Any], given: argparse.Namespace) -
 def measure_grid(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
     """Return the images/s of all settings, the fastest first."""
     ledger, needs = Ledger(), Footprint()
-    with Served(subject) as served:
+    with MeasurementProcess(subject) as served:
         room = room_here(served.open()["images"])
         left = list(grid_of(given.workers, given.batch_size))
         for number in range(given.rounds + 1):
@@ -156,18 +159,18 @@ def grid_of(workers: list[int], batch_size: int) -> list[Candidate]:
     found: dict[tuple[str, int, int], Candidate] = {}
     for engine, number in itertools.product(("thread", "process"), workers):
         plain = Candidate(engine=engine, workers=number, batch_size=batch_size)
-        for prefetch in (None, number, 2 * plain.ahead):
-            each = plain.changed(prefetch=prefetch)
+        for factor in (None, 1, -(-2 * plain.ahead // number)):
+            each = plain.changed(prefetch_factor=factor)
             found.setdefault((engine, number, each.ahead), each)
     return list(found.values())
 
 
-def rate(served: Served, candidate: Candidate, seconds: float) -> float:
+def rate(served: MeasurementProcess, candidate: Candidate, seconds: float) -> float:
     """Return images/s of a look that is long enough for some turns of all workers."""
-    seen = served.look(candidate.loading(), Span(seconds=seconds)).look
+    seen = served.look(candidate.loading(), StopCondition(seconds=seconds)).look
     turn = candidate.workers * candidate.batch_size / seen.rate
     if seconds < TURNS * turn < 10:
-        seen = served.look(candidate.loading(), Span(seconds=TURNS * turn)).look
+        seen = served.look(candidate.loading(), StopCondition(seconds=TURNS * turn)).look
     return seen.rate
 
 

@@ -16,18 +16,16 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 if TYPE_CHECKING:
     from scripts.fuzzing.target import Target
 
 _INSTRUMENTED = {"image": ["shardkit", "PIL"], "tar": ["shardkit", "tarfile"]}
 """The modules whose branches guide the fuzzer, where they are more than shardkit."""
-
-_POOL = 4000
-"""Inputs that are kept for having led somewhere new."""
 
 _SAME = 3
 """As many of the findings that look the same are kept."""
@@ -40,8 +38,6 @@ class Run:
         from scripts.fuzzing.shared import Progress
 
         self.target = target
-        self.new = False
-        """Whether the last input led somewhere new."""
         self._folder = folder
         self._found = folder / "found"
         self._found.mkdir(exist_ok=True)
@@ -61,7 +57,6 @@ class Run:
         self._progress.begin(data)
         result = attempt(self.target, data)
         self._progress.end()
-        self.new = result.site not in self._sites
         self._sites.add(result.site)
         self._outcomes[result.outcome] += 1
         self._slowest = max(self._slowest, result.seconds)
@@ -101,64 +96,30 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     """Fuzz until time or number of inputs is up, or the process dies of it."""
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    context: Any = nullcontext()
-    if options["engine"] == "atheris":
-        import atheris  # type: ignore[import-untyped, unused-ignore]
-
-        names = _INSTRUMENTED.get(options["target"], ["shardkit"])
-        context = atheris.instrument_imports(include=names)
-    with context:
+    with atheris.instrument_imports(include=_INSTRUMENTED.get(options["target"], ["shardkit"])):
         from scripts.fuzzing.guard import limit_memory
+        from scripts.fuzzing.target import MAX_BYTES
         from scripts.fuzzing.targets import make
     place = folder / "work" / "place"
     place.mkdir(parents=True, exist_ok=True)
     target = make(options["target"], place)
     limit_memory()
     run = Run(folder, target, options["seconds"], options["count"])
-    begin = _with_atheris if options["engine"] == "atheris" else _alone
-    begin(run, options["seed"], folder)
-
-
-def _alone(run: Run, seed: int, folder: Path) -> None:
-    """Change what led somewhere new, without knowing of branches."""
-    rng = random.Random(seed)
-    pool: list[bytes] = []
-    for data in run.target.seeds:
-        run.attempt(data)
-        pool.append(data)
-    while True:
-        newer = len(pool) > 50 and rng.random() < 0.4
-        data = run.target.mutate(rng.choice(pool[-50:] if newer else pool), rng)
-        run.attempt(data)
-        if run.new and len(pool) < _POOL:
-            pool.append(data)
-
-
-def _with_atheris(run: Run, seed: int, folder: Path) -> None:
-    """Have libFuzzer choose what to change, by the branches that it led to."""
-    import atheris  # type: ignore[import-untyped, unused-ignore]
-
-    from scripts.fuzzing.mutate import MAX_BYTES
-
     corpus = folder / "corpus"
     corpus.mkdir(exist_ok=True)
-    for number, data in enumerate(run.target.seeds):
+    for number, data in enumerate(target.seeds):
         (corpus / f"seed-{number:03d}").write_bytes(data)
 
     def mutate(data: bytes, longest: int, number: int) -> bytes:
-        rng = random.Random(number)
-        if rng.random() < 0.3:
-            return run.target.mend(atheris.Mutate(data, longest), rng)[:longest]
-        return run.target.mutate(data, rng)[:longest]
+        change: Callable[[bytes], bytes] = lambda data: atheris.Mutate(data, longest)  # noqa: E731
+        return target.mutate(data, random.Random(number), change)[:longest]
 
     signals = ("abrt", "segv", "bus", "fpe", "ill", "int", "term")
     quiet = [f"-handle_{name}=0" for name in signals]
     limits = ["-timeout=100000", "-rss_limit_mb=0", "-malloc_limit_mb=0", f"-max_len={MAX_BYTES}"]
-    more = [f"-seed={seed + 1}", "-print_final_stats=0", "-verbosity=0", "-len_control=0"]
-    attempt: Callable[[bytes], None] = run.attempt
-    atheris.Setup(
-        [sys.argv[0], str(corpus), *quiet, *limits, *more], attempt, custom_mutator=mutate
-    )
+    more = [f"-seed={options['seed'] + 1}", "-print_final_stats=0", "-verbosity=0"]
+    arguments = [sys.argv[0], str(corpus), *quiet, *limits, *more, "-len_control=0"]
+    atheris.Setup(arguments, run.attempt, custom_mutator=mutate)
     atheris.Fuzz()
 
 

@@ -79,7 +79,7 @@ class _Watch:
             self._opened(*arguments[:3])
         elif event in _DEEDS:
             self.seen.append(f"it {_DEEDS[event]}: {arguments!r:.200}")
-        elif event in _CHANGING and not self._inside(arguments[0]):
+        elif event in _CHANGING and not self._changes_inside(event, arguments):
             self.seen.append(f"it changed files elsewhere: {event}{arguments!r:.200}")
         elif event == "exec" and arguments[0].co_filename.startswith("<"):
             self.seen.append(f"it executed text: {arguments[0].co_filename}")
@@ -87,15 +87,29 @@ class _Watch:
     def _opened(self, path: object, mode: object, flags: object) -> None:
         if isinstance(path, int) or self._inside(path):
             return
+        if isinstance(flags, int) and flags & os.O_NOFOLLOW and os.sep not in os.fsdecode(path):  # type: ignore[arg-type]
+            return  # a name in an open folder; where that is was seen when it was opened
         text = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
         if writes or not any(text.startswith(place + os.sep) for place in self.code):
             self.seen.append(f"it opened {text}")
 
-    def _inside(self, path: object) -> bool:
+    def _changes_inside(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        """Tell whether all that is changed is inside; names may be relative to open folders."""
+        if event in ("os.rename", "os.link"):
+            pairs = [(arguments[0], arguments[2]), (arguments[1], arguments[3])]
+        else:
+            pairs = [(arguments[0], arguments[-1] if len(arguments) > 1 else -1)]
+        return all(self._inside(path, folder) for path, folder in pairs)
+
+    def _inside(self, path: object, folder: object = -1) -> bool:
         if not isinstance(path, (str, bytes, os.PathLike)) or self.folder is None:
             return True  # a descriptor, of something opened before
-        return os.path.abspath(os.fsdecode(path)).startswith(self.folder)
+        above = (
+            os.readlink(f"/proc/self/fd/{folder}") if type(folder) is int and folder >= 0 else ""
+        )
+        whole = os.path.abspath(os.path.join(above, os.fsdecode(path)))
+        return (whole + os.sep).startswith(self.folder)
 
     @contextmanager
     def looking(self, folder: Path) -> Iterator[None]:

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 from shardkit.contracts import Format, ShardSpec
+from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.recipe import Recipe
+from shardkit.conversion.recipe import Recipe
 from shardkit.record import Record, dump_json
 from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.verbs.convert import convert
 
 RAW_SHAPE = (2, 3, 3)
 
@@ -159,5 +159,5 @@ def dataset(to: str, folder: Path, *, raw: bool = False) -> Path:
     recipe = Recipe(encode="raw", resize=(6, 5), resize_mode="stretch", enlarge=True)
     options = ConvertOptions(to=to, recipe=recipe if raw else Recipe(), shard_samples=4)
     target = folder / f"dataset-{to}-{raw}"
-    convert(scan_imagefolder(source), target, options)
+    convert_scan(scan_imagefolder(source), target, options)
     return target

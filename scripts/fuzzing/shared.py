@@ -7,7 +7,7 @@ import struct
 import time
 from pathlib import Path
 
-from scripts.fuzzing.mutate import MAX_BYTES
+from scripts.fuzzing.target import MAX_BYTES
 
 _HEAD = struct.Struct("<QdQ")
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from scripts.fuzzing.mutate import Hint, Mutator
 from shardkit.errors import ShardkitError
+
+MAX_BYTES = 1 << 17
+"""Maximum size of an input."""
+
+Change = Callable[[bytes], bytes]
+"""Mutates bytes without knowing their format."""
 
 SECRET = b"this stands in a file outside of the dataset "
 """The content of a file beside the target's folder: it must never come out."""
@@ -31,8 +36,6 @@ class Target(abc.ABC):
     """The exceptions that are documented, and so no findings."""
     tokens: Sequence[bytes] = ()
     """Pieces of bytes that mean something to the parser."""
-    guided = True
-    """Whether it is worth while to follow the branches that an input leads to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,18 +50,17 @@ class Target(abc.ABC):
             BrokenPromiseError: If the answer is wrong.
         """
 
-    def hints(self, data: bytes) -> Sequence[Hint]:
-        """Return where in ``data`` something stands whose change is worth more than another's."""
-        return ()
-
     def mend(self, data: bytes, rng: random.Random) -> bytes:
-        """Return ``data``, perhaps with checksums that fit again, lest they hide what is behind."""
+        """Return ``data``, usually with correct checksums, so that parsing gets past them."""
         return data
 
-    def mutate(self, data: bytes, rng: random.Random) -> bytes:
-        """Return another input made from ``data``."""
-        mutator = Mutator(rng, self.tokens, self.seeds)
-        return self.mend(mutator.mutate(data, self.hints(data)), rng)
+    def mutate(self, data: bytes, rng: random.Random, change: Change) -> bytes:
+        """Return another input made from ``data``: with a token put in, or with a change."""
+        if self.tokens and rng.random() < 0.3:
+            token, start = rng.choice(self.tokens), rng.randrange(len(data) + 1)
+            end = start + rng.choice((0, len(token)))
+            return self.mend(data[:start] + token + data[end:], rng)
+        return self.mend(change(data), rng)
 
 
 def broken(promise: str, detail: object = "") -> NoReturn:

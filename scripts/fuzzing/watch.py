@@ -21,11 +21,11 @@ from scripts.fuzzing.shared import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_STARTING = 90.0
+_STARTING = 300.0
 """Seconds that a child may take to begin."""
 
 
-class Found(NamedTuple):
+class FoundInput(NamedTuple):
     """A finding, and the input that leads to it."""
 
     kind: str
@@ -39,7 +39,6 @@ class Summary:
     """What came of fuzzing one target."""
 
     target: str
-    engine: str
     seconds: float = 0.0
     executions: int = 0
     sites: int = 0
@@ -49,17 +48,16 @@ class Summary:
     outcomes: Counter[str] = field(default_factory=Counter)
     times: Counter[str] = field(default_factory=Counter)
     """How often each finding was met, by signature."""
-    found: list[Found] = field(default_factory=list)
+    found: list[FoundInput] = field(default_factory=list)
     """One of each signature, the shortest input."""
 
 
-def fuzz(  # noqa: PLR0913 - each says one thing of one run
+def fuzz(
     target: str,
     *,
     seconds: float,
     count: int,
     seed: int,
-    engine: str,
     deadline: float = DEADLINE,
 ) -> Summary:
     """Fuzz one target for a time, or for a number of inputs.
@@ -69,15 +67,14 @@ def fuzz(  # noqa: PLR0913 - each says one thing of one run
         seconds: When to end at the latest.
         count: After how many inputs to end at the latest.
         seed: Another one gives other inputs.
-        engine: ``atheris`` or ``own``.
         deadline: Seconds after which an input is taken for one that hangs.
     """
-    summary = Summary(target=target, engine=engine)
+    summary = Summary(target=target)
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=_fast_folder()))
     try:
         while (left := seconds - (time.monotonic() - begun)) > 0 and summary.executions < count:
-            options = {"target": target, "engine": engine, "seed": seed + summary.restarts}
+            options = {"target": target, "seed": seed + summary.restarts}
             options |= {"seconds": left, "count": count - summary.executions}
             if _run(folder, options, summary, deadline):
                 break
@@ -115,7 +112,7 @@ def _run(folder: Path, options: dict[str, Any], summary: Summary, deadline: floa
     summary.executions += 1
     summary.outcomes[finding.kind] += 1
     summary.times[finding.signature] += 1
-    _keep(summary, Found(*finding, data))
+    _keep(summary, FoundInput(*finding, data))
     return False
 
 
@@ -160,10 +157,10 @@ def _collect(folder: Path, summary: Summary, executions: int) -> None:
         value = json.loads(path.read_text())
         data = bytes.fromhex(value.pop("data"))
         summary.times.setdefault(value["signature"], 1)
-        _keep(summary, Found(**value, data=data))
+        _keep(summary, FoundInput(**value, data=data))
 
 
-def _keep(summary: Summary, found: Found) -> None:
+def _keep(summary: Summary, found: FoundInput) -> None:
     """Keep the shortest input for each signature."""
     for place, other in enumerate(summary.found):
         if other.signature == found.signature:

@@ -1,4 +1,4 @@
-"""``shardkit bench``: how fast datasets and image folders are read, side by side."""
+"""``shardkit bench``: compare the reading speed of datasets and image folders."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from shardkit.cli.bench_table import show_report
-from shardkit.cli.ladder import ladder_request, show_ladder
+from shardkit.cli.console import emit
 from shardkit.cli.measure_options import (
     batch_size_option,
     decode_option,
@@ -21,50 +19,32 @@ from shardkit.cli.measure_options import (
     transform_option,
 )
 from shardkit.cli.options import quiet_option
-from shardkit.cli.show import emit, looks_bar
+from shardkit.cli.show import looks_bar
 from shardkit.errors import UsageError
-from shardkit.measure.cases import CASES
-from shardkit.measure.comparison.bench import LIMIT, BenchOptions, bench
-from shardkit.measure.comparison.page import require_page, save_page
-from shardkit.measure.comparison.plot import require_plot, save_plot
-from shardkit.measure.rounds import CACHES
-from shardkit.measure.steps import StepSpec
+from shardkit.measure.bench.bench import LIMIT, BenchOptions, bench
+from shardkit.measure.bench.page import require_page, save_page
+from shardkit.measure.bench.plot import require_plot, save_plot
+from shardkit.measure.runner.rounds import CACHES
+from shardkit.measure.runner.steps import StepSpec
 
 
 @click.command("bench")
-@click.argument("dst", nargs=-1, type=click.Path())
-@click.option(
-    "--ladder",
-    is_flag=True,
-    help="Show instead what each improvement of loading brings, step by step, alone and with a "
-    "small model; --model none leaves the model out. Defaults are others then: --rounds 3, "
-    "--batch-size 32, and --seconds 6, the time in which PyTorch's loader without workers reads "
-    "what a look reads.",
-)
-@click.option(
-    "--case",
-    type=click.Choice(sorted(CASES)),
-    help="A built-in synthetic dataset for --ladder, instead of DST: the load of PyTorch's "
-    "tutorial on data loading.",
-)
-@click.option(
-    "--workers", type=click.IntRange(1), metavar="N", help="Workers of the loaders of --ladder."
-)
+@click.argument("datasets", metavar="DATASET...", nargs=-1, type=click.Path())
 @click.option(
     "--loader",
     "loaders",
     multiple=True,
     metavar="SPEC",
-    help="A loader and its options, such as auto, thread:workers=4, process:prefetch=8 or "
-    "plain:workers=4 (PyTorch's own); may be given several times.  [default: plain, and for "
-    "datasets also auto]",
+    help="A loader and its options, such as auto, thread:num_workers=4, process:prefetch_factor=8 "
+    "or plain:num_workers=4 (PyTorch's own); repeatable.  [default: plain, "
+    "and auto for datasets]",
 )
 @click.option(
     "--cache",
     type=click.Choice((*CACHES, "both")),
     default="both",
     show_default=True,
-    help="warm: files are in memory. cold: they have to come from the disk.",
+    help="warm: files in memory. cold: files on disk.",
 )
 @click.option(
     "--rounds",
@@ -72,7 +52,7 @@ from shardkit.measure.steps import StepSpec
     default=5,
     show_default=True,
     metavar="N",
-    help="How often each is measured, in turns; one more that does not count comes first.",
+    help="Interleaved rounds to measure, after one warm-up round.",
 )
 @click.option(
     "--seconds",
@@ -80,7 +60,7 @@ from shardkit.measure.steps import StepSpec
     default=1.0,
     show_default=True,
     metavar="T",
-    help="How long a warm look lasts; a cold one is an epoch, at most ten times as long.",
+    help="Length of a warm measurement. A cold one is an epoch, at most 10x as long.",
 )
 @click.option(
     "--limit",
@@ -88,78 +68,81 @@ from shardkit.measure.steps import StepSpec
     default=LIMIT,
     show_default=True,
     metavar="N",
-    help="Images that are read at most of each, drawn at random.",
+    help="Maximum images to read per DATASET, drawn at random.",
 )
 @decode_option
 @transform_option
 @batch_size_option
 @step_ms_option
 @model_option
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: png, svg.")
+@click.option("--json", "as_json", is_flag=True, help="Print all measurements as JSON.")
 @click.option(
-    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write it as one page."
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a plot to FILE (png or svg).",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a self-contained HTML page to FILE.",
 )
 @quiet_option
-@click.pass_context
-def bench_command(context: click.Context, /, dst: tuple[str, ...], **given: Any) -> None:
-    """Measure how fast each DST is read: datasets of shardkit, and plain folders of images.
+def bench_command(  # noqa: PLR0913 - Click passes each option by name
+    *,
+    datasets: tuple[str, ...],
+    loaders: tuple[str, ...],
+    cache: str,
+    rounds: int,
+    seconds: float,
+    limit: int,
+    decode: str | None,
+    transform: str | None,
+    batch_size: int,
+    step_ms: float | None,
+    model: str | None,
+    as_json: bool,
+    plot: Path | None,
+    html: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure how fast each DATASET is read: datasets, and plain folders of images.
 
-    A folder is what the datasets are compared with: so you see what converting buys you. Loaders
-    take turns, each in a process of its own, and every round compares them anew; the table has the
-    median over the rounds. Exits with 1 if a line could not be measured.
+    If a folder is given, it is the baseline: the speedups show what converting gains. Each loader
+    runs in a process of its own, in interleaved rounds; the table shows medians over the rounds.
+    Exits with 1 if a loader could not be measured.
 
     \b
     Examples:
       shardkit bench photos dataset
-      shardkit bench dataset --loader auto --loader process:workers=4 --cache warm
+      shardkit bench dataset --loader auto --loader process:num_workers=4 --cache warm
       shardkit bench photos dataset --transform augment:train --step-ms 40 --html bench.html
-      shardkit bench --ladder dataset
     """
-    if given["ladder"] or given["case"]:
-        chosen = {name: given[name] for name in given if _was_chosen(context, name)}
-        request = ladder_request(dst, chosen)
-        code = show_ladder(request, as_json=given["as_json"], quiet=given["quiet"])
-        sys.exit(code)
-    if given["workers"] is not None:
-        raise UsageError(
-            "--workers belongs to --ladder; here it is part of a loader: --loader thread:workers="
-            f"{given['workers']}"
-        )
-    run_bench(dst, given)
-
-
-def _was_chosen(context: click.Context, name: str) -> bool:
-    """Tell whether the user gave an option, and not its default."""
-    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def run_bench(paths: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Measure, tell, and end the command with its exit code."""
-    step = StepSpec(milliseconds=given["step_ms"] or 0.0, model=given["model"])
     options = BenchOptions(
-        caches=CACHES if given["cache"] == "both" else (given["cache"],),
-        step=step,
-        **{name: given[name] for name in _TAKEN},
+        loaders=loaders,
+        caches=CACHES if cache == "both" else (cache,),
+        rounds=rounds,
+        seconds=seconds,
+        limit=limit,
+        batch_size=batch_size,
+        decode=decode,
+        transform=transform,
+        step=StepSpec(milliseconds=step_ms or 0.0, model=model),
     )
-    plot, page = given["plot"], given["html"]
     require_plot(plot)
-    require_page(page)
-    if page is not None and page == plot:
-        raise UsageError(f"--html and --plot are both to be written to {page}")
-    with looks_bar(quiet=given["quiet"]) as watch:
-        report = bench(paths, options, watch=watch)
+    require_page(html)
+    if html is not None and html == plot:
+        raise UsageError(f"--html and --plot name the same file, {html}; choose two files")
+    with looks_bar(quiet=quiet) as watch:
+        report = bench(datasets, options, watch=watch)
     report = dataclasses.replace(report, command=shlex.join(["shardkit", *sys.argv[1:]]))
-    if given["as_json"]:
+    if as_json:
         emit(report.as_dict())
-    elif not given["quiet"]:
+    elif not quiet:
         show_report(report)
     if plot is not None:
         save_plot(report, plot)
-    if page is not None:
-        save_page(report, page)
+    if html is not None:
+        save_page(report, html)
     sys.exit(1 if report.failed else 0)
-
-
-_TAKEN = ("loaders", "rounds", "seconds", "limit", "batch_size", "decode", "transform")
-"""Options of the command that are those of `BenchOptions` by name."""

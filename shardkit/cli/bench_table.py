@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
-
+from shardkit.cli.console import say
 from shardkit.cli.show import amount, line, wrapped
-from shardkit.measure.comparison.report import BenchReport, Line, Source
-from shardkit.measure.words import printable, sample_words, shortened, significant, size, step_words
+from shardkit.measure.bench.report import BenchReport, Line, Source
+from shardkit.system.formatting import sample_words, significant, size, step_words
+from shardkit.system.text import printable, shortened
 
 _WIDTH = 98
 _GROUPS = (
@@ -30,15 +30,15 @@ def show_report(report: BenchReport) -> None:
     """Print a report: each dataset, its loaders, and the answer."""
     rows = {id(each): _cells(each) for each in report.lines if each.measured}
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows.values(), strict=True)]
-    click.echo(_title(widths))
-    click.echo(_row(_COLUMNS, widths))
+    say(_title(widths))
+    say(_row(_COLUMNS, widths))
     for source in report.sources:
-        click.echo(_named(source))
+        say(_named(source))
         lines = [each for each in report.lines if each.path == source.path]
         for loader in dict.fromkeys(each.loader for each in lines):
             _show_loader([each for each in lines if each.loader == loader], rows, widths)
     _show_ground(report)
-    click.echo()
+    say()
     for number, text in enumerate((report.headline, *report.details)):
         wrapped(printable(text), "  ", first="  " if number else "", cut=True)
 
@@ -48,10 +48,10 @@ def _show_loader(
 ) -> None:
     chosen = next((f": {each.chosen}" for each in lines if each.chosen), "")
     base = "  (the base)" if lines[0].baseline else ""
-    click.echo(f"  {shortened(lines[0].loader, 60)}{chosen}{base}")
+    say(f"  {shortened(lines[0].loader, 60)}{chosen}{base}")
     for each in lines:
         if each.measured:
-            click.echo(_row(rows[id(each)], widths))
+            say(_row(rows[id(each)], widths))
         else:
             text = f"{each.cache}  failed: {printable(each.problem)}"
             wrapped(text, "    ", first="    ", cut=True)
@@ -110,7 +110,7 @@ def _named(source: Source) -> str:
 def _show_ground(report: BenchReport) -> None:
     """Print what the numbers hold for."""
     settings, where = report.settings, report.environment
-    click.echo()
+    say()
     line("sample", sample_words(settings))
     line("step", step_words(settings))
     line("measured", f"{amount(settings['rounds'], 'round')} of {settings['seconds']:g} s")

@@ -1,4 +1,4 @@
-"""What ``shardkit convert`` says of a plan, of bad images, and of what it made."""
+"""Output of ``shardkit convert``: the plan, bad images, the result."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import click
-
-from shardkit.cli.show import amount, line, show_notes, some, table
+from shardkit.cli.console import say
+from shardkit.cli.show import Tally, amount, line, show_notes, some, table
+from shardkit.contracts import Scan
+from shardkit.conversion.convert import Converted
 from shardkit.conversion.plan import Plan
+from shardkit.dataset.manifest import Manifest
 from shardkit.errors import BadImages, Problem
-from shardkit.manifest import Manifest
-from shardkit.measure.words import printable, size
-from shardkit.sources.imagefolder import Scan
-from shardkit.verbs.convert import Converted
-from shardkit.verbs.describe import summarise
+from shardkit.system.formatting import size
+from shardkit.system.text import printable
+from shardkit.verification.describe import summarize
 
 _LISTED = 50
-"""Classes that are shown; --json gives all."""
+"""Maximum classes to show; --json prints all."""
 
 
 def show_plan(src: Path, dst: Path, plan: Plan) -> None:
-    """Print what a conversion would do."""
-    click.echo(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
+    """Print the plan of a conversion."""
+    say(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
     for split in plan.splits:
         images = amount(len(split.source), "image")
-        click.echo(
+        say(
             f"  {split.name + ': ' if split.name else ''}{images}, "
             f"{amount(split.shards, 'shard')}, about {size(split.estimated_bytes)}"
         )
@@ -77,7 +77,7 @@ def _by_reason(problems: list[Problem]) -> str:
 def show_bad(error: BadImages) -> None:
     """Print the bad images that made a conversion fail, all of them."""
     for problem in error.problems:
-        click.echo(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
+        say(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
 
 
 def bad_as_json(error: BadImages) -> dict[str, Any]:
@@ -85,18 +85,21 @@ def bad_as_json(error: BadImages) -> dict[str, Any]:
     return {"bad": _problems_as_json(error.problems)}
 
 
-def show_made(src: Path, dst: Path, scan: Scan, made: Converted, seconds: float) -> None:
+def show_made(src: Path, dst: Path, made: Converted, tally: Tally) -> None:
     """Print the summary of a conversion."""
-    images = sum(manifest.rows for manifest in made.manifests.values())
-    stored = sum(manifest.bytes for manifest in made.manifests.values())
-    click.echo(f"converted {src} to {dst}")
+    if made.unchanged:
+        say(f"{dst} already holds the dataset that this command makes; nothing to do")
+        return
+    seconds = tally.seconds
+    say(f"converted {src} to {dst}")
     for name, manifest in made.manifests.items():
-        _show_dataset(name, manifest, scan)
+        _show_dataset(name, manifest, made.plan.scan)
     if made.reused_shards:
         line("resumed", f"{amount(made.reused_shards, 'shard')} of an earlier run were kept")
     line(
         "time",
-        f"{seconds:.1f} s, {images / seconds:,.0f} images/s, {stored / 1e6 / seconds:,.1f} MB/s",
+        f"{seconds:.1f} s, {tally.images / seconds:,.0f} images/s, "
+        f"{tally.bytes / 1e6 / seconds:,.1f} MB/s read",
     )
     line("next", f"shardkit verify {shlex.quote(str(dst))}")
 
@@ -115,22 +118,24 @@ def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
     empty = [name for name, count in counts if not count]
     if labelled and empty and not manifest.source["limit"]:
         line("empty", f"classes without images: {some(empty)}")
-    show_notes(manifest.notes)
+    show_notes(manifest.notes, manifest.recipe)
     if manifest.skipped:
         line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")
     if scan.ignored.get(name):
         line("ignored", _by_reason(scan.ignored[name]))
 
 
-def made_as_json(dst: Path, made: Converted, seconds: float) -> dict[str, Any]:
+def made_as_json(dst: Path, made: Converted, tally: Tally) -> dict[str, Any]:
     """Return the summary of a conversion, by split."""
     datasets = {
-        name: {"path": str(dst / name), **summarise(manifest)}
+        name: {"path": str(dst / name), **summarize(manifest)}
         for name, manifest in made.manifests.items()
     }
     return {
-        "seconds": round(seconds, 3),
+        "seconds": round(tally.seconds, 3),
+        "bytes_read": tally.bytes,
         "reused_shards": made.reused_shards,
+        "unchanged": made.unchanged,
         "datasets": datasets,
     }
 

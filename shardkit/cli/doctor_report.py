@@ -3,63 +3,62 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import click
-
+from shardkit.cli.console import can_show, say
 from shardkit.cli.show import amount, line, wrapped
-from shardkit.measure.diagnosis.doctor import Report, Request
-from shardkit.measure.diagnosis.facts import Facts
-from shardkit.measure.diagnosis.findings import Finding
-from shardkit.measure.diagnosis.judgement import Diagnosis
-from shardkit.measure.diagnosis.measured import Measured, effective
-from shardkit.measure.diagnosis.profiling import Profile
-from shardkit.measure.diagnosis.remedies import Remedy
-from shardkit.measure.diagnosis.stages import STAGES
-from shardkit.measure.words import percent, printable
+from shardkit.measure.doctor.doctor import DoctorReport
+from shardkit.measure.doctor.facts import Facts
+from shardkit.measure.doctor.findings import Finding
+from shardkit.measure.doctor.judgement import Diagnosis
+from shardkit.measure.doctor.measured import Measured, effective
+from shardkit.measure.doctor.profiling import Profile
+from shardkit.measure.doctor.remedies import Remedy
+from shardkit.measure.doctor.stages import STAGES
+from shardkit.system.formatting import percent, speedup_words
+from shardkit.system.text import printable
 
 _BAR = 24
 """Characters of a bar that stands for all of the time."""
 
 _NAMED = 4
-"""Remedies that are shown; --json gives all."""
+"""Maximum remedies to show; --json prints all."""
 
 
-def as_json(request: Request, report: Report) -> dict[str, Any]:
+def as_json(report: DoctorReport) -> dict[str, Any]:
     """Return all that was found as JSON values; times in seconds, rates in images/s."""
     found = asdict(report)
     if found["seen"] is not None:
         del found["seen"]["look"]["waits"]  # hundreds of them
     if found["trial"] is not None:
         found["trial"]["gain"] = report.trial.gain if report.trial else None
-    subject = request.subject
-    return {"subject": None if subject is None else asdict(subject), **found}
+    return {"subject": found.pop("request")["subject"], **found}
 
 
-def show(request: Request, report: Report) -> None:
+def show(report: DoctorReport) -> None:
     """Print the verdict, the stages, the findings, and what to do."""
+    request = report.request
     if report.diagnosis is None or report.measured is None or request.subject is None:
         worst = report.findings[0].severity if report.findings else "ok"
         text = {"ok": "nothing stands in the way", "note": "nothing stands in the way"}
-        click.echo(f"this machine: {text.get(worst, 'something costs speed here')}")
+        say(f"this machine: {text.get(worst, 'something costs speed here')}")
         _show_findings(report.findings)
         _show_versions(report.facts)
         return
     name = printable(request.subject.path)
     wrapped(f"{name}: {printable(report.diagnosis.verdict)}", "  ", first="")
-    _show_loader(request, report, report.measured, report.diagnosis)
+    _show_loader(report, report.measured, report.diagnosis)
     _show_stages(report.measured, report.diagnosis)
     _show_remedies(report.diagnosis.remedies)
     _show_findings(report.findings)
     _show_versions(report.facts)
     if report.trial is not None:
-        trial = report.trial
+        trial, ratios = report.trial, report.trial.ratios
         line(
             "trial",
-            f"{trial.gain:.1f} x: {trial.after:,.0f} images/s instead of {trial.before:,.0f}, on "
+            f"{speedup_words(trial.gain, min(ratios), max(ratios), len(ratios))} on "
             f"{amount(trial.images, 'image')} in batches of {trial.batch_size}; "
             f"{percent(trial.bytes_after / trial.bytes_before)} of the bytes",
         )
@@ -76,9 +75,8 @@ def show(request: Request, report: Report) -> None:
             line("", printable(report.classes))
 
 
-def _show_loader(
-    request: Request, report: Report, measured: Measured, diagnosis: Diagnosis
-) -> None:
+def _show_loader(report: DoctorReport, measured: Measured, diagnosis: Diagnosis) -> None:
+    request = report.request
     kind = "threads" if measured.engine == "thread" else "worker processes"
     reason = printable(report.seen.reason) if report.seen else ""
     sample = printable(request.subject.decode) if request.subject else ""
@@ -102,16 +100,16 @@ def _show_loader(
 def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
     profile = measured.profile
     counted = effective(measured)
-    click.echo(f"  {'stage':<20}{'warm':>11}{'cold':>12}    part")
+    say(f"  {'stage':<20}{'warm':>11}{'cold':>12}    part")
     for stage in STAGES:
         warm = profile.warm.get(stage)
         cold = _cold(profile) if stage == "read" else ""
         if warm is None:
-            click.echo(f"    {stage:<20}{profile.skipped.get(stage, 'not measured')}")
+            say(f"    {stage:<20}{profile.skipped.get(stage, 'not measured')}")
             continue
         share = diagnosis.shares.get(stage, 0.0)
         mark = " (cold)" if counted[stage] > warm else ""
-        click.echo(
+        say(
             f"    {stage:<18}{1000 * warm:>8.3f} ms{cold:>12}  {percent(share):>5} "
             f"{_bar(share)}{mark}".rstrip()
         )
@@ -133,12 +131,7 @@ def _cold(profile: Profile) -> str:
 
 def _bar(share: float) -> str:
     """Return a bar; of plain characters where the terminal has no other."""
-    block = "█"
-    try:
-        block.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        block = "#"
-    return block * round(_BAR * share)
+    return ("█" if can_show("█") else "#") * round(_BAR * share)
 
 
 def _show_remedies(remedies: Sequence[Remedy]) -> None:
@@ -159,7 +152,8 @@ def _show_findings(findings: Sequence[Finding]) -> None:
                 first=f"  {each.severity:<9} ",
             )
             if each.remedy:
-                wrapped(each.remedy, " " * 14, first=" " * 12 + "→ " if _fancy() else " " * 12)
+                arrow = "→ " if can_show("→") else ""
+                wrapped(each.remedy, " " * 14, first=" " * 12 + arrow)
     fine = [each.name for each in findings if each.severity == "ok"]
     if fine:
         wrapped(", ".join(fine), " " * 12, first="  ok        ")
@@ -168,7 +162,3 @@ def _show_findings(findings: Sequence[Finding]) -> None:
 def _show_versions(facts: Facts) -> None:
     known = [f"{name} {version or 'unknown'}" for name, version in facts.versions.items()]
     wrapped(", ".join(known), " " * 12, first="  versions  ")
-
-
-def _fancy() -> bool:
-    return _bar(1.0)[0] != "#"

@@ -1,4 +1,4 @@
-"""``shardkit info``: what a dataset is and how it was made."""
+"""``shardkit info``: describe a dataset."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from typing import Any
 
 import click
 
-from shardkit.cli.show import amount, emit, line, show_notes, table
-from shardkit.measure.words import printable, size
-from shardkit.verbs.describe import describe
+from shardkit.cli.console import emit, say
+from shardkit.cli.show import amount, line, show_notes, table
+from shardkit.system.formatting import size
+from shardkit.system.text import printable
+from shardkit.verification.describe import describe
 
 _LISTED = 30
-"""Classes that are shown; --json gives all."""
+"""Maximum classes to show; --json prints all."""
 
 
 @click.command("info")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def info_command(dst: Path, as_json: bool) -> None:
-    """Tell what the dataset in DST is, how it was made, and what classes and sizes it has.
+def info_command(dataset: Path, as_json: bool) -> None:
+    """Show the format, sizes, classes and recipe of DATASET.
 
     \b
     Examples:
       shardkit info dataset
       shardkit info dataset --json
     """
-    described = describe(dst)
+    described = describe(dataset)
     if as_json:
         emit(described)
         return
     for name, value in described.items():
-        _show(dst / name, value)
+        _show(dataset / name, value)
 
 
 def _show(place: Path, value: dict[str, Any]) -> None:
-    click.echo(f"{place}")
+    say(f"{place}")
     line("format", f"{value['format']}, {amount(value['shards'], 'shard')}, {size(value['bytes'])}")
     images = ", ".join(
         f"{count:,} {name}"
@@ -57,7 +59,7 @@ def _show(place: Path, value: dict[str, Any]) -> None:
         line("skipped", f"{amount(len(value['skipped']), 'bad file')}, listed in skipped.jsonl")
     if value["ignored"]:
         line("ignored", ", ".join(f"{reason}: {n:,}" for reason, n in value["ignored"].items()))
-    show_notes(value["notes"])
+    show_notes(value["notes"], value["recipe"])
     if value["classes"] is None or (value["rows"] and not any(value["classes"].values())):
         line("classes", "none: the dataset has no labels")
         return
@@ -74,11 +76,12 @@ def _recipe(recipe: dict[str, Any]) -> str:
         if height == width and mode in ("shorter", "longer"):
             box, mode = str(height), f"{mode} side"
         by = f" by {recipe['resizer']}" if "resizer" in recipe else ""
+        by += " with DCT scaling" if recipe.get("dct_scaling") else ""
         parts.append(f"resized to {box} ({mode}, {recipe['filter']}{by})")
     if recipe["orient"]:
-        parts.append("turned upright")
+        parts.append("EXIF orientation applied")
     if recipe["encode"] != "keep":
         parts.append(f"encoded as {recipe['encode']}")
     if recipe["quality"]:
         parts.append(f"quality {recipe['quality']}")
-    return ", ".join([*(parts or ["bytes as they were"]), f"checked: {recipe['check']}"])
+    return ", ".join([*(parts or ["bytes unchanged"]), f"checked: {recipe['check']}"])

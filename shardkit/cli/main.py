@@ -1,8 +1,7 @@
-"""The ``shardkit`` command; others are loaded when they are called, so that ``--help`` is quick."""
+"""The ``shardkit`` command. Subcommands are imported on use, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -13,12 +12,13 @@ from typing import Any, NoReturn
 
 import click
 
-from shardkit import __version__
+from shardkit._version import __version__
+from shardkit.cli.console import open_streams, say, show_usage_error
 from shardkit.errors import ShardkitError, UsageError
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand in a table: name to ``module:attribute`` and a line of help."""
+    """A group of commands from a table: name to ``module:attribute`` and a line of help."""
 
     def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class LazyGroup(click.Group):
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command, or return None if there is none of that name."""
+        """Load a command; None if the name is unknown."""
         if cmd_name not in self._table:
             return None
         module, _, attribute = self._table[cmd_name][0].partition(":")
@@ -46,32 +46,39 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     table={
-        "convert": ("shardkit.cli.convert:convert_group", "Make a dataset of shards from images."),
+        "convert": ("shardkit.cli.convert:convert_group", "Create a dataset of shards."),
         "verify": ("shardkit.cli.verify:verify_command", "Find every damaged byte of a dataset."),
         "repair": (
             "shardkit.cli.repair:repair_command",
-            "Make damaged files of a dataset anew from its source.",
+            "Rebuild damaged files of a dataset from its source.",
         ),
-        "info": ("shardkit.cli.info:info_command", "Tell what a dataset is and how it was made."),
+        "info": (
+            "shardkit.cli.info:info_command",
+            "Show a dataset's format, sizes, classes and recipe.",
+        ),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
         "doctor": (
             "shardkit.cli.doctor:doctor_command",
-            "Tell where the time goes, what limits loading, and what would help.",
+            "Find out what limits loading, and what would help.",
         ),
         "tune": (
             "shardkit.cli.tune:tune_command",
-            "Find the loader settings that are best on this machine.",
+            "Find the fastest loader settings on this machine.",
         ),
         "bench": (
             "shardkit.cli.bench:bench_command",
-            "Measure how fast datasets and image folders are read.",
+            "Compare the reading speed of datasets and image folders.",
+        ),
+        "ladder": (
+            "shardkit.cli.ladder:ladder_command",
+            "Measure the speedup of each improvement to data loading.",
         ),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="shardkit %(version)s")
 def cli() -> None:
-    """Convert image folders to open shards, prove every byte, train at the speed of the hardware.
+    """Convert image folders to open shards, prove every byte, and train at full hardware speed.
 
     \b
     Start with:
@@ -81,30 +88,28 @@ def cli() -> None:
       from shardkit import LMDBDataset
       dataset = LMDBDataset("DATASET", transform=...)
 
-    Exit codes: 0 all is well, 1 damage was found or the work failed, 2 the command cannot be done
-    as it was given.
+    Exit codes, the same for every command: 0 success, 1 damage found or operation failed, 2 usage
+    error.
     """
 
 
 def main() -> NoReturn:
-    """Run the command line; errors become one message and an exit code, never a traceback."""
+    """Run the command line; each error becomes one message and an exit code."""
+    open_streams()
     signal.signal(signal.SIGTERM, _Ending())
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for jobs in the background
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in background jobs
         signal.signal(signal.SIGINT, _Ending())
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is escaped
-            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(prog_name="shardkit", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        show_usage_error(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail(_interrupted(), 130)
     except ShardkitError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
-        _fail("memory ran out", 1)
+        _fail("out of memory", 1)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
@@ -113,16 +118,16 @@ def main() -> NoReturn:
 
 
 def _interrupted() -> str:
-    """Return what is said of an interruption; a conversion keeps what was done."""
+    """Return the message for an interruption; a conversion can resume."""
     if sys.argv[1:2] == ["convert"]:
-        return "interrupted. (A conversion goes on when its command is given again.)"
+        return "interrupted. (Rerun the same command to resume.)"
     return "interrupted."
 
 
 class _Ending:
-    """Turns a signal into an exit that cleans up; the second one does not wait for that.
+    """Turns a signal into an exit that cleans up; a second signal exits at once.
 
-    Either way the work so far is kept, and the workers end: with the cleaning, or with us.
+    Either way, finished work is kept and worker processes end.
     """
 
     def __init__(self) -> None:
@@ -140,5 +145,5 @@ class _Ending:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"shardkit: error: {message}", err=True)
+    say(f"shardkit: error: {message}", err=True)
     sys.exit(code)

@@ -1,22 +1,22 @@
-"""Options of the commands that measure: what a sample is, and what is done with a batch."""
+"""Options of the commands that measure: how samples are made and batches used."""
 
 from __future__ import annotations
 
 import click
 
-from shardkit.measure.material import DEFAULT_OPERATION
+from shardkit.measure.runner.material import DEFAULT_OPERATION
 
 decode_option = click.option(
     "--decode",
     metavar="HOW",
-    help="What an image is: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.  "
+    help="Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.  "
     f"[default: {DEFAULT_OPERATION}; pil with --transform; torch for raw pixels of one size]",
 )
 
 transform_option = click.option(
     "--transform",
     metavar="MODULE:NAME",
-    help="Your transform, applied to each image; the module is looked for in this folder too.",
+    help="Your transform for each image, from a module that may be in the current folder.",
 )
 
 batch_size_option = click.option(
@@ -25,18 +25,18 @@ batch_size_option = click.option(
     default=64,
     show_default=True,
     metavar="N",
-    help="Samples in a batch.",
+    help="Samples per batch.",
 )
 
 step_ms_option = click.option(
     "--step-ms",
     type=click.FloatRange(0, min_open=True),
     metavar="T",
-    help="Milliseconds that your training step takes for a batch, while the processors are free.",
+    help="Training step time per batch in ms, spent off the CPU.",
 )
 
 model_option = click.option(
     "--model",
     metavar="MODULE:NAME",
-    help="A model, or a function that makes one, to train with each batch; 'small' is one of ours.",
+    help="Model to train on each batch, or a function that returns one; 'small' is built in.",
 )

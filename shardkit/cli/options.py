@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ workers_option = click.option(
     "--workers",
     type=click.IntRange(1),
     metavar="N",
-    help="Processes.  [default: one for each processor]",
+    help="Number of processes.  [default: number of CPUs]",
 )
 
 quiet_option = click.option(
-    "--quiet", is_flag=True, help="Show nothing but --json; the exit code tells."
+    "--quiet", is_flag=True, help="Print only --json output. See the exit code."
 )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
 from tqdm import tqdm
 
-from shardkit.measure.words import json_value, printable, shortened
-from shardkit.pool import Progress, Report
+from shardkit.cli.console import say
+from shardkit.system.pool import Progress
+from shardkit.system.text import printable, shortened
 
 _WIDTH = 100
 
 if TYPE_CHECKING:  # what measures loads torch, which commands that convert do without
-    from shardkit.measure.rounds import Watch
+    from shardkit.measure.runner.rounds import Watch
 
 
 def amount(count: int, noun: str) -> str:
@@ -31,18 +30,19 @@ def amount(count: int, noun: str) -> str:
 
 def line(name: str, text: str) -> None:
     """Print a named line of a summary."""
-    click.echo(f"  {name:<9} {text}")
+    say(f"  {name:<9} {text}")
 
 
 def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
     """Print at most ``limit`` rows in columns, the first to the left, the others to the right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows[:limit]:
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        click.echo("    " + "  ".join(cells))
+        say("    " + "  ".join(cells))
     if limit is not None and len(rows) > limit:
-        click.echo(f"    ... and {len(rows) - limit:,} more (--json gives all)")
+        say(f"    ... and {len(rows) - limit:,} more (--json prints all)")
 
 
 def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
@@ -54,16 +54,16 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
         first: What the first line begins with.
         cut: Whether words that are longer than a line, such as paths, are cut.
     """
-    click.echo(
-        textwrap.fill(
-            text,
-            _WIDTH,
-            initial_indent=first,
-            subsequent_indent=indent,
-            break_long_words=cut,
-            break_on_hyphens=False,
-        )
+    lines = textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=cut,
+        break_on_hyphens=False,
     )
+    for each in lines:
+        say(each)
 
 
 def some(names: Sequence[str], limit: int = 8) -> str:
@@ -74,44 +74,77 @@ def some(names: Sequence[str], limit: int = 8) -> str:
 
 _NOTES = {
     "orientation": "with an EXIF orientation, which readers do not apply; --orient turns them",
-    "small": "smaller than --resize asks for, which kept their size; --enlarge scales them up",
+    "odd": "with harmless JPEG faults, such as extra bytes; readers decode them as Pillow does",
+    "damaged": "with lost JPEG data, kept by --tolerate-damage; readers decode them as Pillow does",
     "frames": "with several frames or pages; readers take the first",
 }
 
 
-def show_notes(notes: Mapping[str, int]) -> None:
-    """Print what a conversion noticed and left as it was."""
+def show_notes(notes: Mapping[str, int], recipe: Mapping[str, Any]) -> None:
+    """Print a dataset's notes on images that a conversion left as they were."""
     for name, count in notes.items():
-        line("noted", f"{amount(count, 'image')} {_NOTES.get(name, name)}")
+        text = _NOTES.get(name, name)
+        if name == "small" and recipe["resize"]:
+            box = "x".join(map(str, recipe["resize"]))
+            text = f"{'is' if count == 1 else 'are'} smaller than {box}; --enlarge scales them up"
+        line("noted", f"{amount(count, 'image')} {text}")
 
 
-def emit(value: Any) -> None:
-    """Print a value as JSON, for machines; null stands for a number that is not one."""
-    click.echo(json.dumps(json_value(value), indent=1, allow_nan=False))
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar on standard error that no name can break."""
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        """Set the text before the bar."""
+        super().set_description_str(printable(desc or ""), refresh)
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Set the text behind the bar."""
+        super().set_postfix_str(printable(s), refresh)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.write(printable(text), file=self.fp)
+
+
+class Tally:
+    """Adds up progress reports and shows them in a bar."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._started = time.monotonic()
+        self.images = 0
+        self.bytes = 0
+        """Bytes of encoded images read."""
+        self.bad = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start, above 0."""
+        return max(time.monotonic() - self._started, 1e-9)
+
+    def __call__(self, progress: Progress) -> None:
+        """Add a report and update the bar."""
+        self.images += progress.images
+        self.bytes += progress.bytes
+        self.bad += progress.bad
+        bar = self._bar
+        bar.total = progress.total or bar.total
+        rate = self.bytes / 1e6 / self.seconds
+        bar.set_postfix_str(f"{rate:.1f} MB/s read, {self.bad} bad", refresh=False)
+        bar.update(progress.images)
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, action: str, *, quiet: bool) -> Iterator[Report]:
-    """Show progress on standard error while the block runs, unless it is no terminal.
+def progress_bar(action: str, *, quiet: bool, total: int | None = None) -> Iterator[Tally]:
+    """Show progress on standard error while the block runs, if it is a terminal.
 
     Args:
-        total: Number of images.
-        action: What is done, in one word.
+        action: One word for the work.
         quiet: Whether to show nothing.
+        total: Number of images; None if the first report gives it.
     """
-    begun = time.monotonic()
-    done = bad = 0
-    with tqdm(total=total, desc=action, unit="img", disable=quiet or None, leave=False) as bar:
-
-        def advance(progress: Progress) -> None:
-            nonlocal done, bad
-            done += progress.bytes
-            bad += progress.bad
-            rate = done / 1e6 / max(time.monotonic() - begun, 1e-9)
-            bar.set_postfix_str(f"{rate:.1f} MB/s, {bad} bad", refresh=False)
-            bar.update(progress.images)
-
-        yield advance
+    with Bar(total=total, desc=action, unit="img", disable=quiet or None, leave=False) as bar:
+        yield Tally(bar)
 
 
 @contextlib.contextmanager
@@ -121,7 +154,7 @@ def looks_bar(*, quiet: bool) -> Iterator[Watch]:
     Args:
         quiet: Whether to show nothing.
     """
-    with tqdm(desc="measuring", unit="look", disable=quiet or None, leave=False) as bar:
+    with Bar(desc="measuring", unit="look", disable=quiet or None, leave=False) as bar:
 
         def watch(text: str, done: int, total: int) -> None:
             bar.total = total

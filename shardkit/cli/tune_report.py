@@ -6,15 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import click
-
+from shardkit.cli.console import say
 from shardkit.cli.show import amount, line, table
-from shardkit.measure.tuning.ledger import Rates
-from shardkit.measure.tuning.limits import LeftOut
-from shardkit.measure.tuning.search import ENOUGH
-from shardkit.measure.tuning.trials import LEAST_ROUNDS
-from shardkit.measure.tuning.tune import TuneReport
-from shardkit.measure.words import percent, printable, size
+from shardkit.measure.tune.ledger import Rates
+from shardkit.measure.tune.limits import LeftOut
+from shardkit.measure.tune.search import ENOUGH
+from shardkit.measure.tune.trials import LEAST_ROUNDS
+from shardkit.measure.tune.tune import TuneReport
+from shardkit.system.formatting import percent, size, speedup_words
+from shardkit.system.text import printable
 
 _TRIED = 8
 _LEFT_OUT = 3
@@ -27,7 +27,7 @@ _WARM = 0.95
 def show_report(report: TuneReport) -> None:
     """Print a report."""
     chosen = report.chosen
-    click.echo(
+    say(
         f"{printable(report.name)}{_split(report)}: "
         f"{amount(report.images, 'image')}{_sample(report)}, "
         f"{size(report.mean_bytes)} each (measured for {report.seconds:.1f} s)"
@@ -95,18 +95,20 @@ def _gain(report: TuneReport) -> str:
     if report.default is None:
         return "the defaults cannot be measured here: see what was left out"
     if report.is_default:
-        return "none: nothing that was tried is likely to be better than the defaults; they stay"
+        return "none: no candidate is likely to beat the defaults; keeping them"
     if (report.headroom or 0) >= ENOUGH:
         return (
             f"the cheapest that is enough for the step; the defaults "
             f"({report.default.candidate}) give {_spread(report.default.rates)}"
         )
-    default = f"the defaults ({report.default.candidate}) give {_spread(report.default.rates)}"
-    if report.gain is None:
-        return f"{default}; there was no round with both"
-    known = report.gain.rounds >= LEAST_ROUNDS and report.gain.low > 1
-    sure = f", {report.gain.low:.2f} at the least" if known else ""
-    return f"{report.gain.middle:.2f} x{sure}: {default}"
+    default, gain = f"the defaults ({report.default.candidate})", report.gain
+    if gain is None:
+        rates = _spread(report.default.rates)
+        return f"unknown: no round measured both; {default} give {rates}"
+    known = gain.rounds >= LEAST_ROUNDS and gain.low > 1
+    sure = f", certainly {gain.low:.2f}x or more" if known else ""
+    speedup = speedup_words(gain.middle, gain.lowest, gain.highest, gain.rounds)
+    return f"{speedup}{sure}, compared with {default}"
 
 
 def _held(report: TuneReport) -> str:
@@ -146,19 +148,19 @@ def _show_left_out(report: TuneReport) -> None:
         remedy = f" ({first.remedy})" if first.remedy else ""
         line("left out", f"{first.candidate}{more}: {printable(first.reason)}{remedy}")
     if len(alike) > _LEFT_OUT:
-        line("left out", f"others, for {len(alike) - _LEFT_OUT:,} reasons (--json gives all)")
+        line("left out", f"others, for {len(alike) - _LEFT_OUT:,} reasons (--json prints all)")
 
 
 def _notes_on_memory(report: TuneReport) -> list[str]:
     known = report.resident is not None
     if known and (report.resident or 0.0) >= _WARM:
         return []
-    before = f"{percent(report.resident or 0.0)} of the files were in memory when it began"
+    before = f"{percent(report.resident or 0.0)} of the files were cached at the start"
     if report.from_memory:
-        told = [f"{before}: the rates are those from memory, and a first epoch is the disk's"]
+        told = [f"{before}: rates are for cached files; a first epoch runs at disk speed"]
         return told if known else []
     before = f"{before}, and " if known else ""
-    return [f"{before}they were not read before: the rates are the disk's"]
+    return [f"{before}no file was read before: rates are at disk speed"]
 
 
 def _notes(report: TuneReport) -> list[str]:

@@ -12,124 +12,162 @@ from typing import Any
 
 import click
 
+from shardkit.cli.console import emit, say
 from shardkit.cli.options import quiet_option, workers_option
-from shardkit.cli.show import amount, emit, line, progress_bar, some
+from shardkit.cli.show import amount, line, progress_bar, some
+from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories, load_manifest
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.examine import Finding
-from shardkit.machine import processors
-from shardkit.manifest import MANIFEST_NAME, dataset_directories, load_manifest
-from shardkit.measure.words import printable, size
-from shardkit.verbs.against import SourceReport
-from shardkit.verbs.receipt import check_receipt, load_receipt, require_new, save_receipt
-from shardkit.verbs.verify import LEVELS, Verification, verify
+from shardkit.system.formatting import size
+from shardkit.system.machine import usable_cpus
+from shardkit.system.text import printable
+from shardkit.verification.receipt import check_receipt as compare_receipt
+from shardkit.verification.receipt import load_receipt, require_new, save_receipt
+from shardkit.verification.shard_check import Finding
+from shardkit.verification.source_comparison import SourceReport
+from shardkit.verification.verify import LEVELS, Verification, verify
+
+_BAD_IMAGE = (
+    "stored as in the source, so `repair` cannot fix it; fix or remove the source file and "
+    "convert again with --check decode"
+)
 
 _LISTED = 50
-"""Findings that are shown; --json gives all."""
+"""Maximum findings to show; --json prints all."""
 
 
 @click.command("verify")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dataset", type=click.Path(path_type=Path))
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
     default="full",
     show_default=True,
-    help="quick: manifest, files, sizes, index. full: also every shard's and record's checksum. "
-    "decode: also every image's pixels.",
+    help="quick: check manifest, files, sizes and index. full: also each shard's and record's "
+    "checksum. decode: also each image's pixels.",
 )
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
     metavar="SRC",
-    help="Also compare every record with the file in SRC that it was made from.",
+    help="Also compare each record with its file in SRC.",
 )
 @click.option(
-    "--receipt",
+    "--write-receipt",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With --against: write what was proved to FILE. Without: check that DST still is what "
-    "FILE says.",
+    help="Write the result of --against to FILE, as proof for later checks.",
+)
+@click.option(
+    "--check-receipt",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Check that DATASET is still what the receipt in FILE describes.",
 )
 @workers_option
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
-def verify_command(dst: Path, level: str, against: Path | None, **given: Any) -> None:
-    """Check the dataset in DST against its manifest and its index, byte for byte.
+def verify_command(  # noqa: PLR0913 - Click passes each option by name
+    *,
+    dataset: Path,
+    level: str,
+    against: Path | None,
+    write_receipt: Path | None,
+    check_receipt: Path | None,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Check every byte of DATASET against its manifest and index.
 
-    Exits with 0 if all is as it was written, with 1 if anything is damaged: each damaged record is
-    named by key, shard and source file. --against SRC closes the chain: every file in SRC is there
-    once, and no other, and each record is what the conversion makes of its file.
+    Each damaged record is reported with its key, shard and source file. With --against SRC, verify
+    also proves that the dataset contains each file of SRC once, no other file, and exactly what
+    the conversion makes of it.
 
     \b
     Examples:
       shardkit verify dataset
       shardkit verify dataset --level quick
       shardkit verify dataset --level decode --json
-      shardkit verify dataset --against photos --receipt dataset-receipt.json
-      shardkit verify dataset --receipt dataset-receipt.json
+      shardkit verify dataset --against photos --write-receipt receipt.json
+      shardkit verify dataset --check-receipt receipt.json
     """
-    begun = time.monotonic()
-    quiet, receipt = given["quiet"], given["receipt"]
-    known = None
-    if receipt is not None and level == "quick":
-        raise UsageError(
-            "the level quick reads no shard, so that no receipt can be held against it"
-        )
-    if receipt is not None and against is not None:
-        require_new(receipt)
-    elif receipt is not None:
-        known = load_receipt(receipt)
-    with progress_bar(_count(dst), "verifying", quiet=quiet) as on_progress:
+    started = time.monotonic()
+    _check_options(level, against, write_receipt, check_receipt)
+    known = None if check_receipt is None else load_receipt(check_receipt)
+    if write_receipt is not None:
+        require_new(write_receipt)
+    with progress_bar("verifying", quiet=quiet, total=_count(dataset)) as on_progress:
         result = verify(
-            dst,
+            dataset,
             level,
             against=against,
-            workers=given["workers"] or processors(),
+            workers=workers or usable_cpus(),
             on_progress=on_progress,
         )
     if known and result.datasets:
-        with contextlib.suppress(ShardkitError):  # a damaged manifest is a finding already
-            result.findings += check_receipt(known, dst, result.manifests)
-    seconds = time.monotonic() - begun
-    if given["as_json"]:
-        told = {"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)}
-        emit({**told, "receipt": known and {"time": known["time"], "holds": result.ok}})
+        with contextlib.suppress(ShardkitError):  # a damaged manifest is already a finding
+            result.findings += compare_receipt(known, dataset, result.manifests)
+    seconds = time.monotonic() - started
+    if as_json:
+        report = {"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)}
+        emit({**report, "receipt": known and {"time": known["time"], "holds": result.ok}})
     elif not quiet:
-        _show(dst, result, seconds)
-    if receipt is not None and result.source is not None:
-        save_receipt(receipt, dst, result)  # after all was told: the disk may be full
-    if not quiet and not given["as_json"]:
-        _show_receipt(receipt, known, result)
+        _show(dataset, result, seconds)
+    if write_receipt is not None and result.ok:
+        save_receipt(write_receipt, dataset, result)  # after the report: the disk may be full
+    if not quiet and not as_json:
+        _show_receipts(write_receipt, known, result)
     sys.exit(0 if result.ok else 1)
 
 
-def _count(dst: Path) -> int:
-    """Return the number of records to read, for the bar alone."""
+def _check_options(
+    level: str, against: Path | None, write_receipt: Path | None, check_receipt: Path | None
+) -> None:
+    """Refuse options that have no effect together."""
+    if write_receipt is not None and against is None:
+        raise UsageError(
+            "--write-receipt requires --against SRC; --check-receipt checks an existing receipt"
+        )
+    needs_records = {
+        "--against": against,
+        "--write-receipt": write_receipt,
+        "--check-receipt": check_receipt,
+    }
+    for option, value in needs_records.items():
+        if value is not None and level == "quick":
+            raise UsageError(f"{option} needs --level full or decode: quick reads no shards")
+
+
+def _count(dataset: Path) -> int:
+    """Return the number of records to read, for the progress bar."""
     try:
-        return sum(load_manifest(place).rows for place in dataset_directories(dst).values())
+        return sum(load_manifest(place).rows for place in dataset_directories(dataset).values())
     except ShardkitError:
-        return 0  # verify tells what is wrong
+        return 0  # verify reports the damage
 
 
-def _show(dst: Path, result: Verification, seconds: float) -> None:
+def _show(dataset: Path, result: Verification, seconds: float) -> None:
     for finding in result.findings[:_LISTED]:
-        kind = "differs" if finding.source else "damaged"
-        click.echo(f"  {kind}: {_describe(finding)}", err=True)
+        say(f"  {_kind(finding)}: {_describe(finding)}", err=True)
     if len(result.findings) > _LISTED:
         more = len(result.findings) - _LISTED
-        click.echo(f"  ... and {more:,} more (--json gives all)", err=True)
+        say(f"  ... and {more:,} more (--json prints all)", err=True)
     read = f", {amount(result.records, 'record')}" if result.level != "quick" else ""
-    click.echo(
-        f"{dst}: {'sound' if result.ok else amount(len(result.findings), 'finding')} "
+    say(
+        f"{dataset}: {'intact' if result.ok else amount(len(result.findings), 'finding')} "
         f"({result.level}: {amount(result.shards, 'shard')}{read}, {size(result.bytes)}, "
         f"{seconds:.1f} s)"
     )
     if result.extras:
-        click.echo(f"  not part of the dataset: {some(result.extras)}")
+        say(f"  not part of the dataset: {some(result.extras)}")
     if result.findings and all(finding.source for finding in result.findings):
-        line("note", "the dataset itself is as it was written; the source is not what it was")
-    elif any(finding.file != MANIFEST_NAME and not finding.source for finding in result.findings):
-        line("next", f"shardkit repair {shlex.quote(str(dst))} --from SRC")
+        line("note", "the dataset is unchanged; its source has changed")
+    elif any(
+        finding.file != MANIFEST_NAME and _kind(finding) == "damaged" for finding in result.findings
+    ):
+        line("next", f"shardkit repair {shlex.quote(str(dataset))} --from SRC")
+    if any(finding.as_stored for finding in result.findings):
+        line("bad image", _BAD_IMAGE)
     if result.source:
         _show_source(result.source)
 
@@ -137,30 +175,36 @@ def _show(dst: Path, result: Verification, seconds: float) -> None:
 def _show_source(source: SourceReport) -> None:
     files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
     if source.left_out:
-        files += f", without {source.left_out:,} that were skipped or are beyond the limit"
+        files += f", not counting {source.left_out:,} skipped or beyond --limit"
     if not source.alike:
-        line("source", f"{files}: each is there once, and every byte is what it makes")
+        line("source", f"{files}: each present once, every byte matches")
         return
     line(
         "source",
-        f"{files}: each is there once; {source.same:,} exactly, {source.alike:,} but for other "
-        f"versions of libraries (PSNR {source.least_psnr:.1f} dB and more)",
+        f"{files}: each present once; {source.same:,} match exactly, {source.alike:,} but for "
+        f"library versions (PSNR at least {source.least_psnr:.1f} dB)",
     )
 
 
-def _show_receipt(receipt: Path | None, known: dict[str, Any] | None, result: Verification) -> None:
-    if known and result.ok:
+def _show_receipts(
+    written: Path | None, known: dict[str, Any] | None, result: Verification
+) -> None:
+    if known:
         against = printable(known["source"]["name"])
-        line("receipt", f"of {_when(known)}, against {against}: holds")
-    elif known:
-        line("receipt", f"of {_when(known)}: does not hold")
-    elif receipt is not None:
-        line("receipt", f"written to {receipt}" if result.ok else "none: there are findings")
+        text = f", against {against}: holds" if result.ok else ": does not hold"
+        line("receipt", f"of {_when(known)}{text}")
+    if written is not None:
+        line("receipt", f"written to {written}" if result.ok else "not written: see the findings")
 
 
 def _when(receipt: dict[str, Any]) -> str:
-    """Return the time of a receipt, which is UTC, to the minute."""
+    """Return the time of a receipt in UTC, to the minute."""
     return printable(f"{receipt['time'][:16].replace('T', ' ')} UTC")
+
+
+def _kind(finding: Finding) -> str:
+    """Return the kind of a finding; "bad image" is a fault of the source."""
+    return "differs" if finding.source else "bad image" if finding.as_stored else "damaged"
 
 
 def _describe(finding: Finding) -> str:

@@ -1,1 +1,1 @@
-"""Bytes to values and back. A codec never opens a file."""
+"""Encode and decode images. A codec never opens a file."""

@@ -1,15 +1,16 @@
-"""Images: what kind they are, how large, their pixels as RGB, and back to bytes.
+"""Identify, inspect, decode to RGB, and encode images.
 
-JPEG goes through simplejpeg (libjpeg-turbo without the GIL), all else and whatever it refuses
-through Pillow; at the settings used here the two give equal pixels.
+simplejpeg (libjpeg-turbo without the GIL) decodes JPEG; Pillow decodes everything else, and JPEGs
+that simplejpeg refuses or warns about. With these settings both give equal pixels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,29 +25,35 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from shardkit.codecs.blame import blaming, require_memory
+from shardkit.codecs.decode_errors import as_bad_image, require_memory
+from shardkit.codecs.foreign import open_foreign
+from shardkit.codecs.jpeg import CMYK, is_warning, jpeg_loss
+from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.structure import (
+    PlainPng,
     check_png,
     check_ppm,
     jpeg_header,
+    plain_png,
     png_is_whole,
     png_says_more,
     tiff_frames,
     webp_size,
 )
 from shardkit.errors import BadImage
+from shardkit.record import FOREIGN_FIELD
 
 try:
     import simplejpeg
-except ImportError:  # no wheel for this Python: Pillow does it all, more slowly
+except ImportError:  # no wheel for this Python: Pillow decodes all, more slowly
     simplejpeg = None
 
 Pixels = npt.NDArray[np.uint8]
 """RGB pixels: uint8, shape (height, width, 3)."""
 
-Colour = tuple[int, int, int]
-WHITE: Colour = (255, 255, 255)
+Color = tuple[int, int, int]
+WHITE: Color = (255, 255, 255)
 
 _PILLOW_NAMES = {
     "jpg": "JPEG",
@@ -66,8 +73,9 @@ _OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "gif": GifImagePlugin.GifImageFile,
     "tiff": TiffImagePlugin.TiffImageFile,
     "ppm": PpmImagePlugin.PpmImageFile,
+    FOREIGN_FIELD: open_foreign,
 }
-"""Pillow's own readers; `Image.open` would ask them too, and keep to itself what they say."""
+"""Pillow's readers, used directly because `Image.open` hides their errors."""
 
 _MAGIC = re.compile(
     rb"(?P<jpg>\xff\xd8\xff)"
@@ -76,22 +84,22 @@ _MAGIC = re.compile(
     rb"|(?P<gif>GIF8[79]a)"
     rb"|(?P<tiff>II[*+]\0|MM\0[*+])"
     rb"|(?P<ppm>P[1-6][ \t\r\n]+[#0-9])"
-    # "BM" alone begins many a text; the size of the second header tells.
+    # Text may start with "BM"; the size of the second header decides.
     rb"|(?P<bmp>BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0)",
     re.DOTALL,
 )
 
 SNIFF_BYTES = 32
-"""As many of a file's first bytes as `sniff` looks at."""
+"""Number of leading bytes that `sniff` needs."""
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
-"""A larger image is taken for a decompression bomb: Pillow's own limit."""
+"""Pixel limit, as in Pillow: larger images count as decompression bombs."""
 
 _BAND = 1 << 22
-"""Pixels that are turned into RGB at a time, which takes up to 20 bytes for each."""
+"""Pixels converted to RGB at a time, with up to 20 bytes of memory each."""
 
 _TILE = 4096
-"""Width and height of tiles in a TIFF file that are never too large, whatever the image's size."""
+"""Allowed width and height of TIFF tiles in an image of any size."""
 
 _ORIENTATION_TAG = 0x0112
 _TRANSPOSITIONS = {
@@ -105,12 +113,13 @@ _TRANSPOSITIONS = {
 }
 
 
-_CMYK = ("CMYK", "YCCK")
+class WrongSizeError(BadImage):
+    """The image's size differs from the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What an image's header tells."""
+    """Information from an image's header."""
 
     width: int
     height: int
@@ -119,6 +128,18 @@ class ImageInfo:
     """EXIF orientation, 1 to 8; 1 is upright."""
     frames: int = 1
     """Frames of an animation or pages; shardkit uses the first."""
+    kind: str = ""
+    """Pillow's format name for a `FOREIGN_FIELD`; "" for others."""
+    plain: PlainPng | None = field(default=None, repr=False, compare=False)
+    """Content of an ordinary PNG."""
+
+    @property
+    def surely_decodes(self) -> bool:
+        """Whether `decode` certainly accepts the image; False means unknown.
+
+        Only ordinary PNG files have such a cheap proof.
+        """
+        return self.plain is not None and self.plain.is_whole()
 
     @property
     def upright(self) -> tuple[int, int]:
@@ -128,89 +149,119 @@ class ImageInfo:
 
 
 def sniff(head: bytes) -> str | None:
-    """Return the image field that content beginning with ``head`` belongs to, or None."""
+    """Return the image field for content that starts with ``head``, or None."""
     match = _MAGIC.match(head)
     return match.lastgroup if match else None
 
 
 def inspect(data: bytes, field: str) -> ImageInfo:
-    """Read the header of an encoded image.
-
-    Metadata that are damaged count for none.
+    """Read the header of an encoded image, ignoring damaged metadata.
 
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
     if field == "jpg":
-        with blaming("it cannot be identified"):
+        with as_bad_image("it cannot be identified"):
             header = jpeg_header(data)
         data = header.content
         if not header.speaks and simplejpeg is not None:
             try:
                 height, width, _, _ = simplejpeg.decode_jpeg_header(data)
             except (ValueError, KeyError):
-                pass  # Pillow knows more kinds, and says better what is wrong
+                pass  # Pillow supports more kinds and gives better errors
             else:
                 _check_size(width, height)
                 return ImageInfo(width, height)
+    if field == "png" and (plain := plain_png(data)):
+        _check_size(plain.width, plain.height)
+        return ImageInfo(plain.width, plain.height, plain=plain)
     with quiet(), _open(data, field) as image:
-        with blaming("its frames cannot be counted"):
+        with as_bad_image("its frames cannot be counted"):
             frames = _frames(image, data, field)
-        return ImageInfo(image.width, image.height, _orientation(image, data, field), frames)
+        kind = ""
+        if field == FOREIGN_FIELD:
+            kind = image.format or ""
+            with as_bad_image("it cannot be decoded", image.width * image.height):
+                image.load()  # before this, icons state another size
+            _check_size(image.width, image.height)
+        turned = _orientation(image, data, field)
+        return ImageInfo(image.width, image.height, turned, frames, kind)
 
 
-def decode(  # noqa: PLR0913 - each says one thing of one image
+def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
+    """Return the width and height that an encoded image's header states.
+
+    Raises:
+        BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
+    """
+    if field == "jpg" and simplejpeg is not None:
+        with contextlib.suppress(ValueError, KeyError):  # Pillow supports more kinds
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            return width, height
+    with quiet(), _open(data, field) as image:
+        return image.size
+
+
+def decode(  # noqa: PLR0913 - independent options
     data: bytes | memoryview,
     field: str,
     *,
-    background: Colour = WHITE,
+    background: Color = WHITE,
     at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
     fast: bool = False,
+    warnings: list[str] | None = None,
 ) -> Pixels:
-    """Decode an encoded image to RGB; the orientation in its EXIF data is not applied.
+    """Decode an encoded image to RGB without applying its EXIF orientation.
 
-    Grey, palette and CMYK images become RGB, 16-bit ones keep their upper eight bits, transparent
-    ones are laid over ``background``; of an animation it is the first frame.
+    Gray, palette and CMYK images become RGB, 16-bit images keep their upper eight bits, and
+    transparent images are composited over ``background``. Of an animation, decodes the first frame.
+    A JPEG with libjpeg warnings, even of data loss, gives the same pixels as in Pillow.
 
     Args:
         data: The encoded image.
-        field: Its kind, a name of `shardkit.record.IMAGE_FIELDS` but ``raw``.
-        background: RGB colour under transparent pixels.
-        at_least: Width and height that suffice. A JPEG of at least twice that size may come
-            reduced, but not below; (0, 0) gives all pixels.
-        out: Where to put the pixels: C-contiguous, of exactly the image's shape.
-        fast: Whether a JPEG takes libjpeg's fast inverse DCT and upsampling, where simplejpeg is
-            there: sooner, and off by a few levels, at edges of colour by many.
+        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``.
+        background: RGB color under transparent pixels.
+        at_least: Minimum width and height. A JPEG of at least twice that size may be decoded
+            reduced, but not below; (0, 0) decodes all pixels.
+        out: Array for the pixels: C-contiguous, of exactly the image's shape.
+        fast: Whether a JPEG may use libjpeg's fast inverse DCT (see `allow_fast_dct`). Requires
+            simplejpeg.
+        warnings: Receives libjpeg's first warning about a JPEG, if any, for
+            `shardkit.codecs.jpeg.jpeg_loss`.
 
     Returns:
-        uint8 of shape (height, width, 3); ``out`` if it was given.
+        uint8 of shape (height, width, 3); ``out`` if given.
 
     Raises:
-        BadImage: If the image cannot be decoded whole.
+        BadImage: If the image cannot be decoded completely.
     """
+    if warnings is None:
+        warnings = []
     if field == "jpg" and simplejpeg is not None:
-        pixels = _decode_jpeg(data, at_least, out, fast)
+        pixels = _decode_jpeg(data, at_least, out, fast, warnings)
         if pixels is not None:
             return pixels
     try:
         return _decode_by_pillow(data, field, background, at_least, out)
     except BadImage as error:
-        if field != "jpg":
+        if field != "jpg" or isinstance(error, WrongSizeError):
             raise
+        if warnings and (loss := jpeg_loss(bytes(data), warnings[0])):
+            raise BadImage(f"it is damaged: {loss}") from error
         raise BadImage(f"{error} ({jpeg_header(bytes(data)).coding})") from error
 
 
-def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
-    """Return ``image`` in mode RGB, transparent pixels laid over ``background``.
+def to_rgb(image: Image.Image, background: Color = WHITE) -> Image.Image:
+    """Return ``image`` in mode RGB, with transparent pixels composited over ``background``.
 
     Raises:
         BadImage: If it cannot be loaded, or its pixels have no defined range (float, 32-bit).
     """
-    with blaming("it cannot be decoded", image.width * image.height):
+    with as_bad_image("it cannot be decoded", image.width * image.height):
         image.load()
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-            # Pillow would clip at 255; the upper byte is the value that an 8-bit screen shows.
+            # Pillow would clip at 255; the upper byte is the value shown on an 8-bit screen.
             values = np.asarray(image).astype(np.int32)
             key = image.info.get("transparency")
             image = Image.fromarray((values >> 8).astype(np.uint8))
@@ -225,40 +276,40 @@ def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
         return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
-    """Return ``image`` turned and mirrored as its EXIF ``orientation`` (1 to 8) asks."""
+def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
+    """Return ``image`` with its EXIF ``orientation`` (1 to 8) applied."""
     method = _TRANSPOSITIONS.get(orientation)
     return image if method is None else image.transpose(method)
 
 
 def encode(image: Image.Image, field: str, quality: int) -> bytes:
-    """Encode an RGB image, without any metadata.
+    """Encode an RGB image without metadata.
 
     Args:
-        image: In mode RGB.
-        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` (lossy) or ``raw`` (pixels as they are).
+        image: The image, in mode RGB.
+        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` (lossy) or ``raw`` (plain pixels).
         quality: 1 to 100; for jpg and webp.
 
     Raises:
-        BadImage: If the encoding has no room for an image of this size.
+        BadImage: If the encoding does not support an image of this size.
     """
     if field == "raw":
         return image.tobytes()
-    # Not simplejpeg for JPEG: below quality 96 it takes libjpeg's fast DCT, for 0.06 dB less.
+    # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
     buffer = io.BytesIO()
     options = {"png": {}}.get(field, {"quality": quality})
     size = f"{image.width} x {image.height}"
-    with blaming(f"{size} pixels cannot be stored as {field}", image.width * image.height):
+    with as_bad_image(f"{size} pixels cannot be stored as {field}", image.width * image.height):
         image.save(buffer, _PILLOW_NAMES[field], **options)
     return buffer.getvalue()
 
 
 def _orientation(image: Image.Image, data: bytes, field: str) -> int:
     if field == "tiff" or (field == "png" and not png_says_more(data)):
-        return 1  # Pillow turns TIFF files by itself
+        return 1  # Pillow itself rotates TIFF files
     if field == "png" and "exif" not in image.info:
-        with blaming("it cannot be decoded", image.width * image.height):
-            image.load()  # they may stand behind the pixels
+        with as_bad_image("it cannot be decoded", image.width * image.height):
+            image.load()  # EXIF data may follow the pixels
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except MemoryError:
@@ -274,7 +325,7 @@ def _frames(image: Image.Image, data: bytes, field: str) -> int:
     if field == "jpg":
         return _jpeg_frames(image)
     frames = int(getattr(image, "n_frames", 1))
-    # A PNG states how many it has; they need not be there.
+    # A PNG may state more frames than it contains.
     return min(frames, 1 + data.count(b"fcTL")) if field == "png" else frames
 
 
@@ -293,40 +344,44 @@ def _jpeg_frames(image: Image.Image) -> int:
 def _decode_by_pillow(
     data: bytes | memoryview,
     field: str,
-    background: Colour,
+    background: Color,
     at_least: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
     if field == "png":
-        with blaming("it cannot be decoded"):
+        with as_bad_image("it cannot be decoded"):
             check_png(data)
     with quiet(), _open(data, field) as image:
         if field == "jpg" and min(at_least) > 0:
             image.draft(None, at_least)
-        with blaming("it cannot be decoded", image.width * image.height):
+        with as_bad_image("it cannot be decoded", image.width * image.height):
             image.load()
         if field == "png" and _may_lack_rows(image, data) and not png_is_whole(data):
             raise BadImage("it is damaged: its packed data end before its last row")
         shape = (image.height, image.width, 3)
         if out is not None and out.shape != shape:
-            raise BadImage(f"it is {shape[1]} x {shape[0]} pixels, not of the size given")
+            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the size given")
         return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
 
 
 def _decode_jpeg(
-    data: bytes | memoryview, at_least: tuple[int, int], out: Pixels | None, fast: bool
+    data: bytes | memoryview,
+    at_least: tuple[int, int],
+    out: Pixels | None,
+    fast: bool,
+    warnings: list[str],
 ) -> Pixels | None:
-    """Decode with simplejpeg; None leaves the image to Pillow."""
+    """Decode with simplejpeg; None means to use Pillow instead."""
     width, height = at_least
     try:
         stated_height, stated_width, space, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(stated_width, stated_height)
-        cmyk = space in _CMYK
+        cmyk = space in CMYK
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
             colorspace="CMYK" if cmyk else "RGB",
-            fastdct=fast,
-            fastupsample=fast,
+            fastdct=fast and allow_fast_dct(data),
+            fastupsample=False,  # it is off by 40 levels on average at saturated edges
             min_height=height,
             min_width=width,
             min_factor=2 if height else 1,
@@ -334,20 +389,13 @@ def _decode_jpeg(
         )
     except BadImage:
         raise
-    except (ValueError, KeyError) as error:  # a KeyError for subsampling that it has no name for
+    except (ValueError, KeyError) as error:  # KeyError: a subsampling unknown to simplejpeg
         reason = str(error)
         require_memory(reason)
-        if reason.startswith(("Corrupt", "Premature")) and not _is_padded(bytes(data), reason):
-            raise BadImage(f"it is damaged: {reason}") from error
+        if is_warning(reason):
+            warnings.append(reason)
         return None
-    return None if cmyk else pixels  # Pillow's differ by one
-
-
-def _is_padded(data: bytes, warning: str) -> bool:
-    """Tell whether libjpeg's warning is of nothing but padding before the end of the image."""
-    match = re.search(r": (\d+) extraneous bytes before marker 0xd9", warning)
-    end = data.rfind(b"\xff\xd9")
-    return match is not None and len(set(data[max(0, end - int(match[1])) : end])) == 1
+    return None if cmyk else pixels  # Pillow's CMYK conversion differs by one
 
 
 def _open(data: bytes | memoryview, field: str) -> Image.Image:
@@ -356,7 +404,7 @@ def _open(data: bytes | memoryview, field: str) -> Image.Image:
         _check_size(*size)
     if field == "ppm":
         check_ppm(data)
-    with blaming("it cannot be identified", size[0] * size[1] if size else 0):
+    with as_bad_image("it cannot be identified", size[0] * size[1] if size else 0):
         image = _OPENERS[field](io.BytesIO(data))
     _check_size(image.width, image.height)
     if field == "tiff":
@@ -370,7 +418,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _check_tiles(image: Image.Image) -> None:
-    """Refuse tiles that are larger than the image: libtiff makes room for a whole one."""
+    """Refuse tiles that are larger than the image: libtiff allocates a whole tile."""
     tags = image.tag_v2  # type: ignore[attr-defined]
     for tag, side in (322, image.width), (323, image.height):
         stated = tags.get(tag, 0)
@@ -378,8 +426,8 @@ def _check_tiles(image: Image.Image) -> None:
             raise BadImage(f"it states tiles of {stated} pixels for a side of {side} pixels")
 
 
-def _put(image: Image.Image, background: Colour, out: Pixels) -> Pixels:
-    """Put the pixels of a loaded image into ``out``, a few rows at a time if it is large."""
+def _put(image: Image.Image, background: Color, out: Pixels) -> Pixels:
+    """Convert a loaded image to RGB in ``out``, a few rows at a time if it is large."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         band = image
@@ -391,7 +439,7 @@ def _put(image: Image.Image, background: Colour, out: Pixels) -> Pixels:
 
 
 def _may_lack_rows(image: Image.Image, data: bytes | memoryview) -> bool:
-    """Tell whether rows of a PNG may be missing: Pillow leaves them as they were, all zero."""
+    """Return whether rows of a PNG may be missing: Pillow leaves them all zero."""
     interlaced = data[28]
     last = image.crop((0, image.height - 1, image.width, image.height))
     return bool(interlaced) or not np.asarray(last).any()

@@ -1,8 +1,8 @@
-"""Pillow's warnings, kept from the user while shardkit opens an image.
+"""Suppress Pillow's warnings in one thread.
 
-They speak of metadata that nobody asked for, or of sizes that shardkit limits itself; under
-``python -W error`` they would make good images bad. `warnings.catch_warnings` would change the
-filters of all threads, and leave them changed if two of them leave it in the wrong order.
+They concern unused metadata, or sizes that shardkit limits itself; under ``python -W error`` they
+would make good images bad. `warnings.catch_warnings` would change the filters of all threads, and
+two threads that leave it in the wrong order would not restore them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 
 class _Here(threading.local):
-    """Matches any message in a thread that is within `quiet`, and none in others.
+    """Matches every message in threads inside `quiet`, and none in others.
 
-    It stands where a filter has the pattern of its message, of which only ``match`` is ever used.
+    It replaces the compiled message pattern of a warning filter, which needs only ``match``.
     """
 
     depth = 0
@@ -27,7 +27,7 @@ class _Here(threading.local):
         return self.depth > 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Become a pattern that matches nothing: others send the filters to their processes."""
+        """Pickle as a pattern without matches: other libraries send filters to their processes."""
         return re.compile, ("(?!)",)
 
 
@@ -38,7 +38,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let this thread give no warnings within the block; other threads are not affected."""
+    """Suppress warnings of this thread within the block."""
     _install()
     _here.depth += 1
     try:
@@ -48,7 +48,7 @@ def quiet() -> Iterator[None]:
 
 
 def _install() -> None:
-    """Put the filter in front, where others may have been put since, or all been taken away."""
+    """Insert the filter first, since other code may have added filters or removed all."""
     filters: Any = warnings.filters
     if filters and filters[0] is _FILTER:
         return

@@ -1,7 +1,7 @@
-"""Scaling with torch, whose code for bytes takes a fifth of Pillow's time.
+"""Scale images with torch, in a fifth of Pillow's time.
 
-For reading, where torch is loaded in any case; of conversions only one whose recipe asks for it
-loads this file, since torch takes a second and 200 MB in each process.
+Reading uses it, since torch is loaded anyway. A conversion loads this module only if its recipe
+requires it, since torch takes a second and 200 MB in each process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from shardkit.codecs.image import Pixels
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch from starting threads: its callers are as many as the processors.
+    """Keep torch from starting threads: there are already as many callers as CPUs.
 
-    The number of threads is the process's own: it is put back at the end.
+    The number of threads is process-wide and restored at the end.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -31,12 +31,12 @@ def one_thread() -> Iterator[None]:
 def scale(pixels: Pixels, size: tuple[int, int], filter_: str) -> Pixels:
     """Return ``pixels`` scaled to ``size``, antialiased.
 
-    torch computes as Pillow does, in two passes over bytes, but with weights of 15 bits instead of
-    22: of the values of photographs 0.3 % differ by one, and one in a million by two (bicubic).
-    The number of threads and the processor's instruction set do not change them.
+    torch computes like Pillow, in two passes over bytes, but with 15-bit instead of 22-bit weights:
+    in photographs 0.3% of the values differ by one, and one in a million by two (bicubic). The
+    number of threads and the CPU's instruction set do not change the result.
 
     Args:
-        pixels: uint8 of shape (height, width, 3), writable; a part of an image may be a view.
+        pixels: uint8 of shape (height, width, 3), writable; may be a view of a part of an image.
         size: Width and height.
         filter_: ``bicubic`` or ``bilinear``.
 
@@ -46,7 +46,7 @@ def scale(pixels: Pixels, size: tuple[int, int], filter_: str) -> Pixels:
     width, height = size
     if pixels.shape[:2] == (height, width):
         return pixels
-    # One image with its channels last in memory, which the fast code asks for: nothing is copied.
+    # A batch of one, channels last in memory as the fast code requires, without a copy.
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     scaled = torch.nn.functional.interpolate(batch, (height, width), mode=filter_, antialias=True)
     result: Pixels = scaled[0].permute(1, 2, 0).contiguous().numpy()

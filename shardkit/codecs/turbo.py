@@ -1,9 +1,10 @@
-"""Pieces of JPEG images, decoded without the rest: by TurboJPEG 3, where a machine has it.
+"""Decode a region of a JPEG without the rest, using TurboJPEG 3 if installed.
 
 No Python package offers that call, but the library comes with many systems (Homebrew, conda-forge,
-Fedora, newer Debians), and its interface is plain C that is promised to stay. It is optional: what
-it gives is, to the bit, what decoding the whole image and cutting gives, only sooner. Of an image
-that is damaged below the piece it may give the piece, where the whole is refused: it stops there.
+Fedora, newer Debians) and in the wheel ``pylibjxl`` (`pip install 'shardkit[turbo]'`), whose
+extension exports it. Its C interface is stable. It is optional: the pixels equal those of decoding
+the whole image and cropping, bit for bit, only faster. Decoding stops below the region, so damage
+there goes unnoticed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -21,25 +23,33 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.errors import UsageError
 
 VARIABLE = "SHARDKIT_TURBOJPEG"
-"""The environment variable that names the library's file, or is ``off`` to use none."""
+"""The environment variable with the path of the library, or ``off`` to use none."""
 
 _FILE = "libturbojpeg.0.dylib" if sys.platform == "darwin" else "libturbojpeg.so.0"
 
 # Names and values of turbojpeg.h, version 3.0.
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOUR = 0, 4, 5, 6, 8  # TJPARAM_...
-_FAST_UPSAMPLE, _FAST_DCT, _PROGRESSIVE = 9, 10, 12
+_FAST_DCT, _PROGRESSIVE = 10, 12
 _RGB = 0  # TJPF_RGB
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
-"""Pixels in the width of a block of each kind of subsampling, TJSAMP_444 to TJSAMP_441."""
+"""Block width in pixels for each subsampling, TJSAMP_444 to TJSAMP_441."""
 _CMYK = (3, 4)
 """TJCS_CMYK and TJCS_YCCK."""
 
 _CONTEXT = 2
-"""Columns beside a piece that are decoded with it: smooth upsampling looks at its neighbours."""
+"""Extra columns decoded on each side of a region: smooth upsampling reads neighboring columns."""
+
+
+_WHEELS = {
+    "pylibjxl": f"_pylibjxl{EXTENSION_SUFFIXES[0]}",
+    "turbojpeg": "turbojpeg.libs/libturbojpeg*",
+}
+"""Files of the library in wheels, by package; relative to the folder of the package's module."""
 
 
 class Region(NamedTuple):
@@ -60,7 +70,7 @@ class _Region(ctypes.Structure):
 
 
 _SCALES = {n: _Scale(n // math.gcd(n, 8), 8 // math.gcd(n, 8)) for n in range(1, 9)}
-"""By eighths; the library knows fractions in their lowest terms."""
+"""Scales by eighths; the library accepts only fractions in lowest terms."""
 
 
 def decode_region(
@@ -71,31 +81,31 @@ def decode_region(
     *,
     fast: bool = False,
 ) -> npt.NDArray[np.uint8] | None:
-    """Decode a piece of a JPEG image.
+    """Decode a region of a JPEG image.
 
     Args:
         data: The encoded image.
-        size: Width and height that it should have.
-        eighths: In how many eighths of its size it is decoded, 1 to 8.
-        region: The piece, in pixels of the scaled image; inside of it.
-        fast: Whether the fast, less exact inverse DCT and upsampling are used.
+        size: Expected width and height.
+        eighths: Scale in eighths, 1 to 8.
+        region: The region, in pixels of the scaled image.
+        fast: Whether the fast inverse DCT may be used (see `allow_fast_dct`).
 
     Returns:
-        uint8 of shape (height, width, 3), maybe not contiguous. None leaves the image to others:
-        there is no library, or the image is damaged (as far as it was looked at), CMYK,
-        progressive, or of another size.
+        uint8 of shape (height, width, 3), possibly not contiguous. None if the library is missing
+        or does not apply: the image is CMYK, progressive, of another size, or known to be damaged.
 
     Raises:
-        UsageError: If the environment names a library that is none.
+        UsageError: If the environment variable does not name a TurboJPEG library.
     """
     library = _library()
     if library is None:
         return None
-    # One for each image, which takes a microsecond: it keeps tables and errors of the last.
+    # A new handle per image takes a microsecond; a reused one keeps tables and errors.
     handle = library.tj3Init(_DECOMPRESS)
     try:
         source = np.frombuffer(data, np.uint8).ctypes.data, len(data)
-        for parameter, value in (_STOP_ON_WARNING, 1), (_FAST_DCT, fast), (_FAST_UPSAMPLE, fast):
+        fast = fast and allow_fast_dct(data)
+        for parameter, value in (_STOP_ON_WARNING, 1), (_FAST_DCT, fast):
             library.tj3Set(handle, parameter, value)
         if library.tj3DecompressHeader(handle, *source):
             return None
@@ -103,12 +113,12 @@ def decode_region(
         subsampling = library.tj3Get(handle, _SUBSAMPLING)
         if not known or library.tj3Get(handle, _COLOUR) in _CMYK:
             return None
-        if library.tj3Get(handle, _PROGRESSIVE):  # if scans are missing, smoothed otherwise
+        if library.tj3Get(handle, _PROGRESSIVE):  # missing scans would be smoothed differently
             return None
         if not 0 <= subsampling < len(_BLOCK_WIDTHS):
             return None
         block = -(-_BLOCK_WIDTHS[subsampling] * eighths // 8)
-        begin = max(0, region.left - _CONTEXT) // block * block  # it must begin with a block
+        begin = max(0, region.left - _CONTEXT) // block * block  # must be aligned to a block
         end = min(-(-size[0] * eighths // 8), region.left + region.width + _CONTEXT)
         pixels = np.empty((region.height, end - begin, 3), np.uint8)
         wanted = _Region(begin, region.top, end - begin, region.height)
@@ -124,46 +134,46 @@ def decode_region(
 
 
 def available() -> bool:
-    """Tell whether this machine has the library.
+    """Return whether the library is installed.
 
     Raises:
-        UsageError: If the environment names a library that is none.
+        UsageError: If the environment variable does not name a TurboJPEG library.
     """
     return _library() is not None
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """Return the first TurboJPEG 3 library that this machine has."""
+    """Return the first TurboJPEG 3 library found, or None."""
     named = os.environ.get(VARIABLE, "")
     if named == "off":
         return None
     for path in [named] if named else _candidates():
         try:
             return _declared(ctypes.CDLL(path))
-        except (OSError, AttributeError) as error:  # not there, or an older one
+        except (OSError, AttributeError) as error:  # missing, or an older version
             if named:
                 raise UsageError(
-                    f"{VARIABLE} names no TurboJPEG library of version 3 ({error}); correct it, "
-                    f"or set it to 'off'"
+                    f"{VARIABLE} does not name a TurboJPEG library of version 3 ({error}); correct "
+                    "it, or set it to 'off'"
                 ) from error
     return None
 
 
 def _candidates() -> Iterator[str]:
-    """Give where the library may be: beside this Python, on the system, or in a wheel."""
+    """Yield possible paths of the library: with this Python, on the system, or in a wheel."""
     for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)):  # conda's, also below a venv
         yield str(Path(prefix, "lib", _FILE))
     yield _FILE
-    yield f"/opt/homebrew/lib/{_FILE}"  # where the system's search does not look
-    bundled = find_spec("turbojpeg")
-    if bundled is not None and bundled.origin is not None:
-        found = Path(bundled.origin).parent.glob("turbojpeg.libs/libturbojpeg*")
-        yield from map(str, found)
+    yield f"/opt/homebrew/lib/{_FILE}"  # not in the system's search path
+    for package, pattern in _WHEELS.items():
+        found = find_spec(package)  # without importing it
+        if found is not None and found.origin is not None:
+            yield from map(str, sorted(Path(found.origin).parent.glob(pattern)))
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """State what the functions used here take.
+    """Declare the argument types of the functions.
 
     Raises:
         AttributeError: If one is missing.

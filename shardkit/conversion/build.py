@@ -1,52 +1,63 @@
-"""One shard, from its images to a finished, read-back file: what a worker of a conversion does."""
+"""Build one shard: prepare its images, write the file and read it back."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import shutil
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.contracts import Format, ShardSpec, ShardWriter
-from shardkit.conversion.space import as_failure
+import numpy as np
+
+from shardkit.contracts import Images, ShardSpec, ShardWriter
+from shardkit.conversion.disk import as_failure
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
+from shardkit.dataset.index_builder import index_shard
+from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.files import has_sha256, published, sha256_of, sync, write_atomically
-from shardkit.index import INDEX_DIRECTORY, Index, IndexPart, save_index
-from shardkit.indexing import index_shard
-from shardkit.manifest import ShardEntry
-from shardkit.pool import Meter
-from shardkit.recipe import NOTES, Recipe
 from shardkit.record import NO_LABEL, Record, dump_json, load_json
 from shardkit.registry import get_format
-from shardkit.sources.imagefolder import ImageFolder
+from shardkit.system.files import (
+    has_sha256,
+    published,
+    read_small,
+    sha256_of,
+    sync,
+    write_atomically,
+)
+from shardkit.system.pool import Meter, Team, team
+from shardkit.system.safe_paths import status_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """One shard to be made; all that a worker process needs to know."""
+    """One shard to build, with everything that a worker process needs."""
 
     split: str
     number: int
     folder: Path
-    """Where the shard is put."""
+    """Folder of the finished shard."""
     part: Path
-    """The folder for the shard's part of the index and of the manifest."""
+    """Folder for the shard's part of the index and of the manifest."""
     format: str
     recipe: Recipe
-    source: ImageFolder
+    source: Images
     meta: dict[str, Any]
     software: dict[str, str]
-    """Versions of all that can change a byte of it."""
+    """Versions of all libraries that can change its bytes."""
     keep: bool
-    """Whether the shard is wanted although some of its images are bad."""
-    threads: int = 1
-    """Images prepared at the same time: more than one if there are fewer shards than processors."""
+    """Whether to keep the shard if some of its images are bad."""
+    workers: int = 1
+    """Processes that work on it; more than one if fewer shards than workers are left."""
 
     @property
     def path(self) -> Path:
@@ -55,7 +66,7 @@ class ShardTask:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that decides the shard's bytes."""
+        """SHA-256 of everything that determines the shard's bytes."""
         digest = hashlib.sha256(dump_json([self.format, self.number, self.meta, self.software]))
         digest.update(dump_json([self.recipe.describe(), list(self.source.entries)]))
         return digest.hexdigest()
@@ -66,27 +77,27 @@ class ShardResult:
     """What a finished shard adds to the manifest."""
 
     entry: ShardEntry | None
-    """None if nothing was written, because images are bad and the shard is not wanted then."""
+    """None if bad images prevented the shard."""
     bad: list[Problem]
     fields: dict[str, int]
     labels: dict[int, int]
-    """Label to the number of its records; without the unlabelled ones."""
+    """Label to its number of records, without unlabelled records."""
     notes: dict[str, int]
 
 
 class Built(NamedTuple):
-    """A shard that is there."""
+    """The outcome of building a shard."""
 
     result: ShardResult
     kept: bool
-    """Whether an earlier run had made it, and it is still as it was."""
+    """Whether an earlier run built it, and it is intact."""
 
 
 def build_shard(task: ShardTask) -> Built:
-    """Make the shard of ``task``, and save its part of the index and its result beside it.
+    """Build the shard of ``task``, and save its part of the index and its result.
 
     Raises:
-        ConversionFailed: If it cannot be written, or reads back other than it was written.
+        ConversionFailed: If it cannot be written, or differs from the input when read back.
     """
     try:
         done = load_result(task)
@@ -95,7 +106,7 @@ def build_shard(task: ShardTask) -> Built:
             meter.add(images=len(task.source))
             meter.flush()
             return Built(done, kept=True)
-        with task.recipe.at_work(), published(task.path) as temporary:
+        with published(task.path) as temporary:
             result, part = _write(task, temporary)
         _save_part(task, result, part)
     except _UnwantedError as unwanted:
@@ -113,12 +124,12 @@ _FEWER = "Give the same command again with fewer --workers: the shards that are 
 
 
 def load_result(task: ShardTask) -> ShardResult | None:
-    """Return the result of a shard that an earlier run made of the same, or None.
+    """Return the result of a shard that an earlier run built from the same input, or None.
 
-    The shard is there, and has the right size; nothing more is looked at.
+    This checks only that the shard exists and has the right size.
     """
     try:
-        value = load_json((task.part / "result.json").read_bytes())
+        value = load_json(read_small(task.part / "result.json"))
         if value["made_of"] != task.digest:
             return None
         result = ShardResult(
@@ -128,41 +139,48 @@ def load_result(task: ShardTask) -> ShardResult | None:
             labels={int(label): count for label, count in value["labels"].items()},
             notes=value["notes"],
         )
-        size = task.path.stat().st_size
+        size = status_of(task.folder, task.path.name).st_size
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return result if result.entry and size == result.entry.bytes else None
 
 
 def _is_sound(task: ShardTask, result: ShardResult) -> bool:
-    """Tell whether a shard and its part of the index still have the bytes that were written."""
+    """Return whether a shard and its part of the index still have the bytes written."""
     try:
-        files = load_json((task.part / "result.json").read_bytes())["part"]
+        files = load_json(read_small(task.part / "result.json"))["part"]
         return (
             result.entry is not None
             and has_sha256(task.path, result.entry.sha256)
-            and all(has_sha256(task.part / name, digest) for name, digest in files.items())
+            and all(
+                has_sha256(task.part / name, digest, task.part) for name, digest in files.items()
+            )
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False
 
 
 def load_part(task: ShardTask, rows: int) -> IndexPart:
-    """Return the part of the index of a finished shard."""
+    """Return a finished shard's part of the index."""
     index = Index(task.part, rows)
     return IndexPart(index.rows(), list(index.keys()), list(index.paths()))
 
 
 class _UnwantedError(Exception):
-    """The shard has bad images and is not wanted: its file is removed."""
+    """Bad images prevent the shard; its file is removed."""
 
     def __init__(self, result: ShardResult) -> None:
         super().__init__()
         self.result = result
 
 
+_CHUNK_BYTES = 1 << 20
+_CHUNK_ROWS = 256
+"""Limits of a chunk in bytes and images: large enough that passing it on costs little."""
+
+
 class _Tally:
-    """Counts what goes into a shard."""
+    """Counters of what a shard stores."""
 
     def __init__(self) -> None:
         self.bad: list[Problem] = []
@@ -171,33 +189,36 @@ class _Tally:
         self.notes: Counter[str] = Counter()
         self.checksums: list[int] = []
 
-    def stored(self, record: Record) -> None:
-        self.checksums.append(_checksum(record))
-        self.fields.update(record.fields.keys())
-        if (label := record.label) != NO_LABEL:
-            self.labels[label] += 1
-        self.notes.update(record.meta.keys() & NOTES)
+    def stored(self, prepared: _Prepared) -> None:
+        self.checksums.append(prepared.checksum)
+        for name in prepared.fields:
+            self.fields[name] += 1
+        if prepared.label != NO_LABEL:
+            self.labels[prepared.label] += 1
+        for name in prepared.notes:
+            self.notes[name] += 1
 
 
 def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
     storage = get_format(task.format)
     spec = ShardSpec(meta={**task.meta, "shard": task.number}, raw_shape=task.recipe.raw_shape)
-    path.unlink(missing_ok=True)
     tally = _Tally()
-    writer = storage.write(path, spec)
-    try:
-        _write_records(task, writer, tally)
-        if tally.bad and not task.keep:
-            raise _UnwantedError(_result(tally, None))
-        writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-    # The disk, and the hash, which needs no GIL, are waited for while the records are compared.
-    # `published` syncs again, which then takes no time; here it only begins sooner.
-    with ThreadPoolExecutor(1) as aside:
-        sha256 = aside.submit(_synced_sha256, path)
-        part = _read_back(storage, path, tally.checksums)
+    chunks = list(_chunks(task))
+    with team(min(task.workers, len(chunks))) as workers:
+        writer = storage.write(path, spec)
+        try:
+            _write_records(task, chunks, workers, writer, tally)
+            if tally.bad and not task.keep:
+                raise _UnwantedError(_result(tally, None))
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+        # Sync and hash, which needs no GIL, while the records are compared. `published` syncs
+        # again, which then takes no time.
+        with ThreadPoolExecutor(1) as aside:
+            sha256 = aside.submit(_synced_sha256, path)
+            part = _read_back(task.format, path, tally.checksums, workers)
     entry = ShardEntry(
         name=task.path.name,
         rows=len(tally.checksums),
@@ -212,67 +233,114 @@ def _synced_sha256(path: Path) -> str:
     return sha256_of(path)
 
 
-def _write_records(task: ShardTask, writer: ShardWriter, tally: _Tally) -> None:
+def _write_records(
+    task: ShardTask, chunks: list[_Chunk], workers: Team, writer: ShardWriter, tally: _Tally
+) -> None:
     meter = Meter()
-    for entry, record in zip(task.source.entries, _prepared(task), strict=True):
-        if isinstance(record, Problem):
-            tally.bad.append(record)
-        elif task.keep or not tally.bad:
-            writer.write(record)
-            tally.stored(record)
-        meter.add(images=1, size=entry.bytes, bad=isinstance(record, Problem))
+    for chunk, records in zip(chunks, workers.map_in_order(_prepare_all, chunks), strict=True):
+        bad = len(tally.bad)
+        for prepared in records:
+            if isinstance(prepared, Problem):
+                tally.bad.append(prepared)
+            elif task.keep or not tally.bad:
+                writer.write(Record(prepared.key, prepared.fields))
+                tally.stored(prepared)
+        size = sum(entry.bytes for entry in chunk.source.entries)
+        meter.add(images=len(records), size=size, bad=len(tally.bad) - bad)
     meter.flush()
 
 
-def _prepared(task: ShardTask) -> Iterator[Record | Problem]:
-    """Give each record as it is to be stored, or what is wrong with its image, in order."""
-    rows = range(len(task.source))
-    if task.threads == 1:
-        yield from (_prepare(task, row) for row in rows)
-        return
-    # Decoding, resizing and encoding release the GIL. Only a few images are ever waiting.
-    with ThreadPoolExecutor(task.threads) as pool:
-        waiting: deque[Future[Record | Problem]] = deque()
-        for row in rows:
-            waiting.append(pool.submit(_prepare, task, row))
-            if len(waiting) > 2 * task.threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+class _Chunk(NamedTuple):
+    """Images that one process prepares at a time."""
+
+    source: Images
+    recipe: Recipe
 
 
-def _prepare(task: ShardTask, row: int) -> Record | Problem:
+class _Prepared(NamedTuple):
+    """A record to store, and what the tally counts of it."""
+
+    key: str
+    fields: Mapping[str, bytes]
+    checksum: int
+    label: int
+    notes: list[str]
+
+
+def _chunks(task: ShardTask) -> Iterator[_Chunk]:
+    """Divide the images of a shard into chunks; a single image may exceed the limit."""
+    raw_bytes = math.prod(task.recipe.raw_shape or (0,))
+    start = size = 0
+    for row, entry in enumerate(task.source.entries):
+        size += max(entry.bytes, raw_bytes)
+        if row > start and (size > _CHUNK_BYTES or row - start == _CHUNK_ROWS):
+            yield _Chunk(task.source.take(range(start, row)), task.recipe)
+            start, size = row, max(entry.bytes, raw_bytes)
+    yield _Chunk(task.source.take(range(start, len(task.source))), task.recipe)
+
+
+def _prepare_all(chunk: _Chunk) -> list[_Prepared | Problem]:
+    """Return each record to store, or the problem with its image, in order."""
+    rows = range(len(chunk.source))
+    with chunk.recipe.at_work():
+        return [_prepare(chunk.source, chunk.recipe, row) for row in rows]
+
+
+def _prepare(source: Images, recipe: Recipe, row: int) -> _Prepared | Problem:
     try:
-        (record,) = task.source.read([row])
-        return task.recipe.apply(record)
+        (record,) = source.read([row])
+        record, notes = recipe.apply_with_notes(record)
     except BadImage as error:
-        return Problem(path=task.source.entries[row].path, reason=str(error))
+        return Problem(path=source.entries[row].path, reason=str(error))
     except MemoryError:  # the image is not to blame, and must not be left out for it
-        path = task.source.root / task.source.entries[row].path
-        raise ConversionFailed(f"memory ran out at {path}. {_FEWER}") from None
+        raise ConversionFailed(f"memory ran out at {source.locate(row)}. {_FEWER}") from None
+    return _Prepared(record.key, record.fields, _checksum(record), record.label, list(notes))
 
 
-def _read_back(storage: Format, path: Path, checksums: list[int]) -> IndexPart:
-    """Return the shard's part of the index, having compared each record with what was written."""
-    expected = iter(checksums)
+class _WrittenPart(NamedTuple):
+    """Neighboring rows of a finished shard, and the checksums of the records written there."""
+
+    format: str
+    path: Path
+    rows: slice
+    checksums: list[int]
+
+
+def _read_back(format_: str, path: Path, checksums: list[int], workers: Team) -> IndexPart:
+    """Return the shard's part of the index, after comparing each record with the one written."""
+    count = min(workers.ready, 1 + len(checksums) // _CHUNK_ROWS)
+    cuts = [len(checksums) * number // count for number in range(count)]
+    parts = [
+        _WrittenPart(format_, path, slice(start, stop), checksums[start:stop])
+        for start, stop in itertools.pairwise([*cuts, None])
+    ]
+    found = workers.map_at_once(_compare, parts)
+    part = IndexPart(
+        np.concatenate([each.rows for each in found]),
+        [key for each in found for key in each.keys],
+        [source for each in found for source in each.paths],
+    )
+    if len(part.keys) != len(checksums):
+        raise ConversionFailed(f"{path} lost records: it has {len(part.keys)} of {len(checksums)}")
+    return part
+
+
+def _compare(part: _WrittenPart) -> IndexPart:
+    """Return the index of a part of a shard, after comparing its records."""
+    expected = iter(part.checksums)
 
     def compare(record: Record) -> None:
         if _checksum(record) != next(expected, None):
             raise ConversionFailed(
-                f"{path} reads back other than it was written, at record {record.key!r}: "
+                f"{part.path} reads back other than it was written, at record {record.key!r}: "
                 "the memory of this machine is faulty, or a library in it"
             )
 
-    part = index_shard(storage, path, compare)
-    if len(part.keys) != len(checksums):
-        raise ConversionFailed(
-            f"{path} lost records: {len(part.keys)} of {len(checksums)} are there"
-        )
-    return part
+    return index_shard(get_format(part.format), part.path, compare, part.rows)
 
 
 def _checksum(record: Record) -> int:
-    """Return a CRC-32 of all that a record is."""
+    """Return the CRC-32 of a record's key, field names and fields."""
     total = zlib.crc32(record.key.encode())
     for name in sorted(record.fields):
         total = zlib.crc32(record.fields[name], zlib.crc32(name.encode(), total))
@@ -280,7 +348,7 @@ def _checksum(record: Record) -> int:
 
 
 def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
-    """Save what is known of a finished shard; its result, written last, says that it is."""
+    """Save the index and the result of a finished shard; the result, last, marks it as done."""
     shutil.rmtree(task.part, ignore_errors=True)
     task.part.mkdir(parents=True)
     digests = {}

@@ -5,21 +5,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shardkit.conversion.space import as_failure
+from shardkit.conversion.disk import as_failure
 from shardkit.errors import UsageError
-from shardkit.record import dump_json
+from shardkit.record import dump_json, load_json
+from shardkit.system.files import read_small
+from shardkit.system.safe_paths import (
+    LinkRefused,
+    move,
+    open_plain,
+    opened,
+    remove,
+    status_of,
+    walk,
+)
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What file systems without locks answer: some network mounts and FUSE."""
 
 _REFUSALS = (
-    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENXIO),
     *(errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
 )
 """What is said of a place in which nothing can be written; all else is a disk that fails."""
@@ -44,84 +53,115 @@ def locked(folder: Path, look: Callable[[], object]) -> Iterator[None]:
     while release is None:  # another holder may remove the lock between the look and the try
         look()
         try:
-            release = _take(folder)
+            release = _take(folder.parent, folder.name)
+        except LinkRefused as error:
+            raise _unusable(folder, error) from error
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise as_failure(error, folder.parent) from error
             reason = error.strerror
             raise UsageError(f"{folder.parent} cannot be written: {reason}") from error
     try:
+        _refuse_planted(folder)
         yield
     finally:
         release()
 
 
-def _take(folder: Path) -> Callable[[], None] | None:
-    """Return what releases the lock, or None if it was removed meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "lock"
+def _refuse_planted(folder: Path) -> None:
+    """Refuse a work folder that holds links or pipes, which no version of shardkit makes.
+
+    The formats' libraries open files there by their paths, and would follow links.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        for _ in walk(folder.parent, folder.name):
+            pass
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"the work folder {folder} cannot be used: {error.filename}: {error.strerror}. Remove "
+        f"{folder} (of a link, the link) and start over."
+    )
+
+
+def _take(target: Path, work: str) -> Callable[[], None] | None:
+    """Return what releases the lock, or None if it was removed meanwhile."""
+    target.mkdir(parents=True, exist_ok=True)
+    name = f"{work}/lock"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(target / work)
+        with opened(target, work) as folder:
+            # Only who may write it can open it: so nobody who may only read can hold the lock.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
+            descriptor = open_plain(target / name, flags, 0o622, dir_fd=folder)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        if os.path.samestat(os.fstat(descriptor), status_of(target, name)):
             return lambda: os.close(descriptor)
     except FileNotFoundError:
         pass
     except BlockingIOError:
         os.close(descriptor)
-        raise UsageError(f"another conversion is writing into {folder.parent}") from None
+        raise UsageError(f"another conversion is writing into {target}") from None
     except OSError as error:
         os.close(descriptor)
         if error.errno not in _NO_LOCKS:
             raise
-        return _own(folder / "owner")
+        return _own(target, f"{work}/owner")
     os.close(descriptor)
     return None
 
 
-def _own(path: Path) -> Callable[[], None] | None:
-    """Put this process's name to ``path``, unless a living one's stands there."""
+def _own(target: Path, owner: str) -> Callable[[], None] | None:
+    """Write this process's name into the file ``owner``, unless a living one's is there."""
+    path = target / owner
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with opened(target, str(Path(owner).parent)) as folder:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = open_plain(path, flags, 0o644, dir_fd=folder)
     except FileExistsError:
-        _remove(path, _require_dead(path))
+        _remove(target, owner, require_dead(target, owner))
         return None
     name = dump_json({"machine": socket.gethostname(), "process": os.getpid()})
     with open(descriptor, "wb") as file:
         file.write(name)
-    return lambda: _remove(path, name)
+    return lambda: _remove(target, owner, name)
 
 
-def _remove(path: Path, name: bytes) -> None:
+def _remove(target: Path, owner: str, name: bytes) -> None:
     """Remove the file if it bears that name; another process may have put its own there."""
-    aside = path.with_name(f"{path.name}-{os.getpid()}")
+    aside = f"{owner}-{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
-        if aside.read_bytes() == name:
-            aside.unlink()
+        move(target, owner, aside)
+        if read_small(target / aside, root=target) == name:
+            remove(target, aside)
         else:
-            aside.rename(path)
+            move(target, aside, owner)
 
 
-def _require_dead(path: Path) -> bytes:
+def require_dead(target: Path, owner: str) -> bytes:
     """Return what the file says; refuse if its process lives, or nothing can be known of it."""
+    path = target / owner
     content = b""
     try:
-        content = path.read_bytes()
-        owner = json.loads(content)
-        machine, process = str(owner["machine"]), int(owner["process"])
-    except (OSError, ValueError, TypeError, KeyError):
+        content = read_small(target / owner, root=target)
+        value = load_json(content)
+        machine, process = str(value["machine"]), int(value["process"])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         machine, process = "an unknown machine", -1
     if machine == socket.gethostname() and process > 0:
         try:
             os.kill(process, 0)
         except ProcessLookupError:
             return content
-        except PermissionError:
-            pass  # it is another user's, and lives
+        except (PermissionError, OverflowError):
+            pass  # it is another user's, and lives; or no process has that number
     raise UsageError(
         f"another conversion is writing into {path.parent.parent}: process {process} on {machine}. "
         f"If it no longer runs, remove {path}: this file system has no locks that could tell."

@@ -1,7 +1,7 @@
-"""The plan of a conversion: which image goes into which shard, decided before anything is written.
+"""The plan of a conversion: the images of each shard, decided before anything is written.
 
-It is a pure function of the source and the options, so that neither the number of workers nor an
-interruption can change the result.
+The plan is a pure function of the source and the options, so neither the number of workers nor an
+interruption changes the result.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from shardkit import __version__
-from shardkit.contracts import Format
-from shardkit.conversion.terms import Terms
+from shardkit._version import __version__
+from shardkit.contracts import Format, Images, Scan
+from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.manifest import FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError
-from shardkit.manifest import FORMAT_VERSION
-from shardkit.recipe import Recipe
 from shardkit.registry import get_format
-from shardkit.sources.imagefolder import ImageFolder, Scan
 
 DEFAULT_SHARD_BYTES = 256 << 20
-"""Large enough to read forwards at full speed, small enough to verify and copy one by one."""
+"""Large enough for sequential reading at full speed, small enough to verify and copy one by one."""
 
 _TRIALS = 32
-"""Images that are encoded for trial to learn how large the others will become."""
+"""Images to encode as a trial, to estimate the size of the others."""
 
 _INDEX_BYTES = 150
-"""What a record takes in the index, about: a row, its key and its path."""
+"""Approximate bytes of a record in the index: a row, its key and its path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """How a source becomes a dataset.
+    """Options of a conversion.
 
     Raises:
         UsageError: If an option is out of range or contradicts another.
@@ -45,17 +44,17 @@ class ConvertOptions:
     """Name of the storage format."""
     recipe: Recipe = field(default_factory=Recipe)
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """Bytes of images in a shard, about."""
+    """Approximate bytes of images in a shard."""
     shard_samples: int | None = None
     """Images in a shard, instead of ``shard_bytes``."""
     shuffle: bool = True
-    """Whether rows are stored in a random order, or in the folder's."""
+    """Whether to store images in random order instead of the source's."""
     seed: int = 0
-    """Decides the random order."""
+    """Seed of the random order."""
     limit: int | None = None
-    """Convert only as many images of each split, the first in stored order."""
+    """Convert only this many images of each split, the first in stored order."""
     on_error: str = "fail"
-    """``fail`` commits nothing if any image is bad, ``skip`` leaves those out and records them."""
+    """``fail`` writes nothing if any image is bad; ``skip`` leaves bad images out."""
 
     def __post_init__(self) -> None:
         get_format(self.to)
@@ -70,24 +69,24 @@ class ConvertOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """One dataset to be: its images in stored order, and where they are cut into shards."""
+    """Plan of one dataset: its images in stored order, and the first row of each shard."""
 
     name: str
     """The split, or "" where there are no splits."""
-    source: ImageFolder
+    source: Images
     images: int
-    """Images of the source, of which a limit may take a part."""
+    """Number of images in the source, before any limit."""
     cuts: tuple[int, ...]
-    """The first row of each shard, and at the end the number of rows."""
+    """First row of each shard, then the number of rows."""
     shard_bytes: tuple[int, ...]
-    """Bytes that each shard will take on the disk, with its part of the index: about, and less
-    exactly where images are re-encoded."""
+    """Approximate bytes of each shard on disk, with its part of the index; an estimate from a trial
+    where images are re-encoded."""
     meta: dict[str, Any]
-    """What each shard says of itself."""
+    """Description of the dataset that each shard stores."""
 
     @property
     def estimated_bytes(self) -> int:
-        """Bytes of the dataset, about."""
+        """Approximate bytes of the dataset."""
         return sum(self.shard_bytes)
 
     @property
@@ -95,14 +94,14 @@ class SplitPlan:
         """The number of shards."""
         return len(self.cuts) - 1
 
-    def shard_source(self, shard: int) -> ImageFolder:
+    def shard_source(self, shard: int) -> Images:
         """Return the images of one shard, in stored order."""
         return self.source.take(range(self.cuts[shard], self.cuts[shard + 1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A whole conversion, decided."""
+    """Plan of a conversion."""
 
     storage: Format
     options: ConvertOptions
@@ -110,16 +109,16 @@ class Plan:
     splits: tuple[SplitPlan, ...]
     software: dict[str, str]
 
-    def terms(self) -> Terms:
-        """Return all that decides the result."""
+    def terms(self) -> ConversionFingerprint:
+        """Return everything that determines the result."""
         files = {}
         for split in self.splits:
             prefix = f"{split.name}/" if split.name else ""
             for problem in self.scan.problems.get(split.name, ()):
                 files[prefix + problem.path] = problem.reason
             for entry in split.source.entries:
-                files[prefix + entry.path] = f"{entry.bytes} {entry.mtime_ns}"
-        return Terms(
+                files[prefix + entry.path] = f"{entry.bytes} {entry.stamp}"
+        return ConversionFingerprint(
             settings=self._settings(),
             images={split.name: split.images for split in self.splits},
             files=files,
@@ -136,6 +135,7 @@ class Plan:
             "seed": options.seed,
             "limit": options.limit,
             "resizer": options.recipe.resizer,
+            "dct-scaling": options.recipe.dct_scaling,
             **options.recipe.describe(),
         }
         return {
@@ -180,7 +180,7 @@ def stored_order(paths: Sequence[str], seed: int) -> list[int]:
     return sorted(range(len(paths)), key=place)
 
 
-def as_stored(source: ImageFolder, *, seed: int | None, limit: int | None) -> ImageFolder:
+def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     """Return the images of a source in the order of rows.
 
     Args:
@@ -194,7 +194,7 @@ def as_stored(source: ImageFolder, *, seed: int | None, limit: int | None) -> Im
     return source.take(order[:limit])
 
 
-def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOptions) -> SplitPlan:
+def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) -> SplitPlan:
     total = len(source)
     seed = options.seed if options.shuffle else None
     source = as_stored(source, seed=seed, limit=options.limit)
@@ -215,8 +215,8 @@ def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOpti
             classes=scan.classes,
             recipe=options.recipe,
             source={
-                "kind": "imagefolder",
-                "name": source.root.resolve().name,
+                **scan.source.describe(name),
+                "kind": scan.source.kind,
                 "images": total,
                 "limit": options.limit,
                 "order": "shuffled" if options.shuffle else "folder",
@@ -229,7 +229,7 @@ def _plan_split(name: str, source: ImageFolder, scan: Scan, options: ConvertOpti
 def shard_meta(
     *, to: str, classes: Sequence[str] | None, recipe: Recipe, source: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what each shard says of its dataset."""
+    """Return the description of a dataset that each of its shards stores."""
     return {
         "shardkit": FORMAT_VERSION,
         "format": to,
@@ -240,8 +240,8 @@ def shard_meta(
     }
 
 
-def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:
-    """Return the size of each image as stored: known, or the mean of a trial on some of them."""
+def _sizes(source: Images, recipe: Recipe) -> list[int]:
+    """Return the stored size of each image: known, or the mean of a trial on some of them."""
     if recipe.keeps_bytes:
         return [entry.bytes for entry in source.entries]
     if recipe.raw_shape:
@@ -254,12 +254,12 @@ def _sizes(source: ImageFolder, recipe: Recipe) -> list[int]:
     return [max(1, mean)] * len(source)
 
 
-def _try(source: ImageFolder, recipe: Recipe, row: int) -> int:
+def _try(source: Images, recipe: Recipe, row: int) -> int:
     try:
         (record,) = source.read([row])
         stored = recipe.apply(record)
     except BadImage:
-        return 0  # found and reported when its turn comes
+        return 0  # reported when its shard is built
     return len(stored.fields[stored.image_field or ""])
 
 
@@ -276,7 +276,7 @@ def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
 
 
 def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
-    """Return the versions of all that can change a byte of the result."""
+    """Return the versions of all libraries that can change a byte of the result."""
     found = {"shardkit": __version__}
     packages = ("pillow", "simplejpeg", *storage.libraries)
     for package in dict.fromkeys((*packages, recipe.resizer)):

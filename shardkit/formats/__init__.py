@@ -1,1 +1,1 @@
-"""The storage formats, one file each: a writer, a reader and a ``FORMAT``. They never decode."""
+"""The storage formats: each has a writer, a reader and a ``FORMAT``. They never decode."""

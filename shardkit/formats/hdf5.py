@@ -1,7 +1,7 @@
-"""HDF5: one group for each field, its values end to end in one contiguous dataset.
+"""HDF5: one group for each field, with its values end to end in one contiguous dataset.
 
-Contiguous, because then a value is a plain piece of the file: ``pread`` at the dataset's offset
-takes 3 us where h5py takes 15, and no version of HDF5 has trouble with it.
+In a contiguous dataset, a value is a plain range of the file: ``pread`` takes 3 us, h5py 15 us, and
+every version of HDF5 supports it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, overload
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.files import Appender, write_all
 from shardkit.formats.hdf5_layout import MalformedHdf5Error, StoredArray, find_arrays
 from shardkit.formats.ranges import KEY, META, RAW, RangeReader, check_raw
 from shardkit.record import (
@@ -32,20 +31,22 @@ from shardkit.record import (
     is_field_name,
     parse_label,
 )
+from shardkit.system.files import Appender, write_all
+from shardkit.system.text import quoted
 
 _COPY_BYTES = 1 << 20
 
 _STRUCTURE_BYTES = 1 << 16
-"""More than HDF5 needs for groups and headers of some twenty datasets."""
+"""Generous size of HDF5's groups and headers for about twenty datasets."""
 
-# Files must open with h5py of years ago: "latest" would use structures that HDF5 1.14 cannot read.
+# Old versions of h5py must open the files: HDF5 1.14 cannot read some structures of "latest".
 _WRITE_VERSIONS = ("earliest", "v110")
 
 _BYTE, _LABEL = "|u1", "<i8"
 
 
 class _Column:
-    """The values of one field, spooled to a nameless file until the sizes are known.
+    """The values of one field, spooled to an unnamed file until the sizes are known.
 
     A contiguous dataset cannot grow, and a shard may not fit into memory.
     """
@@ -61,22 +62,22 @@ class _Column:
         self.lengths.append(len(value))
 
     def values(self) -> IO[bytes]:
-        """Return the file of all values, none of them waiting to be written."""
+        """Return the file of all values, after writing pending ones."""
         self._appender.flush()
         return self.spool
 
     def fill(self, rows: int) -> None:
-        """Note that the rows up to ``rows`` lack this field."""
+        """Record that the rows up to ``rows`` lack this field."""
         for row in range(len(self.lengths), rows):
             self.missing.append(row)
             self.lengths.append(0)
 
 
 class Hdf5Writer:
-    """Spools each field, and lays the file out when all sizes are known.
+    """Spools each field, then lays out the file when all sizes are known.
 
-    HDF5 makes the structure; the values are written past it, to where it says they belong. For on a
-    full disk the library does not report the failure but crashes, and this is faster, too.
+    HDF5 writes only the structure. The writer stores the values directly, at the offsets that HDF5
+    reports: on a full disk the library crashes instead of raising an error, and this is faster.
     """
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
@@ -90,7 +91,7 @@ class Hdf5Writer:
         """Append ``record`` as the next row.
 
         Raises:
-            ValueError: If its label is not a number, or its raw pixels are not of the given shape.
+            ValueError: If its label is not a number, or its raw pixels have another shape.
             OSError: If the disk is full or fails.
         """
         fields = dict(record.fields)
@@ -106,7 +107,7 @@ class Hdf5Writer:
         self._rows += 1
 
     def close(self) -> None:
-        """Lay out the file from what was spooled, and complete it.
+        """Lay out the file from the spooled values, and complete it.
 
         Raises:
             OSError: If the disk is full or fails.
@@ -131,7 +132,7 @@ class Hdf5Writer:
         self._columns.clear()
 
     def _contents(self) -> dict[str, _Content]:
-        """Return all datasets of the file, in the order in which they stand there."""
+        """Return all datasets in file order."""
         meta = np.frombuffer(dump_json(self._spec.meta), np.uint8)
         contents = {META: _Content.of(meta)}
         if any(label != NO_LABEL for label in self._labels):
@@ -156,7 +157,7 @@ class Hdf5Writer:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn what h5py raises while it writes into `OSError`; it says the number in many words."""
+    """Turn h5py's write errors into `OSError`, using the error number in their messages."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -168,7 +169,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 class _Content(NamedTuple):
-    """One dataset to be: its shape and type, and a file to read its values from."""
+    """A dataset to write: its shape and type, and the file with its values."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -183,7 +184,7 @@ class _Content(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def place_in(self, file: h5py.File, name: str) -> int:
-        """Make the dataset without writing its values; return where in the file they belong."""
+        """Create the dataset without writing its values; return their offset in the file."""
         settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         settings.set_layout(h5py.h5d.CONTIGUOUS)
         settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -202,10 +203,10 @@ class _Content(NamedTuple):
 
 
 def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
-    """Move what ``values`` holds to ``offset`` of ``target``, the end first.
+    """Move the content of ``values`` to ``offset`` of ``target``, last block first.
 
-    So what was moved can be cut off at once, and its memory, if not its disk, is used again: to
-    fill memory that was not in use lately takes several times as long.
+    Truncating each moved block reuses its page cache, since filling fresh pages takes several times
+    as long.
     """
     left = values.seek(0, os.SEEK_END)
     while left:
@@ -213,7 +214,7 @@ def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
         values.seek(start)
         block = values.read(left - start)
         if len(block) != left - start:
-            raise OSError(f"{target.name}: {len(block)} of {left - start} bytes came back")
+            raise OSError(f"{target.name}: only {len(block)} of {left - start} bytes read back")
         target.seek(offset + start)
         write_all(target.fileno(), block)
         values.truncate(start)
@@ -221,10 +222,10 @@ def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
 
 
 def _probe(path: Path, size: int) -> None:
-    """Try whether the disk takes ``size`` bytes and HDF5's structures, before HDF5 does.
+    """Check that ``size`` bytes and HDF5's structures fit on the disk, before HDF5 crashes.
 
     Raises:
-        OSError: If it does not.
+        OSError: If they do not fit.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -236,10 +237,10 @@ def _probe(path: Path, size: int) -> None:
 
 
 class Hdf5Reader(RangeReader):
-    """Reads a finished file by what its structure says of its datasets; without HDF5's library.
+    """Reads a finished file by parsing its structure, without HDF5's library.
 
     Raises:
-        CorruptShard: If the file is cut, or is not an HDF5 file as shardkit writes it.
+        CorruptShard: If the file is truncated, or is not an HDF5 file written by shardkit.
     """
 
     def _find(self) -> None:
@@ -249,7 +250,7 @@ class Hdf5Reader(RangeReader):
             self._fail(str(error))
         meta = arrays.pop(META, None)
         if meta is None or (meta.dtype, len(meta.shape)) != (_BYTE, 1):
-            self._fail("it has no description of itself")
+            self._fail("it has no shard metadata")
         self.meta = self._parse_meta(Range(meta.offset, meta.length))
         columns: dict[str, dict[str, StoredArray]] = {}
         for name, array in arrays.items():
@@ -260,21 +261,18 @@ class Hdf5Reader(RangeReader):
         rows = len(self._keys)
         if self._labels is not None and len(self._labels) != rows:
             self._fail(f"it has {len(self._labels)} labels for {rows} rows")
-        self._fields = [{} for _ in range(rows)]
-        for name, parts in columns.items():
+        fields = {name: self._field_of(name, parts) for name, parts in columns.items()}
+        for name, found in fields.items():
             if not is_field_name(name):
-                self._fail(f"it has a field {name!r}")
-            ranges = self._ranges(name, parts)
-            if len(ranges) != rows:
-                self._fail(f"field {name!r} has {len(ranges)} rows, not {rows}")
-            for fields, range_ in zip(self._fields, ranges, strict=True):
-                if range_ is not None:
-                    fields[name] = range_
+                self._fail(f"it has a field {quoted(name)}")
+            if found.rows != rows:
+                self._fail(f"field {quoted(name)} has {found.rows} rows, not {rows}")
+        self._fields = _Rows(rows, fields)
 
-    def _record(self, row: int) -> Record:
-        record = super()._record(row)
+    def _record(self, row: int, fields: dict[str, bytes]) -> Record:
+        record = super()._record(row, fields)
         if not _is_utf8(record.key):
-            self._fail(f"the key {record.key!r} of row {row} is not UTF-8")
+            self._fail(f"the key {quoted(record.key)} of row {row} is not UTF-8")
         return record
 
     def _numbers(self, row: int) -> dict[str, bytes]:
@@ -282,40 +280,35 @@ class Hdf5Reader(RangeReader):
             return {}
         return {LABEL_FIELD: b"%d" % self._labels[row]}
 
-    def _read_keys(self, parts: dict[str, StoredArray]) -> list[str]:
-        ranges = self._ranges(KEY, parts)
-        first = parts["data"].offset
-        text = self._pread(Range(first, parts["data"].length))
-        # One that is damaged spoils its own record alone.
-        return [
-            text[start - first : start - first + length].decode("utf-8", "surrogateescape")
-            for start, length in filter(None, ranges)
-        ]
+    def _read_keys(self, parts: dict[str, StoredArray]) -> _Keys:
+        keys = self._field_of(KEY, parts)
+        if keys.present is not None:
+            self._fail("it has rows without a key")
+        sizes = np.diff(keys.ends)
+        for size in (sizes.min(), sizes.max()) if len(sizes) else ():
+            self._check_key_size(int(size))
+        return _Keys(self._pread(Range(keys.offset, int(keys.ends[-1]))), keys.ends)
 
-    def _ranges(self, name: str, parts: dict[str, StoredArray]) -> list[Range | None]:
-        """Return where the value of each row lies; None where there is none."""
+    def _field_of(self, name: str, parts: dict[str, StoredArray]) -> _Field:
+        """Return where the values of a field are stored."""
         data = parts.get("data")
+        field = f"field {quoted(name)}"
         if data is None or data.dtype != _BYTE:
-            self._fail(f"field {name!r} has no values, or not bytes")
+            self._fail(f"{field} has no values, or not bytes")
         ends = self._list(parts.get("offsets"), _LABEL)
         present = self._list(parts.get("present"), _BYTE)
         if ends is None and name == RAW and len(data.shape) > 1:
-            stride = math.prod(data.shape[1:])
-            rows = data.length // stride if stride else 0
-            if rows != data.shape[0]:
-                self._fail(f"field {name!r} has images of no pixels")
-            return [Range(data.offset + row * stride, stride) for row in range(rows)]
-        if ends is None or len(data.shape) != 1 or not len(ends):
-            self._fail(f"field {name!r} is not a list of values")
-        if ends[0] != 0 or ends[-1] != data.length or np.any(np.diff(ends) < 0):
-            self._fail(f"the offsets of field {name!r} do not fit its values")
+            rows, stride = data.shape[0], math.prod(data.shape[1:])
+            if (rows and not stride) or rows * stride != data.length:
+                self._fail(f"{field} has images of no pixels")
+            ends = np.arange(rows + 1, dtype=np.int64) * stride
+        elif ends is None or len(data.shape) != 1 or not len(ends):
+            self._fail(f"{field} is not a list of values")
+        if ends[0] != 0 or ends[-1] != data.length or np.any(ends[1:] < ends[:-1]):
+            self._fail(f"the offsets of {field} do not fit its values")
         if present is not None and len(present) != len(ends) - 1:
-            self._fail(f"field {name!r} is present in another number of rows")
-        starts = (data.offset + ends[:-1]).tolist()
-        return [
-            Range(start, length) if present is None or present[row] else None
-            for row, (start, length) in enumerate(zip(starts, np.diff(ends).tolist(), strict=True))
-        ]
+            self._fail(f"{field} is present in another number of rows")
+        return _Field(data.offset, ends, present)
 
     def _list(self, array: StoredArray | None, dtype: str) -> npt.NDArray[Any] | None:
         """Return the values of a dataset of one dimension, if it is there."""
@@ -326,8 +319,72 @@ class Hdf5Reader(RangeReader):
         return np.frombuffer(self._pread(Range(array.offset, array.length)), dtype)
 
 
+class _Field(NamedTuple):
+    """Locations of the values of a field, as arrays instead of an object per row."""
+
+    offset: int
+    """Offset of the first value in the file."""
+    ends: npt.NDArray[np.int64]
+    """0, then the end of each value relative to ``offset``; never decreasing."""
+    present: npt.NDArray[np.uint8] | None
+    """0 for each row that lacks the field; None if no row does."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.ends) - 1
+
+
+class _Rows(Sequence[Mapping[str, Range]]):
+    """The byte ranges of each row's fields, computed on access."""
+
+    def __init__(self, rows: int, fields: Mapping[str, _Field]) -> None:
+        self._rows = range(rows)
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> Mapping[str, Range]: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Mapping[str, Range]]: ...
+    def __getitem__(self, row: int | slice) -> Mapping[str, Range] | Sequence[Mapping[str, Range]]:
+        if isinstance(row, slice):
+            return [self[each] for each in self._rows[row]]
+        row, found = self._rows[row], {}
+        for name, (offset, ends, present) in self._fields.items():
+            if present is None or present[row]:
+                start, end = ends[row : row + 2].tolist()
+                found[name] = Range(offset + start, end - start)
+        return found
+
+
+class _Keys(Sequence[str]):
+    """The key of each row, decoded on access."""
+
+    def __init__(self, text: bytes, ends: npt.NDArray[np.int64]) -> None:
+        self._text = text
+        self._ends = ends
+        self._rows = range(len(ends) - 1)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[str]: ...
+    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
+        if isinstance(row, slice):
+            return [self[each] for each in self._rows[row]]
+        row = self._rows[row]
+        start, end = self._ends[row : row + 2].tolist()
+        # A damaged key affects only its own record.
+        return self._text[start:end].decode("utf-8", "surrogateescape")
+
+
 def _is_utf8(text: str) -> bool:
-    """Tell whether text was decoded without leaving bytes as they are."""
+    """Return whether text was decoded without surrogate escapes."""
     return not any("\udc80" <= letter <= "\udcff" for letter in text)
 
 

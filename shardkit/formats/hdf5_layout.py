@@ -1,9 +1,9 @@
-"""Where the datasets of an HDF5 file lie: a walk over its structure that trusts nothing.
+"""Find the datasets in an HDF5 file by parsing its structure, without trust in it.
 
-It knows what HDF5 writes under the bound "earliest" ("HDF5 File Format Specification", version 0 of
-the superblock): groups as B-trees of symbol tables, object headers of version 1, contiguous
-datasets. All else is refused: links, for they lead into other files; values that are packed, or
-stand elsewhere. The library itself hangs or crashes on many a damaged file.
+It supports what HDF5 writes under the bound "earliest" ("HDF5 File Format Specification",
+superblock version 0): groups as B-trees of symbol tables, object headers of version 1, contiguous
+datasets. It refuses everything else, such as links, external values and filters. The HDF5 library
+itself hangs or crashes on some damaged files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from shardkit.system.text import quoted
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK = struct.Struct("<8s4B2BBxHHIQQQQ")
@@ -28,44 +30,44 @@ _SPACE, _LINKS, _TYPE, _ELSEWHERE, _LAYOUT, _PACKING = 0x01, 0x02, 0x03, 0x07, 0
 _CONTINUATION, _SYMBOLS = 0x10, 0x11
 """Types of messages in an object header."""
 _SHARED = 0x02
-"""A message with this flag stands in another object."""
+"""Flag of a message that is stored in another object."""
 
 _TYPES = {b"\x10\0\0\0\x01\0\0\0\0\0\x08\0": "|u1", b"\x10\x08\0\0\x08\0\0\0\0\0\x40\0": "<i8"}
-"""How HDF5 describes the two types that shardkit writes."""
+"""HDF5's encodings of the two types that shardkit writes."""
 
 _LONGEST = 1 << 16
-"""More bytes than a block of headers, or the heap of the names of a group's members, ever has."""
+"""Maximum bytes of a block of headers, or of the heap with a group's member names."""
 _MOST = 16 << 20
-"""More bytes of structure than a file of a thousand fields has; what leads back ends here."""
+"""Maximum bytes of structure to read, enough for a thousand fields. It also ends cycles."""
 
 
 class MalformedHdf5Error(Exception):
-    """The file is not what HDF5 would have written for shardkit."""
+    """The file is not one that HDF5 could have written for shardkit."""
 
 
 class StoredArray(NamedTuple):
-    """A dataset: its values stand in one piece in the file."""
+    """A dataset, stored as one byte range of the file."""
 
     dtype: str
     """``|u1`` or ``<i8``."""
     shape: tuple[int, ...]
     offset: int
     length: int
-    """In bytes."""
+    """Size in bytes."""
 
 
 def find_arrays(descriptor: int, size: int) -> dict[str, StoredArray]:
-    """Return the datasets of a finished file, and of the groups directly in it.
+    """Return the datasets in the root of a finished file and in its groups.
 
     Args:
-        descriptor: The file, open for reading; its position is not used.
+        descriptor: File descriptor open for reading; its position is not used.
         size: The file's size in bytes.
 
     Returns:
-        Name, or group and name with ``/`` between them, to what is there.
+        The datasets by name, or by group and name separated by ``/``.
 
     Raises:
-        MalformedHdf5Error: If the file is cut, laid out in another way, or contradicts itself.
+        MalformedHdf5Error: If the file is truncated, inconsistent, or laid out differently.
     """
     return _Walk(descriptor, size).arrays()
 
@@ -77,14 +79,14 @@ class _Walk:
         self._left = _MOST
         self._base = 0
         while self._bytes(0, len(_SIGNATURE)) != _SIGNATURE:
-            self._base = 2 * self._base or 512  # behind what somebody put in front
+            self._base = 2 * self._base or 512  # after a user block
 
     def arrays(self) -> dict[str, StoredArray]:
         _, *versions, offsets, lengths, _, _, _, base, _, end, driver = _SUPERBLOCK.unpack(
             self._bytes(0, _SUPERBLOCK.size)
         )
         if any(versions) or (offsets, lengths, base, driver) != (8, 8, self._base, _NOWHERE):
-            raise MalformedHdf5Error("it is HDF5 of another kind than shardkit writes")
+            raise MalformedHdf5Error("it is not the kind of HDF5 that shardkit writes")
         if end > self._size:
             raise MalformedHdf5Error(f"it is cut: HDF5 uses {end} bytes, the file has {self._size}")
         _, root, *_ = _ENTRY.unpack(self._bytes(_SUPERBLOCK.size, _ENTRY.size))
@@ -101,10 +103,10 @@ class _Walk:
         return found
 
     def _members(self, header: int, group: str) -> Iterator[tuple[str, int]]:
-        """Give name and header of each member of a group."""
+        """Yield the name and header address of each member of a group."""
         messages = self._messages(header)
         if _SYMBOLS not in messages or len(messages[_SYMBOLS]) < _PAIR.size:
-            raise MalformedHdf5Error(f"{group!r} is not a group as shardkit writes it")
+            raise MalformedHdf5Error(f"{quoted(group)} is not a group written by shardkit")
         tree, heap = _PAIR.unpack_from(messages[_SYMBOLS])
         names = self._names(heap)
         seen: set[str] = set()
@@ -112,9 +114,11 @@ class _Walk:
             raw, end, _ = names[start:].partition(b"\0")
             name = raw.decode("latin-1")
             if not end or not name or "/" in name or name in seen:
-                raise MalformedHdf5Error(f"{group!r} has a member of the name {name!r}")
+                raise MalformedHdf5Error(f"{quoted(group)} has a member of the name {quoted(name)}")
             if cached == 2 or place == _NOWHERE:
-                raise MalformedHdf5Error(f"{name!r} in {group!r} is a link to something elsewhere")
+                raise MalformedHdf5Error(
+                    f"{quoted(name)} in {quoted(group)} is a link to something elsewhere"
+                )
             seen.add(name)
             yield name, place
 
@@ -125,7 +129,7 @@ class _Walk:
         return self._bytes(place, size)
 
     def _entries(self, address: int, depth: int) -> Iterator[tuple[int, int, int, int]]:
-        """Give the members below a node of a group's tree."""
+        """Yield the members below a node of a group's tree."""
         if self._bytes(address, 4) == b"SNOD":
             _, version, count = _TABLE.unpack(self._bytes(address, _TABLE.size))
             if version != 1:
@@ -173,7 +177,7 @@ class _Walk:
         shape = _shape(messages.get(_SPACE, b""))
         layout = messages.get(_LAYOUT, b"")
         if dtype is None or shape is None or layout[:2] != b"\x03\x01" or len(layout) < 18:
-            raise MalformedHdf5Error(f"{name!r} is not a dataset as shardkit writes it")
+            raise MalformedHdf5Error(f"{quoted(name)} is not a dataset written by shardkit")
         offset, stated = _PAIR.unpack_from(layout, 2)
         length = int(dtype[-1])
         for side in shape:
@@ -182,12 +186,12 @@ class _Walk:
             return StoredArray(dtype, shape, 0, 0)
         offset += self._base
         if stated != length or offset + length > self._size:
-            raise MalformedHdf5Error(f"{name!r} has not the {length} bytes that it states")
+            raise MalformedHdf5Error(f"{quoted(name)} does not have the {length} bytes it states")
         return StoredArray(dtype, shape, offset, length)
 
     def _bytes(self, address: int, length: int) -> bytes:
         """Return a block of the structure."""
-        self._left -= 64 + length  # reading takes its time, however little it is
+        self._left -= 64 + length  # count small reads, too: they take time
         offset = self._base + address
         if length > _LONGEST or self._left < 0:
             raise MalformedHdf5Error(f"the structure at byte {offset} has no end")
@@ -200,11 +204,11 @@ class _Walk:
 
 
 _ONCE = (_SPACE, _TYPE, _LAYOUT, _SYMBOLS)
-"""Messages that say what an object is."""
+"""Messages that define an object; each may occur once."""
 
 
 def _shape(message: bytes) -> tuple[int, ...] | None:
-    """Return the sides of a dataset, or None where that is not what a message says."""
+    """Return the shape in a dataspace message, or None if the message is invalid."""
     version, rank = message[:1], int.from_bytes(message[1:2], "little")
     start = {b"\x01": 8, b"\x02": 4}.get(version, len(message))
     if not 1 <= rank <= 4 or start + 8 * rank > len(message):

@@ -1,8 +1,8 @@
-"""LMDB: one environment file; key ``%09d.field`` (row, field), value the field's bytes.
+"""LMDB: one environment file with keys ``%09d.field`` (row, field) and the fields' bytes.
 
-The `lmdb` library writes. Reading goes by byte ranges, found by walking the pages
-(`shardkit.formats.lmdb_pages`): so no environment is ever open in a reader, and a second opening, a
-fork, a thread or a damaged page can hurt nobody.
+The `lmdb` library writes. Readers find byte ranges by parsing pages
+(`shardkit.formats.lmdb_pages`). They never open an environment, so second openings, forks, threads
+and damaged pages are harmless.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from typing import Any
 import lmdb
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.files import free_bytes
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
 from shardkit.formats.ranges import KEY, META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
+from shardkit.system.files import free_bytes
+from shardkit.system.text import quoted
 
 FIRST_MAP_SIZE = 1 << 30
-"""Size of the map at first; it doubles when full. It takes address space, not disk."""
+"""Initial size of the map, which doubles when full. It takes address space, not disk space."""
 
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 64 << 20
-"""A transaction holds this many rows or bytes: larger ones gain nothing and take memory."""
+"""Rows or bytes per transaction: larger ones are not faster and take memory."""
 
 _TRIAL_BYTES = 1 << 20
 
-# lmdb 3 can also write LMDB 1.0 files, which no other tool reads yet; 0 asks for the 0.9 format.
+# lmdb 3 can also write LMDB 1.0 files, which no other tool reads yet; 0 selects the 0.9 format.
 _OPTIONS: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
 class LmdbWriter:
-    """Appends rows in transactions, in key order, which fills the pages completely."""
+    """Appends rows in key order, in transactions, which fills the pages completely."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._path = path
@@ -45,8 +46,8 @@ class LmdbWriter:
             self._environment = lmdb.open(
                 os.fsencode(path),
                 subdir=False,
-                lock=False,  # nobody else knows the file yet
-                sync=False,  # once, by the caller
+                lock=False,  # no other process knows the file yet
+                sync=False,  # the caller syncs once
                 metasync=False,
                 map_size=FIRST_MAP_SIZE,
                 **_OPTIONS,
@@ -82,7 +83,7 @@ class LmdbWriter:
         self._pending_bytes += len(value)
 
     def _commit(self) -> None:
-        """Write what is pending in one transaction; if the map is full, double it and repeat."""
+        """Write pending records in one transaction; if the map is full, double it and retry."""
         while True:
             try:
                 with _disk_errors(self._path):
@@ -104,7 +105,7 @@ class LmdbWriter:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors into `OSError`; it calls a full disk an input/output error."""
+    """Turn LMDB's errors into `OSError`; LMDB reports a full disk as an input/output error."""
     try:
         yield
     except lmdb.MapFullError:
@@ -115,7 +116,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def _errno_of(error: lmdb.Error, folder: Path) -> int:
-    """Return what is wrong with the disk of ``folder``, if need be found by writing to it."""
+    """Return the error number for the disk of ``folder``, writing to it if necessary."""
     if os.strerror(errno.ENOSPC) in str(error) or free_bytes(folder) < _BATCH_BYTES:
         return errno.ENOSPC
     try:
@@ -127,11 +128,14 @@ def _errno_of(error: lmdb.Error, folder: Path) -> int:
 
 
 class LmdbReader(RangeReader):
-    """Reads a finished file by its pages.
+    """Reads a finished file by parsing its pages.
 
     Raises:
-        CorruptShard: If the file is cut, or is not an LMDB 0.9 file as shardkit writes it.
+        CorruptShard: If the file is truncated, or is not an LMDB 0.9 file written by shardkit.
     """
+
+    _keys: list[str]
+    _fields: list[dict[str, Range]]
 
     def _find(self) -> None:
         try:
@@ -149,17 +153,20 @@ class LmdbReader(RangeReader):
         row, dot, stored = lmdb_key.decode("latin-1").partition(".")
         if row != f"{len(self._fields) - 1:09d}":
             if row != f"{len(self._fields):09d}" or len(self._keys) != len(self._fields):
-                self._fail(f"the key {lmdb_key!r} stands where row {len(self._fields)} belongs")
+                self._fail(
+                    f"the key {quoted(lmdb_key)} is stored where row {len(self._fields)} belongs"
+                )
             self._fields.append({})
         if stored == KEY:
             self._keys.append(self._decode_key(range_))
             return
         name, range_ = self._field(stored, range_)
         if not dot or name in self._fields[-1]:
-            self._fail(f"the key {lmdb_key!r} names no field")
+            self._fail(f"the key {quoted(lmdb_key)} names no field")
         self._fields[-1][name] = range_
 
     def _decode_key(self, range_: Range) -> str:
+        self._check_key_size(range_.length)
         try:
             return self._pread(range_).decode()
         except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
-"""Where the values of an LMDB file lie: a walk over its pages that maps nothing and trusts nothing.
+"""Find the values in an LMDB file by parsing its pages, without a memory map or trust in them.
 
-The layout is that of LMDB 0.9 on 64-bit little-endian machines, from ``mdb.c``: a page begins with
-its number (8 bytes), padding (2), flags (2), and the bounds of its free space (2 + 2); a node with
-its data's size or its child's page (6, in three halves), the key's size (2) and the key.
+The layout is that of LMDB 0.9 on 64-bit little-endian machines, from ``mdb.c``. A page starts with
+its number (8 bytes), padding (2), flags (2), and the bounds of its free space (2 + 2). A node
+starts with its data size or child page (6, as three 16-bit words), the key size (2) and the key.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from shardkit.system.text import quoted
 
 _MAGIC = 0xBEEFC0DE
 _DATA_VERSION = 1
@@ -22,19 +24,21 @@ _META_TAIL = struct.Struct("<QQ")
 
 _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
 _BIG_DATA = 0x01
-"""A leaf node with this flag holds the number of the overflow page that its value begins on."""
+"""Flag of a leaf node that holds the number of the first overflow page of its value."""
 
 _NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
 _DEEPEST = 32
-"""LMDB's own limit of a tree's depth; a damaged page that points to its parent ends here."""
+"""LMDB's limit of a tree's depth."""
+_LONGEST_KEY = 511
+"""LMDB's limit of a key's size in bytes."""
 
 
 class MalformedLmdbError(Exception):
-    """The file is not what LMDB would have written."""
+    """The file is not one that LMDB could have written."""
 
 
 class Entry(NamedTuple):
-    """One key, and the bytes of the file that its value takes."""
+    """One key, and the byte range of its value in the file."""
 
     key: bytes
     offset: int
@@ -42,14 +46,14 @@ class Entry(NamedTuple):
 
 
 def walk(descriptor: int, size: int) -> Iterator[Entry]:
-    """Give every entry of the main database of a finished LMDB file, in key order.
+    """Yield every entry of the main database of a finished LMDB file, in key order.
 
     Args:
-        descriptor: The file, open for reading; its position is not used.
+        descriptor: File descriptor open for reading; its position is not used.
         size: The file's size in bytes.
 
     Raises:
-        MalformedLmdbError: If the file is cut, of another kind, or contradicts itself.
+        MalformedLmdbError: If the file is truncated, inconsistent, or not LMDB 0.9.
     """
     return _Walk(descriptor, size).entries()
 
@@ -58,7 +62,7 @@ class _Walk:
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self._size = size
-        self._unvisited = 0
+        self._used = bytearray()
         head = self._read(0, _PAGE_HEADER.size + _META.size + _DATABASE.size)
         # LMDB keeps the page size in a spare word of the first database's description.
         self._page_size = _DATABASE.unpack_from(head, _PAGE_HEADER.size + _META.size)[0]
@@ -72,12 +76,24 @@ class _Walk:
                 f"it is cut: LMDB uses {(last_page + 1) * self._page_size} bytes, "
                 f"the file has {self._size}"
             )
-        self._unvisited = last_page + 1
+        self._used = bytearray(last_page + 1)
         if root != _NO_PAGE:
-            yield from self._tree(root, 1)
+            last = b""
+            for entry in self._tree(root, 1):
+                if entry.key <= last:
+                    raise MalformedLmdbError(f"the key {quoted(entry.key)} is out of order")
+                last = entry.key
+                yield entry
+
+    def _use(self, first: int, count: int = 1) -> None:
+        """Mark pages as used; none may be used twice, so all values fit into the file."""
+        used = self._used[first : first + count]
+        if len(used) < count or any(used):
+            raise MalformedLmdbError(f"page {first} is used twice, or does not exist")
+        self._used[first : first + count] = b"\1" * count
 
     def _meta(self, number: int) -> tuple[int, int, int]:
-        """Return transaction, last page and root of the main database from one of the two metas."""
+        """Return transaction, last page and main root from one of the two meta pages."""
         page = self._page(number)
         at = _PAGE_HEADER.size
         magic, version, _, _ = _META.unpack_from(page, at)
@@ -91,9 +107,9 @@ class _Walk:
         return transaction, last_page, root
 
     def _tree(self, number: int, depth: int) -> Iterator[Entry]:
-        self._unvisited -= 1
-        if depth > _DEEPEST or self._unvisited < 0:
-            raise MalformedLmdbError(f"page {number} closes a circle in its tree")
+        if depth > _DEEPEST:
+            raise MalformedLmdbError(f"its tree has more than {_DEEPEST} levels")
+        self._use(number)
         page = self._page(number)
         stated, _, flags, lower, _ = _PAGE_HEADER.unpack_from(page)
         count = (lower - _PAGE_HEADER.size) // 2
@@ -101,8 +117,15 @@ class _Walk:
             raise MalformedLmdbError(f"page {number} is not a page of its tree")
         pointers = struct.unpack_from(f"<{count}H", page, _PAGE_HEADER.size)
         if flags == _LEAF:
+            space = len(page) - lower
+            entries = []
             for pointer in pointers:
-                yield self._entry(page, number, pointer)
+                entry, size = self._entry(page, number, pointer)
+                entries.append(entry)
+                space -= size
+                if space < 0:
+                    raise MalformedLmdbError(f"the nodes of page {number} overlap")
+            yield from entries
         elif flags == _BRANCH:
             for pointer in pointers:
                 low, high, top, _ = self._node(page, number, pointer)
@@ -110,15 +133,17 @@ class _Walk:
         else:
             raise MalformedLmdbError(f"page {number} is neither a branch nor a leaf")
 
-    def _entry(self, page: bytes, number: int, pointer: int) -> Entry:
+    def _entry(self, page: bytes, number: int, pointer: int) -> tuple[Entry, int]:
+        """Return an entry of a leaf, and the bytes that it occupies in that page."""
         low, high, flags, key_size = self._node(page, number, pointer)
         start = pointer + _NODE.size + key_size
         length = low | high << 16
         key = page[pointer + _NODE.size : start]
         if flags == 0 and start + length <= len(page):
-            return Entry(key, number * self._page_size + start, length)
+            size = _NODE.size + key_size + length
+            return Entry(key, number * self._page_size + start, length), size
         if flags != _BIG_DATA or start + 8 > len(page):
-            raise MalformedLmdbError(f"page {number} has a damaged node for the key {key!r}")
+            raise MalformedLmdbError(f"page {number} has a damaged node for the key {quoted(key)}")
         first = int.from_bytes(page[start : start + 8], "little")
         offset = first * self._page_size
         header = self._read(offset, _PAGE_HEADER.size)
@@ -129,13 +154,18 @@ class _Walk:
             or kind != _OVERFLOW
             or _PAGE_HEADER.size + length > pages * self._page_size
         ):
-            raise MalformedLmdbError(f"page {first} does not hold the value of the key {key!r}")
-        return Entry(key, offset + _PAGE_HEADER.size, length)
+            raise MalformedLmdbError(
+                f"page {first} does not hold the value of the key {quoted(key)}"
+            )
+        self._use(first, pages)
+        return Entry(key, offset + _PAGE_HEADER.size, length), _NODE.size + key_size + 8
 
     def _node(self, page: bytes, number: int, pointer: int) -> tuple[int, int, int, int]:
         if pointer + _NODE.size > len(page):
             raise MalformedLmdbError(f"page {number} points outside of itself")
         low, high, flags, key_size = _NODE.unpack_from(page, pointer)
+        if key_size > _LONGEST_KEY:
+            raise MalformedLmdbError(f"page {number} has a key of {key_size} bytes")
         return low, high, flags, key_size
 
     def _page(self, number: int) -> bytes:

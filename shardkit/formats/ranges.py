@@ -1,7 +1,7 @@
-"""A shard that is read as a file of byte ranges: what the formats' readers have in common.
+"""Read a shard as a file of byte ranges: the common part of the formats' readers.
 
-Reading goes by ``pread`` alone: it needs no lock, survives a fork, and turns a file that was cut
-into an error instead of a signal that kills the process.
+Readers use only ``pread``: it needs no lock, survives a fork, and reports a truncated file as an
+error instead of killing the process with a signal.
 """
 
 from __future__ import annotations
@@ -15,29 +15,35 @@ from typing import Any, NoReturn
 
 from shardkit.contracts import Range, ShardReader
 from shardkit.errors import CorruptShard
-from shardkit.files import open_regular
-from shardkit.npy import npy_header, npy_values
-from shardkit.record import Record, is_field_name, load_json
+from shardkit.record import MAX_KEY_BYTES, Record, is_field_name, load_json
+from shardkit.system.files import open_regular
+from shardkit.system.npy import npy_header, npy_values
+from shardkit.system.text import quoted
 
 RAW = "raw"
 STORED_RAW = "raw.npy"
-"""Raw pixels are stored as an .npy file, which numpy opens; a record has the pixels alone."""
+"""Raw pixels are stored as an .npy file, which numpy opens; a record holds only the pixels."""
 
 KEY = "__key__"
-"""Under this name a format that is no tar stores a record's key."""
+"""Name under which formats other than tar store a record's key."""
 
 META = "__shardkit__"
-"""Under this name every format stores the shard's description of itself, a JSON object."""
+"""Name under which every format stores the shard's metadata, a JSON object."""
 
 _NPY_HEADER_BYTES = 128
-"""The length of the .npy header of any image's shape: a multiple of 64, and one is too short."""
+"""Length of the .npy header for the shape of an image: a multiple of 64 that always fits."""
+
+_RUN_BYTES = 1 << 20
+_GAP_BYTES = 1 << 12
+"""Ranges are read in one call up to this size if no larger gap separates them: a call takes as long
+as copying some 10 KB."""
 
 
 def stored_fields(record: Record, raw_shape: tuple[int, ...] | None) -> list[tuple[str, bytes]]:
-    """Return the names and contents under which a record's fields are stored, sorted by name.
+    """Return the stored names and contents of a record's fields, sorted by name.
 
     Raises:
-        ValueError: If raw pixels are not of the shape ``raw_shape``.
+        ValueError: If raw pixels do not have the shape ``raw_shape``.
     """
     fields = dict(record.fields)
     if RAW in fields:
@@ -47,20 +53,20 @@ def stored_fields(record: Record, raw_shape: tuple[int, ...] | None) -> list[tup
 
 
 def check_raw(record: Record, raw_shape: tuple[int, ...] | None) -> None:
-    """Refuse a record whose raw pixels are not of the shape that its shard has.
+    """Refuse a record whose raw pixels do not have the shard's shape.
 
     Raises:
-        ValueError: If that is so.
+        ValueError: If the sizes differ.
     """
     if raw_shape is None or len(record.fields[RAW]) != math.prod(raw_shape):
         raise ValueError(
-            f"record {record.key!r} has {len(record.fields[RAW])} bytes of raw pixels, which is "
-            f"not the shape {raw_shape} of its shard"
+            f"record {quoted(record.key)} has {len(record.fields[RAW])} bytes of raw pixels, "
+            f"which is not the shape {raw_shape} of its shard"
         )
 
 
 def reads_its_ranges(reader: ShardReader) -> bool:
-    """Tell whether ``reader.read`` gives just what lies at ``reader.ranges()``."""
+    """Return whether ``reader.read`` returns exactly the bytes at ``reader.ranges()``."""
     kind = type(reader)
     return kind.read is RangeReader.read and kind.ranges is RangeReader.ranges
 
@@ -77,8 +83,8 @@ class RangeReader(abc.ABC):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.meta = {}
-        self._keys: list[str] = []
-        self._fields: list[dict[str, Range]] = []
+        self._keys: Sequence[str] = []
+        self._fields: Sequence[Mapping[str, Range]] = []
         self._raw_checked: tuple[bytes, int] | None = None
         try:
             self._file = open_regular(path)
@@ -87,8 +93,6 @@ class RangeReader(abc.ABC):
             raise CorruptShard(f"{path} cannot be opened: {error.strerror}") from error
         try:
             self._find()
-            if sum(range_.length for row in self._fields for range_ in row.values()) > self._size:
-                self._fail("its values overlap")  # read together, they would fill the memory
         except BaseException:
             self.close()
             raise
@@ -98,28 +102,53 @@ class RangeReader(abc.ABC):
 
     def read(self, rows: Sequence[int]) -> list[Record]:
         """Return the records of ``rows``: same order, duplicates and all."""
-        return [self._record(row) for row in rows]
+        for row in rows:
+            if not 0 <= row < len(self._keys):
+                raise IndexError(f"row {row} is not in {self.path}, which has {len(self)} rows")
+        fields = [self._fields[row] for row in rows]
+        contents = iter(self._read_ranges([part for each in fields for part in each.values()]))
+        return [
+            self._record(row, {name: next(contents) for name in each})
+            for row, each in zip(rows, fields, strict=True)
+        ]
 
     def ranges(self) -> Sequence[Mapping[str, Range]]:
-        """Return, for each row, where each of its fields lies in the file."""
+        """Return, for each row, the position of each field in the file."""
         return self._fields
 
     def close(self) -> None:
         """Release the file; closing twice does nothing."""
         self._file.close()
 
-    def _record(self, row: int) -> Record:
-        if not 0 <= row < len(self._keys):
-            raise IndexError(f"row {row} is not in {self.path}, which has {len(self._keys)} rows")
-        fields = {name: self._pread(range_) for name, range_ in self._fields[row].items()}
+    def _record(self, row: int, fields: dict[str, bytes]) -> Record:
         try:
             return Record(self._keys[row], fields | self._numbers(row))
         except ValueError as error:
             self._fail(str(error))
 
     def _numbers(self, row: int) -> dict[str, bytes]:
-        """Return the fields of a row that the file keeps as numbers."""
+        """Return the fields of a row that the file stores as numbers."""
         return {}
+
+    def _read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return the content of each range, reading neighbors in the file together."""
+        order = sorted(range(len(ranges)), key=ranges.__getitem__)
+        found = [b""] * len(ranges)
+        first = 0
+        while first < len(order):
+            start, size = ranges[order[first]]
+            last, end = first + 1, start + size
+            while last < len(order):
+                offset, length = ranges[order[last]]
+                if offset - end > _GAP_BYTES or offset + length - start > _RUN_BYTES:
+                    break
+                last, end = last + 1, max(end, offset + length)
+            data = self._pread(Range(start, end - start))
+            for each in order[first:last]:
+                offset, length = ranges[each]
+                found[each] = data[offset - start : offset - start + length]
+            first = last
+        return found
 
     def _pread(self, range_: Range) -> bytes:
         if range_.offset < 0 or range_.offset + range_.length > self._size:
@@ -130,10 +159,10 @@ class RangeReader(abc.ABC):
         return data
 
     def _field(self, stored: str, range_: Range) -> tuple[str, Range]:
-        """Return name and range of the field that stands in the file under the name ``stored``."""
+        """Return the name and range of the field stored under the name ``stored``."""
         if stored != STORED_RAW:
             if not is_field_name(stored) or stored == RAW:
-                self._fail(f"it has a field {stored!r}")
+                self._fail(f"it has a field {quoted(stored)}")
             return stored, range_
         header = self._pread(Range(range_.offset, min(_NPY_HEADER_BYTES, range_.length)))
         if (header, range_.length) != self._raw_checked:
@@ -141,23 +170,31 @@ class RangeReader(abc.ABC):
             self._raw_checked = header, range_.length
         return RAW, Range(range_.offset + len(header), range_.length - len(header))
 
+    def _check_key_size(self, size: int) -> None:
+        """Refuse a key of a length that no path can have, before reading it."""
+        if not 0 < size <= MAX_KEY_BYTES:
+            self._fail(f"it has a key of {size} bytes; 1 to {MAX_KEY_BYTES} are allowed")
+
     def _parse_meta(self, range_: Range) -> dict[str, Any]:
         try:
             return load_json(self._pread(range_))
         except ValueError as error:
-            self._fail(f"its description of itself is not a JSON object: {error}")
+            self._fail(f"its metadata is not a JSON object: {error}")
 
     def _check_raw(self, range_: Range) -> None:
         try:
             start, _ = npy_values(self._pread(range_))
         except ValueError as error:
-            self._fail(f"the array at {range_.offset} is not as shardkit writes it: {error}")
+            self._fail(f"the array at byte {range_.offset} was not written by shardkit: {error}")
         if start != _NPY_HEADER_BYTES:
             self._fail(f"the header of the array at {range_.offset} has {start} bytes")
 
     @abc.abstractmethod
     def _find(self) -> None:
-        """Find the records: fill `meta`, the keys, and the ranges of the fields."""
+        """Find the records: set `meta`, the keys, and the ranges of the fields.
+
+        Ranges must not overlap, so that all fields together fit into the size of the file.
+        """
 
     def _fail(self, reason: str) -> NoReturn:
         raise CorruptShard(f"{self.path} is damaged: {reason}")

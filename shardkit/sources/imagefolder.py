@@ -7,22 +7,26 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from shardkit.codecs.image import SNIFF_BYTES, sniff
+from shardkit.contracts import Entry, Images, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json, make_keys
+from shardkit.record import NO_LABEL, Record, make_keys
+from shardkit.sources.images import image_field_of, image_record
+from shardkit.system.files import as_name, as_text, read_small, require_local
+from shardkit.system.text import is_within
 
 SPLIT_NAMES = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 )
 """A source whose folders all have one of these names, in any case, holds splits."""
 
-_SUFFIXES = "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm"
+_SUFFIXES = (
+    "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
+)
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 """A file with one of these suffixes claims to be an image: if it is none, that is an error. A file
 with another suffix is an image if its content is one, and is otherwise left out and reported."""
@@ -33,6 +37,7 @@ MAX_BYTES = 0x7FFFF000
 
 NO_FILE = "neither a file nor a folder"
 LEADS_NOWHERE = "the link leads nowhere"
+TOO_LARGE = f"it is larger than {MAX_BYTES:,} bytes, and no image may be"
 UNREADABLE_FOLDER = "the folder cannot be read"
 """Reasons, or how one begins, for which a scan leaves out what it cannot list as an image."""
 
@@ -40,70 +45,178 @@ _LARGE = 1 << 20
 """Bytes of a file from which on its beginning is looked at before the rest is read."""
 
 
-class Entry(NamedTuple):
-    """One image file, as the scan found it."""
-
-    path: str
-    """Relative to the source's folder, with ``/`` between its parts."""
-    key: str
-    label: int
-    bytes: int
-    mtime_ns: int
+_NEVER_LISTED = {NO_FILE, LEADS_NOWHERE, TOO_LARGE, *map(os.strerror, errno.errorcode)}
+"""Reasons for which a scan takes a file for bad without listing it as an image."""
 
 
 class ImageFolder:
-    """Image files as a `shardkit.contracts.Source`; each record has its image, label and path.
+    """A folder of images as a `shardkit.contracts.Source`.
 
-    Reading a file that cannot be read, changed its size since the scan, or is no image, raises
-    `BadImage`.
+    Each folder directly in ``root`` is a class, and each folder below it belongs to it. A folder
+    with images and no folders gives images without labels. Symbolic links are followed; below a
+    class, no folder is entered twice.
+
+    Args:
+        root: The folder.
+        class_order: Order of the labels. ``plain`` sorts class names as torchvision does,
+            ``natural`` sorts numbers in them by value, anything else is a text file with one class
+            name in each line, which may name classes that have no folder.
+        splits: Whether the folders in ``root`` are splits, each scanned as a folder of its own.
+            None decides: if all are named like splits (`SPLIT_NAMES`) and one has folders; if one
+            is named so and has folders, and others are not, it is an error.
     """
 
-    def __init__(self, root: Path, entries: Sequence[Entry]) -> None:
-        self.root = root
-        self.entries = entries
+    kind = "imagefolder"
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    def __init__(
+        self, root: str | Path, *, class_order: str = "plain", splits: bool | None = None
+    ) -> None:
+        require_local(root)
+        self.root = Path(root)
+        self.class_order = class_order
+        self.splits = splits
+        self._prefix = os.path.join(root, "")
 
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        """Return the records of ``rows``: same order, duplicates and all."""
-        for row in rows:
-            if not 0 <= row < len(self):
-                raise IndexError(f"row {row} is not in {self.root}, which has {len(self)} images")
-        return [self._record(self.entries[row]) for row in rows]
+    def __str__(self) -> str:
+        return str(self.root)
 
-    def take(self, rows: Iterable[int]) -> ImageFolder:
-        """Return a source of the given rows alone, in their order."""
-        return ImageFolder(self.root, [self.entries[row] for row in rows])
+    @classmethod
+    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> ImageFolder:
+        """Return the folder that a dataset, or each of its splits, was made from."""
+        return cls(path, splits="" not in described)
 
-    def _record(self, entry: Entry) -> Record:
-        data = _read(self.root / entry.path, entry)
-        fields = {_kind_of(data): data, META_FIELD: dump_json({"path": entry.path})}
-        if entry.label != NO_LABEL:
-            fields[LABEL_FIELD] = b"%d" % entry.label
-        return Record(entry.key, fields)
+    def paths(self) -> Sequence[Path]:
+        """Return the folder."""
+        return [self.root]
+
+    def describe(self, split: str) -> Mapping[str, Any]:
+        """Return the name of the folder, or of the split's."""
+        return {"name": as_text(self._folder(split).resolve().name)}
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image file, whatever is in its place by now."""
+        return image_record(entry, _read(self.locate(split, entry), entry))
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the path of an image file."""
+        path = f"{split}/{entry.path}" if split else entry.path
+        return self._prefix + as_name(path)
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the images of each split, in the order of labels and paths.
+
+        Raises:
+            UsageError: If the folder is missing, unreadable or without images, the file of
+                ``class_order`` does not name each class once, or ``splits`` has to be given.
+        """
+        folders = _top_folders(self.root)
+        splits = _are_splits(folders) if self.splits is None else self.splits
+        names = [as_text(folder.name) for folder in folders] if splits else [""]
+        finders = {name: _Finder(self._folder(name)) for name in names}
+        for finder in finders.values():
+            finder.find_classes()
+        found = {name for finder in finders.values() for name in finder.classes}
+        if classes is None:
+            ordered = _ordered(found, self.class_order)  # reports a wrong file without classes, too
+        else:
+            ordered = (*classes, *sorted(found.difference(classes)))
+        entries = {name: finder.collect(ordered) for name, finder in finders.items()}
+        problems = {name: finder.problems for name, finder in finders.items()}
+        if not any(entries.values()) and not any(problems.values()):
+            kinds = ", ".join(sorted(IMAGE_SUFFIXES))
+            raise UsageError(
+                f"there are no images in {self.root}: no file has image content, or one of {kinds}"
+            )
+        if splits:
+            _note_loose_files(self.root, finders)
+        return Scan(
+            source=self,
+            splits={name: Images(self, name, listed) for name, listed in entries.items()},
+            classes=ordered if found else None,
+            ignored={name: finder.ignored for name, finder in finders.items()},
+            problems=problems,
+        )
+
+    def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
+        """Return the images as the conversion listed them: without files that it could not list.
+
+        Bad files that are gone since are in the list: each counted towards a limit, and may have
+        made the key of another longer.
+        """
+        entries = scan.splits[split].entries if split in scan.splits else ()
+        if not skipped:
+            return entries
+        unlisted = {problem.path for problem in skipped if _was_never_listed(problem)}
+        found = {entry.path: entry for entry in entries if not is_within(entry.path, unlisted)}
+        labels = {name: label for label, name in enumerate(scan.classes or ())}
+        for problem in skipped:
+            if problem.path not in unlisted and problem.path not in found:
+                label = labels.get(problem.path.partition("/")[0], NO_LABEL)
+                found[problem.path] = Entry(problem.path, "", label, 0, 0)
+        listed = [
+            entry._replace(key=key)
+            for key, entry in zip(make_keys(found), found.values(), strict=True)
+        ]
+        return sorted(listed, key=lambda entry: (entry.label, _walk(entry.path)))
+
+    def _folder(self, split: str) -> Path:
+        return self.root / as_name(split)
 
 
-def _read(path: Path, entry: Entry) -> bytes:
+def scan_imagefolder(
+    root: str | Path, *, class_order: str = "plain", splits: bool | None = None
+) -> Scan:
+    """List the images below ``root``, and their classes; see `ImageFolder` for the arguments.
+
+    Raises:
+        UsageError: If the folder is missing, unreadable or without images, the file of
+            ``class_order`` does not name each class once, or ``splits`` has to be given.
+    """
+    return ImageFolder(root, class_order=class_order, splits=splits).scan()
+
+
+def _was_never_listed(problem: Problem) -> bool:
+    return problem.reason in _NEVER_LISTED or problem.reason.startswith(UNREADABLE_FOLDER)
+
+
+def _walk(path: str) -> list[tuple[bool, str]]:
+    """Return a sort key that puts a folder's files before its folders, as a scan does."""
+    *folders, name = path.split("/")
+    return [*((True, folder) for folder in folders), (False, name)]
+
+
+def _read(path: str, entry: Entry) -> bytes:
     """Return the content of an image file, whatever stands in its place by now."""
-    if entry.bytes > MAX_BYTES:
-        raise BadImage(f"it has {entry.bytes} bytes, more than {MAX_BYTES}")
     try:
-        with _open(path) as file:
-            found = os.fstat(file.fileno())
-            if stat.S_ISREG(found.st_mode) and entry.bytes > _LARGE:
-                _kind_of(file.peek(SNIFF_BYTES))  # before so much is read
-            # One byte more than there should be, and not all: it may be growing.
-            data = file.read(entry.bytes + 1) if stat.S_ISREG(found.st_mode) else b""
+        descriptor = _at_once(path, os.O_RDONLY)  # a file object would take as long as reading
+        try:
+            found = os.fstat(descriptor)
+            data = _content(descriptor, entry.bytes) if stat.S_ISREG(found.st_mode) else b""
+        finally:
+            os.close(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     except OSError as error:
         _require_machine(error)
         raise BadImage(f"it cannot be read: {error.strerror or error}") from error
-    if found.st_mtime_ns != entry.mtime_ns or len(data) != entry.bytes:
+    if found.st_mtime_ns != entry.stamp or len(data) != entry.bytes:
         raise BadImage("it changed since the scan")
     return data
 
 
-def _open(path: Path) -> BufferedReader:
+def _content(descriptor: int, expected: int) -> bytes:
+    """Return the content of a file, or one byte more than expected: it may be growing."""
+    if expected > _LARGE:
+        with open(descriptor, "rb", closefd=False) as file:
+            image_field_of(file)  # before so much is read
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    data = os.read(descriptor, expected + 1)
+    while len(data) < expected and (more := os.read(descriptor, expected + 1 - len(data))):
+        data += more
+    return data
+
+
+def _open(path: str) -> BufferedReader:
     return open(path, "rb", opener=_at_once)
 
 
@@ -120,89 +233,11 @@ def _require_machine(error: OSError) -> None:
         raise error
 
 
-def _kind_of(head: bytes) -> str:
-    kind = sniff(head[:SNIFF_BYTES])
-    if kind is None:
-        raise BadImage("it is empty" if not head else "its content is not an image")
-    return kind
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scan:
-    """What an image folder holds."""
-
-    root: Path
-    splits: dict[str, ImageFolder]
-    """The split's name to its images; the name "" stands for a folder without splits."""
-    classes: tuple[str, ...] | None
-    """Class names in the order of their labels, common to all splits; None if unlabelled."""
-    ignored: dict[str, list[Problem]] = field(default_factory=dict)
-    """For each split, what is in the folder and is no image of it, with the reason."""
-    problems: dict[str, list[Problem]] = field(default_factory=dict)
-    """For each split, what claims to be an image or a folder of images and cannot be opened."""
-
-
-def scan_imagefolder(
-    root: str | Path, *, class_order: str = "plain", splits: bool | None = None
-) -> Scan:
-    """Find the images below ``root``, and their classes.
-
-    Each folder directly in ``root`` is a class, and each folder below it belongs to it. A folder
-    with images and no folders gives images without labels. Symbolic links are followed; below a
-    class, no folder is entered twice.
-
-    Args:
-        root: The folder.
-        class_order: ``plain`` sorts class names as torchvision does, ``natural`` sorts numbers in
-            them by value, anything else is a text file with one class name in each line, which
-            may name classes that have no folder.
-        splits: Whether the folders in ``root`` are splits, each to be scanned as a folder of its
-            own. None decides: if all are named like splits (`SPLIT_NAMES`) and one has folders;
-            if that holds for several of them and not for all, it is an error.
-
-    Returns:
-        The images of each split in the order of labels and paths.
-
-    Raises:
-        UsageError: If the folder is missing, unreadable or without images, the file of
-            ``class_order`` does not name each class once, or ``splits`` has to be given.
-    """
-    root = Path(root)
-    folders = _top_folders(root)
-    if splits is None:
-        splits = _are_splits(folders)
-    if splits:
-        finders = {folder.name: _Finder(folder) for folder in folders}
-    else:
-        finders = {"": _Finder(root)}
-    for finder in finders.values():
-        finder.find_classes()
-    found = {name for finder in finders.values() for name in finder.classes}
-    ordered = _ordered(found, class_order)  # a wrong order is an error without classes, too
-    classes = ordered if found else None
-    sources = {name: finder.collect(classes or ()) for name, finder in finders.items()}
-    problems = {name: finder.problems for name, finder in finders.items()}
-    if not any(len(source) for source in sources.values()) and not any(problems.values()):
-        kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise UsageError(
-            f"there are no images in {root}: no file has image content, or one of {kinds}"
-        )
-    if splits:
-        _note_loose_files(root, finders)
-    return Scan(
-        root=root,
-        splits=sources,
-        classes=classes,
-        ignored={name: finder.ignored for name, finder in finders.items()},
-        problems=problems,
-    )
-
-
 def _top_folders(root: Path) -> list[Path]:
     try:
         return sorted(
             (path for path in root.iterdir() if not path.name.startswith(".") and path.is_dir()),
-            key=lambda path: path.name,
+            key=lambda path: as_text(path.name),
         )
     except FileNotFoundError:
         raise UsageError(f"the source folder {root} does not exist") from None
@@ -217,11 +252,12 @@ def _are_splits(folders: Sequence[Path]) -> bool:
     inner = [folder for folder in named if _top_folders(folder)]
     if len(named) == len(folders):
         return bool(inner)
-    if len(inner) > 1:
+    if inner:
         other = next(folder for folder in folders if folder not in named)
+        look = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
-            f"{named[0].parent}: {', '.join(folder.name for folder in inner)} look like splits, "
-            f"and {other.name} does not; say --splits or --no-splits"
+            f"{inner[0].parent}: {', '.join(folder.name for folder in inner)} {look}, and "
+            f"{other.name} does not. Pass --splits for splits, or --no-splits for classes"
         )
     return False
 
@@ -229,9 +265,9 @@ def _are_splits(folders: Sequence[Path]) -> bool:
 def _note_loose_files(root: Path, finders: dict[str, _Finder]) -> None:
     """Report files beside the folders of splits with the first of them."""
     first = next(iter(finders.values()))
-    for item in sorted(os.scandir(root), key=lambda item: item.name):
-        if item.name not in finders:
-            first.ignored.append(Problem(path=item.name, reason="outside of any split"))
+    for name in sorted(map(as_text, os.listdir(root))):
+        if name not in finders:
+            first.ignored.append(Problem(path=name, reason="outside of any split"))
 
 
 class _Finder:
@@ -242,11 +278,12 @@ class _Finder:
         self.classes: list[str] = []
         self.ignored: list[Problem] = []
         self.problems: list[Problem] = []
+        self._prefix = os.path.join(root, "")
 
     def find_classes(self) -> None:
-        self.classes = [folder.name for folder in _top_folders(self.root)]
+        self.classes = [as_text(folder.name) for folder in _top_folders(self.root)]
 
-    def collect(self, classes: Sequence[str]) -> ImageFolder:
+    def collect(self, classes: Sequence[str]) -> list[Entry]:
         """Return the images, by label and path."""
         files: list[tuple[str, int, int, int]] = []
         loose = list(self._files("", recurse=False))
@@ -261,13 +298,10 @@ class _Finder:
                 found = self._files(name, recurse=True)
                 files += [(path, label, size, mtime) for path, size, mtime in found]
         keys = make_keys(path for path, *_ in files)
-        return ImageFolder(
-            self.root,
-            [
-                Entry(path, key, label, size, mtime)
-                for key, (path, label, size, mtime) in zip(keys, files, strict=True)
-            ],
-        )
+        return [
+            Entry(path, key, label, size, mtime)
+            for key, (path, label, size, mtime) in zip(keys, files, strict=True)
+        ]
 
     def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
         """Give path, size and time of the images below ``top``, and report everything else."""
@@ -276,27 +310,32 @@ class _Finder:
         while waiting:
             folder = waiting.pop()
             inner = []
-            for name, path in self._list(folder, seen):
-                status = self._stat(path)
+            for name in self._list(folder, seen):
+                path = f"{folder}/{name}" if folder else name
                 if name.startswith("."):
                     self._ignore(path, "hidden")
-                elif status is None:
-                    pass  # reported
-                elif stat.S_ISDIR(status.st_mode):
+                    continue
+                status = self._stat(path)
+                if status is None:
+                    continue  # reported
+                if stat.S_ISDIR(status.st_mode):
                     inner.append(path)
                 elif not stat.S_ISREG(status.st_mode):
                     report = self._blame if self._claims_image(path) else self._ignore
                     report(path, NO_FILE)
                 elif self._claims_image(path) or self._is_image(path):
-                    yield path, status.st_size, status.st_mtime_ns
+                    if status.st_size <= MAX_BYTES:
+                        yield path, status.st_size, status.st_mtime_ns
+                    else:
+                        self._blame(path, TOO_LARGE)
             if recurse:
                 waiting += reversed(inner)
 
-    def _list(self, folder: str, seen: set[tuple[int, int]]) -> list[tuple[str, str]]:
-        """Return name and path of what is in ``folder``, sorted; nothing the second time."""
+    def _list(self, folder: str, seen: set[tuple[int, int]]) -> list[str]:
+        """Return the sorted names of what is in ``folder``; nothing the second time."""
         try:
-            status = os.stat(self.root / folder)
-            names = sorted(os.listdir(self.root / folder))
+            status = os.stat(self._at(folder))
+            names = sorted(map(as_text, os.listdir(self._at(folder))))
         except OSError as error:
             self._blame(folder or ".", f"{UNREADABLE_FOLDER}: {error.strerror}")
             return []
@@ -304,32 +343,35 @@ class _Finder:
             self._ignore(folder, "a link to a folder that was read already")
             return []
         seen.add(_identity(status))
-        return [(name, f"{folder}/{name}" if folder else name) for name in names]
+        return names
+
+    def _at(self, path: str) -> str:
+        return self._prefix + as_name(path)
 
     def _stat(self, path: str) -> os.stat_result | None:
         try:
-            return os.stat(self.root / path)
+            return os.stat(self._at(path))
         except OSError as error:
-            dangling = error.errno == errno.ENOENT and os.path.islink(self.root / path)
+            dangling = error.errno == errno.ENOENT and os.path.islink(self._at(path))
             reason = LEADS_NOWHERE if dangling else f"{error.strerror}"
-            if not path.rpartition("/")[2].startswith("."):
-                report = self._blame if self._claims_image(path) else self._ignore
-                report(path, reason)
+            report = self._blame if self._claims_image(path) else self._ignore
+            report(path, reason)
             return None
 
     def _claims_image(self, path: str) -> bool:
-        return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+        _, dot, suffix = path.rpartition(".")
+        return (dot + suffix).lower() in IMAGE_SUFFIXES
 
     def _is_image(self, path: str) -> bool:
         try:
-            with _open(self.root / path) as file:
-                head = file.read(SNIFF_BYTES)
+            with _open(self._at(path)) as file:
+                image_field_of(file)
+        except BadImage:
+            self._ignore(path, "not an image")
+            return False
         except OSError as error:
             _require_machine(error)
             self._ignore(path, f"cannot be read: {error.strerror}")
-            return False
-        if sniff(head) is None:
-            self._ignore(path, "not an image")
             return False
         return True
 
@@ -364,11 +406,12 @@ def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     try:
-        lines = path.read_text("utf-8-sig", errors="surrogateescape").split("\n")
+        content = read_small(Path(os.path.realpath(path)))
+        lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise UsageError(
             f"--class-order is neither 'plain' nor 'natural' nor a readable file: {path}: "
-            f"{error.strerror}"
+            f"{error.strerror or error}"
         ) from error
     listed = [line.rstrip("\r") for line in lines if line.strip()]
     twice = sorted(name for name, count in Counter(listed).items() if count > 1)
@@ -379,3 +422,36 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
                 f"the file of --class-order, {path}, {what} {len(wrong)} classes: {some}"
             )
     return tuple(listed)
+
+
+SOURCE = SourceKind(
+    name=ImageFolder.kind,
+    title="Convert a folder of images, one folder for each class.",
+    help="""Convert the images in SRC to a dataset in DST.
+
+    SRC has one folder for each class, or images alone, or folders train, val, test of either, which
+    become one dataset each. Rerun the same command to resume an interrupted conversion. Readers see
+    the dataset only once it is complete.
+
+    \b
+    Examples:
+      shardkit convert imagefolder photos dataset --to lmdb
+      shardkit convert imagefolder photos dataset --to webdataset --resize 256 --quality 90
+      shardkit convert imagefolder photos dataset --to hdf5 --resize 224x224 --encode raw --enlarge
+    """,
+    options=(
+        SourceOption(
+            flags="--class-order",
+            default="plain",
+            metavar="plain|natural|FILE",
+            help="Label order: as in torchvision, natural sort, or FILE (one class per line).",
+        ),
+        SourceOption(
+            flags="--splits/--no-splits",
+            help="Treat the folders of SRC as splits (train, val, ...), one dataset each.  "
+            "[default: by name]",
+        ),
+    ),
+    open=ImageFolder,
+    find=ImageFolder.find,
+)

@@ -1,4 +1,4 @@
-"""For those who write a storage format: the suite that it must pass, and strategies to test with.
+"""Conformance suites for storage formats and sources, and strategies to test them with.
 
 It needs the extra ``testing`` (pytest and hypothesis), which nothing else in shardkit does.
 """
@@ -6,11 +6,13 @@ It needs the extra ``testing`` (pytest and hypothesis), which nothing else in sh
 from __future__ import annotations
 
 from shardkit.testing.conformance import FormatConformance
+from shardkit.testing.sources import SourceConformance
 from shardkit.testing.strategies import field_names, keys, paths, records
 from shardkit.testing.tools import read_shard, write_shard
 
 __all__ = [
     "FormatConformance",
+    "SourceConformance",
     "field_names",
     "keys",
     "paths",

@@ -12,13 +12,13 @@ import numpy as np
 from PIL import Image
 
 from shardkit.contracts import Format
+from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.recipe import Recipe
+from shardkit.conversion.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in, flipped
-from shardkit.torch.datasets import open_dataset
-from shardkit.verbs.convert import convert
-from shardkit.verbs.verify import verify
+from shardkit.torch.data.datasets import open_dataset
+from shardkit.verification.verify import verify
 
 _PICTURES = (
     "bird/a b.png",
@@ -112,7 +112,7 @@ def _convert(
             pixels = np.random.default_rng(number).integers(0, 256, (6, 5, 3), np.uint8)
             Image.fromarray(pixels).save(source / path)
     options = ConvertOptions(to=storage.name, recipe=recipe or Recipe(), shard_samples=3)
-    convert(scan_imagefolder(source), folder / name, options, workers=workers)
+    convert_scan(scan_imagefolder(source), folder / name, options, workers=workers)
     return folder / name
 
 

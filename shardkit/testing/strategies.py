@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from math import prod
 
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ def paths() -> SearchStrategy[str]:
     part = (raw | text | usual).map(lambda part: part.translate(None, b"/\0"))
     name = st.builds(bytes.__add__, part, st.sampled_from(_SUFFIXES))
     parts = st.lists(name.filter(lambda part: part not in _FORBIDDEN), min_size=1, max_size=4)
-    return parts.map(lambda parts: os.fsdecode(b"/".join(parts)))
+    return parts.map(lambda parts: b"/".join(parts).decode("utf-8", "surrogateescape"))
 
 
 def keys(*, min_size: int = 0, max_size: int = 8) -> SearchStrategy[list[str]]:

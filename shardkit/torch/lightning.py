@@ -1,4 +1,4 @@
-"""shardkit in PyTorch Lightning: a data module whose runs stop and go on exactly."""
+"""`ShardDataModule`: exact resume in PyTorch Lightning."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from shardkit.order import Blocks
-from shardkit.share import Share
-from shardkit.torch.datasets import ShardDataset, open_dataset
+from shardkit.sampling.order import BlockShuffle
+from shardkit.sampling.ranks import RankShard
+from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import Loader, make_loader
-from shardkit.torch.options import LoaderOptions
 
 
 class ShardDataModule(pl.LightningDataModule):
     """The loaders of a training and a validation dataset.
 
-    A checkpoint of Lightning holds the training loader's state, and ``trainer.fit(ckpt_path=...)``
-    goes on with the very next batch. The rank comes from the trainer's process group; Lightning
-    leaves the loaders as they are, since they are no PyTorch DataLoaders.
+    Lightning's checkpoints include the training loader's state, and ``trainer.fit(ckpt_path=...)``
+    resumes with exactly the next batch. The rank comes from the trainer's process group. Lightning
+    does not change the loaders, since they are not PyTorch DataLoaders.
 
     Raises:
         UsageError: If a dataset is missing, or an option is unknown.
     """
 
-    def __init__(  # noqa: PLR0913 - what make_loader takes, for two datasets
+    def __init__(  # noqa: PLR0913 - the arguments of make_loader, for two datasets
         self,
         train: str | PathLike[str] | ShardDataset,
         validation: str | PathLike[str] | ShardDataset | None = None,
         *,
         batch_size: int = 64,
-        shuffle: bool | Blocks = True,
+        shuffle: bool | BlockShuffle = True,
         seed: int = 0,
         options: LoaderOptions | None = None,
     ) -> None:
-        """Make a data module.
+        """Create a data module.
 
         Args:
-            train: A dataset, or the directory of one, which is opened with ``decode="torch"``.
-            validation: The same; read in its stored order, every sample once.
+            train: A dataset, or its directory, which is opened with ``decode="torch"``.
+            validation: The same for validation; every sample is read once, in stored order.
             batch_size: Samples in a batch of each rank.
             shuffle: How the training dataset is shuffled.
-            seed: Chooses the order and the random numbers of each epoch.
-            options: How the loaders work; a ``share`` is that of training.
+            seed: Selects the order and the random numbers of each epoch.
+            options: Options of the loaders; a ``rank_shard`` applies to training only.
         """
         super().__init__()
         self.train_dataset = _opened(train)
@@ -58,14 +58,14 @@ class ShardDataModule(pl.LightningDataModule):
         self._loaded: dict[str, Any] | None = None
 
     def setup(self, stage: str) -> None:
-        """Begin a new fit at the beginning; a checkpoint is loaded after this."""
+        """Reset the position for a new fit; a checkpoint is loaded after this."""
         if stage == "fit":
             self._training = self._loaded = None
 
     def train_dataloader(self) -> Loader:
         """Return a new loader of the training dataset.
 
-        It goes on where a checkpoint stood, or the loader before it, if the trainer reloads them.
+        It resumes from a checkpoint, or from the previous loader if the trainer reloads it.
         """
         if self._training is not None and self._loaded is None:
             self._loaded = self.state_dict()
@@ -82,31 +82,31 @@ class ShardDataModule(pl.LightningDataModule):
         return self._training
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training loader's state, which Lightning puts into its checkpoints.
+        """Return the training loader's state, for Lightning's checkpoints.
 
-        Lightning keeps the states of loaders by itself too, but does not give them back after a
-        checkpoint that was saved at the end of an epoch.
+        Lightning saves the states of loaders itself too, but does not restore them from a
+        checkpoint saved at the end of an epoch.
         """
         if self._training is None or not self._options.in_order:
             return {}
         return self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next training loader go on where the checkpoint stood."""
+        """Make the next training loader resume from the checkpoint."""
         self._loaded = state_dict
 
     def val_dataloader(self) -> Any:
-        """Return a new loader of the validation dataset, or no loader if there is none."""
+        """Return a new loader of the validation dataset, or an empty list without one."""
         if self.validation_dataset is None:
             return []
-        options = replace(self._options, share=Share(uneven="exact"))
+        options = replace(self._options, rank_shard=RankShard(remainder="exact"))
         self._validation = make_loader(
             self.validation_dataset, self._batch_size, seed=self._seed, options=options
         )
         return self._validation
 
     def teardown(self, stage: str) -> None:
-        """End worker processes with the run; the loaders' state stays."""
+        """Stop worker processes with the run; the loaders keep their state."""
         for loader in (self._training, self._validation):
             if loader is not None:
                 loader.close()

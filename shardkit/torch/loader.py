@@ -1,10 +1,13 @@
-"""`make_loader`: what a training loop talks to."""
+"""`make_loader` and the `Loader` that it returns."""
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -12,81 +15,130 @@ import torch
 from torch.utils.data import IterableDataset
 
 from shardkit.errors import LoaderFailed, UsageError
-from shardkit.order import Blocks, Order
-from shardkit.share import Share
-from shardkit.torch import preflight
-from shardkit.torch.feed import Feed, Progress
-from shardkit.torch.fetch import Fetch
-from shardkit.torch.iterable import IterableShardDataset
-from shardkit.torch.options import LoaderOptions, Settings
-from shardkit.torch.processes import SPARE_SLOTS, ProcessEngine
-from shardkit.torch.threads import ThreadEngine
+from shardkit.sampling.order import BlockShuffle, Order
+from shardkit.sampling.ranks import RankShard
+from shardkit.torch.data import nested
+from shardkit.torch.data.iterable import IterableShardDataset
+from shardkit.torch.data.sampled import SampledOrder
+from shardkit.torch.data.schedule import BatchSchedule, ResumeState
+from shardkit.torch.engine import preflight, workers
+from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.options import LoaderOptions, Settings
+from shardkit.torch.engine.processes import SPARE_SLOTS, ProcessEngine
+from shardkit.torch.engine.threads import ThreadEngine
 from shardkit.torch.tuned import load_tuned
 
 _LOG = logging.getLogger(__name__)
 
 FILES_PER_BATCH = 2
-"""Descriptors that a batch takes on its way from a worker process."""
+"""File descriptors that a batch uses on its way from a worker process."""
+
+_THREADS = (
+    "using threads, since {}; in threads a transform without shardkit.with_rng does not draw "
+    "repeatable random numbers"
+)
 
 _USER = 4
-"""Calls from `_choose_engine` up to whoever called `make_loader`: a warning points there."""
+"""Stack level of warnings in `_choose_engine`, which point at the caller of `make_loader`."""
 
 
 def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     dataset: Any,
     batch_size: int | None = None,
     *,
-    shuffle: bool | Blocks | None = None,
+    shuffle: bool | BlockShuffle | None = None,
+    sampler: Any = None,
+    num_workers: int | None = None,
+    collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+    pin_memory: bool | None = None,
+    drop_last: bool | None = None,
+    timeout: float | None = None,
+    prefetch_factor: int | None = None,
+    persistent_workers: bool | None = None,
+    in_order: bool | None = None,
     seed: int | None = None,
     options: LoaderOptions | None = None,
     tuned: str | PathLike[str] | None = None,
 ) -> Loader:
-    """Return a loader of batches, tuned for this machine and dataset.
+    """Return a loader of batches, with defaults for this machine and dataset.
+
+    Arguments that ``torch.utils.data.DataLoader`` has too have the same names here. They may also
+    be set in ``options``, which holds all others.
 
     Args:
         dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
-        batch_size: Samples in a batch of this rank; may be left out if ``tuned`` says it.
-        shuffle: False reads in the stored order, True in any order, `Blocks` forwards; None does
-            what an iterable dataset was made with, and does not shuffle any other.
-        seed: Chooses the order and the random numbers of each epoch; None is an iterable dataset's
-            own, or 0.
-        options: How the work is done, and this process's share of it.
-        tuned: A file that ``shardkit tune --out`` wrote: its settings are taken for whatever
-            ``options`` leave open.
+        batch_size: Samples in a batch of this rank; may be omitted if ``tuned`` sets it.
+        shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
+            shuffles blocks of neighboring rows. None is the setting of an iterable dataset, and
+            False for others.
+        sampler: Yields the rows of each epoch, instead of ``shuffle``. Its random numbers depend on
+            seed and epoch, and ranks divide its rows.
+        num_workers: Threads or processes; 0 reads in the main thread.
+        collate_fn: Makes a batch of samples.
+        pin_memory: Whether batches are in pinned memory.
+        drop_last: Whether to leave out a last, smaller batch.
+        timeout: Seconds to wait for a batch before raising an error.
+        prefetch_factor: Batches that each worker prepares ahead.
+        persistent_workers: Whether worker processes survive between epochs.
+        in_order: Whether batches arrive in the order of the epoch.
+        seed: Selects the order and the random numbers of each epoch; None is the seed of an
+            iterable dataset, and 0 for others.
+        options: All other options, such as the engine and the rank.
+        tuned: A file written by ``shardkit tune --out``, for settings that ``options`` leaves open.
 
     Raises:
-        UsageError: If options contradict each other or the dataset, or the file is none of tune's.
+        UsageError: If options contradict each other or the dataset, or ``tuned`` is invalid.
     """
     options = LoaderOptions() if options is None else options
     if not isinstance(options, LoaderOptions):
         raise UsageError(f"options={options!r} is not a shardkit.LoaderOptions(...)")
+    direct = {
+        "num_workers": num_workers,
+        "collate_fn": collate_fn,
+        "pin_memory": pin_memory,
+        "timeout": timeout,
+        "prefetch_factor": prefetch_factor,
+        "persistent_workers": persistent_workers,
+        "in_order": in_order,
+    }
+    options = options.updated(**direct)
     if tuned is not None:
         found = load_tuned(tuned)
         options = found.options(options)
         batch_size = found.batch_size if batch_size is None else batch_size
         found.warn_of_threads(preflight.why_processes(dataset))
     if batch_size is None:
-        raise UsageError("batch_size=None is not an integer from 1 on, and no tuned= says one")
-    share = options.share
+        raise UsageError("batch_size= is required, unless tuned= sets it")
+    rank_shard = options.rank_shard
+    if sampler is not None and shuffle not in (None, False):
+        raise UsageError("sampler= and shuffle= both set the order: leave one of them out")
     if isinstance(dataset, IterableShardDataset):
         shuffle = dataset.order.shuffle if shuffle is None else shuffle
         seed = dataset.order.seed if seed is None else seed
-        share = dataset.share if share is None else share
-        dataset = dataset.source
+        rank_shard = dataset.rank_shard if rank_shard is None else rank_shard
+        dataset = dataset.dataset
     if not _has_rows(dataset):
         raise UsageError(
-            f"make_loader needs a dataset with a length and rows, not {type(dataset).__name__}; "
-            "open a path with shardkit.open_dataset; a foreign IterableDataset needs "
+            f"make_loader needs a dataset with a length and rows, not {type(dataset).__name__}: "
+            "open a path with shardkit.open_dataset; for another IterableDataset, use "
             "torch.utils.data.DataLoader"
         )
-    order = Order(
-        size=len(dataset),
-        shuffle=False if shuffle is None else shuffle,
-        seed=0 if seed is None else seed,
-    )
-    feed = Feed(order, batch_size, share or Share())
+    rank_shard = rank_shard or RankShard()
+    if drop_last is not None:
+        rank_shard = replace(rank_shard, drop_last=drop_last)
+    order = _order(dataset, shuffle, 0 if seed is None else seed, sampler)
+    schedule = BatchSchedule(order, batch_size, rank_shard, nested.row_repeats(dataset))
     fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows)
-    return Loader(fetch, feed, options, "asked for" if tuned is None else f"tuned, in {tuned}")
+    return Loader(fetch, schedule, options, "requested" if tuned is None else f"tuned, in {tuned}")
+
+
+def _order(dataset: Any, shuffle: bool | BlockShuffle | None, seed: int, sampler: Any) -> Order:
+    if sampler is None:
+        return Order(size=len(dataset), shuffle=False if shuffle is None else shuffle, seed=seed)
+    if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
+        raise UsageError(f"sampler={sampler!r} is not a sampler with a length")
+    origins = nested.origins(dataset)
+    return SampledOrder(size=len(sampler), seed=seed, sampler=sampler, origins=origins)
 
 
 def _has_rows(dataset: Any) -> bool:
@@ -96,139 +148,166 @@ def _has_rows(dataset: Any) -> bool:
 
 
 class Loader:
-    """Gives the batches of one epoch at each iteration; made by `make_loader`.
+    """Yields the batches of one epoch in each iteration; made by `make_loader`.
 
-    It behaves as ``torch.utils.data.DataLoader`` where training loops look: ``len`` is the number
-    of batches in an epoch of this rank, ``dataset``, ``batch_size``, ``num_workers``,
-    ``drop_last``, ``collate_fn`` and ``pin_memory`` are what they are there.
+    It has the interface of ``torch.utils.data.DataLoader`` that training loops use: ``len`` (the
+    number of batches of this rank in an epoch), ``dataset``, ``batch_size``, ``num_workers``,
+    ``drop_last``, ``collate_fn`` and ``pin_memory``.
 
-    Each iteration reads the next epoch, so the order differs without any call; ``set_epoch`` names
-    one. ``state_dict`` may be asked at any time and says which batch comes next.
+    Each iteration reads the next epoch, so no call is needed to change the order; ``set_epoch``
+    selects one. ``state_dict`` can be called at any time.
     """
 
     def __init__(
-        self, fetch: Fetch, feed: Feed, options: LoaderOptions, asked: str = "asked for"
+        self,
+        fetch: Fetch,
+        schedule: BatchSchedule,
+        options: LoaderOptions,
+        by: str = "requested",
     ) -> None:
-        """Make a loader; use `make_loader`."""
+        """Create a loader; use `make_loader` instead."""
         self.dataset = fetch.dataset
-        self.batch_size = feed.batch_size
-        self.drop_last = feed.share.drop_last
+        self.batch_size = schedule.batch_size
+        self.drop_last = schedule.rank_shard.drop_last
         self.collate_fn = fetch.collate
         self.options = options
-        self._feed = feed
-        self._progress = Progress(fetch.dataset, feed)
+        self._schedule = schedule
+        self._resume = ResumeState(fetch.dataset, schedule)
         self._iteration = 0
         settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
-        self.num_workers = settings.workers
+        self.num_workers = settings.num_workers
         self.pin_memory = settings.pinned
-        self.engine, self.reason = _choose_engine(fetch.dataset, feed.batch_size, settings, asked)
+        if options.pin_memory and not settings.pinned:
+            warnings.warn(
+                "pin_memory=True has no effect: no CUDA device is available",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self.engine, self.reason = _choose_engine(fetch, schedule.batch_size, settings, by)
         engine = ThreadEngine if self.engine == "thread" else ProcessEngine
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
+        self._new_threads = partial(ThreadEngine, fetch, settings)
         _LOG.info("%r", self)
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return len(self._schedule)
 
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
         return self._iterate(self._iteration)
 
     def __repr__(self) -> str:
+        rank_shard = self._schedule.rank_shard
         return (
-            f"Loader of {len(self)} batches of {self.batch_size}, rank {self._feed.share.rank} of "
-            f"{self._feed.share.world}, {self.num_workers} workers, engine {self.engine}: "
+            f"Loader of {len(self)} batches of {self.batch_size}, rank {rank_shard.rank} of "
+            f"{rank_shard.world_size}, {self.num_workers} workers, engine {self.engine}: "
             f"{self.reason}"
         )
 
     @property
     def epoch(self) -> int:
-        """The epoch that was begun last, or once it is read to its end, the one that comes next."""
-        return self._progress.epoch
+        """The last epoch started, or the next one once it is exhausted."""
+        return self._resume.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration read ``epoch``: from where a loaded state left it, if it did.
+        """Make the next iteration read ``epoch``, or the rest of it after `load_state_dict`.
 
         Raises:
-            UsageError: If it is not an integer from 0 on.
+            UsageError: If ``epoch`` is not an integer from 0 on.
         """
-        self._progress.set(epoch)
+        self._resume.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands: which batch comes next, as JSON values.
+        """Return the position of the next batch, as JSON values.
 
-        All ranks have the same state, and a run of any number of ranks and workers, with batches
-        of any size, can go on from it.
+        The state is the same on all ranks, and a run with any number of ranks and workers and any
+        batch size can resume from it.
 
         Raises:
-            UsageError: If batches do not come in order: then nothing short of all rows read says
-                which are left.
+            UsageError: If ``in_order`` is False: a position cannot describe which rows are left.
         """
         if not self.options.in_order:
             raise UsageError(
-                "with in_order=False a run cannot be resumed exactly: no state is kept"
+                "a loader with in_order=False has no state, since it cannot resume exactly"
             )
-        return self._progress.state()
+        return self._resume.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` stood, with the next iteration.
+        """Resume from ``state`` in the next iteration.
 
         Raises:
-            StateMismatch: If it is of another dataset, order or version, or is no state.
+            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
-        self._progress.load(state)
+        self._resume.load(state)
 
     def close(self) -> None:
-        """End worker processes now, and not when the loader is gone; it can be used again."""
+        """Stop worker processes now instead of with the loader, which can still be used."""
         self._iteration += 1
         self._engine.close()
 
     def _iterate(self, iteration: int) -> Iterator[Any]:
-        self._feed.require_same_group()
-        run = self._progress.begin()
-        batches = self._engine.run(self._feed.requests(run.epoch, run.consumed))
+        self._schedule.require_same_group()
+        run, owner = self._resume.begin(), os.getpid()
+        self._require_start()
+        batches = self._engine.run(self._schedule.requests(run.epoch, run.consumed))
         try:
             for request, batch in batches:
-                self._progress.advance(run, request.consumed)
+                self._resume.advance(run, request.consumed)
                 yield batch
                 del batch
+                if os.getpid() != owner:
+                    raise LoaderFailed(
+                        f"process {owner} started this iteration, and this process is a fork of "
+                        "it, which cannot continue it. Iterate over the loader again here: "
+                        "`for batch in loader`"
+                    )
                 if self._iteration != iteration:
                     raise LoaderFailed(
-                        "this iteration ended when another of the same loader began, or the "
-                        "loader was closed; make a loader for each"
+                        "this iteration ended because another one of the same loader started, or "
+                        "the loader was closed: use a loader for each"
                     )
         finally:
             batches.close()
-        self._progress.finish(run)
+        self._resume.finish(run)
+
+    def _require_start(self) -> None:
+        """Switch to threads if worker processes cannot start now and were not requested.
+
+        Other threads, or CUDA, may run since the loader was created; then workers cannot fork.
+        """
+        if self.options.engine != "auto" or not isinstance(self._engine, ProcessEngine):
+            return
+        problem = self._engine.start_problem()
+        if problem is not None:
+            warnings.warn(_THREADS.format(problem), RuntimeWarning, stacklevel=3)
+            self.engine, self.reason = "thread", f"{self.reason}, but {problem}"
+            self._engine = self._new_threads()
 
 
-def _choose_engine(dataset: Any, batch_size: int, settings: Settings, by: str) -> tuple[str, str]:
-    """Return an engine, and why it is the one (``by``, if asked for); warn of disappointments."""
+def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -> tuple[str, str]:
+    """Return an engine and the reason for it (``by`` if it was requested)."""
     asked = settings.options.engine
-    reason = by if asked != "auto" else preflight.why_processes(dataset)
+    reason = by if asked != "auto" else preflight.why_processes(fetch.dataset)
     if asked == "thread":
         return "thread", by
     if reason is None:
         return "thread", "nothing in this dataset holds the GIL for long"
-    problem = _process_problem(dataset, batch_size, settings)
+    problem = _process_problem(fetch, batch_size, settings)
     if problem is None:
         return "process", reason
     if asked == "process":
         warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=_USER)
         return "process", reason
-    warnings.warn(
-        f"threads are taken, since {problem}; random numbers of a transform that is not marked "
-        "with shardkit.with_rng do not repeat in them",
-        RuntimeWarning,
-        stacklevel=_USER,
-    )
+    warnings.warn(_THREADS.format(problem), RuntimeWarning, stacklevel=_USER)
     return "thread", f"{reason}, but {problem}"
 
 
-def _process_problem(dataset: Any, batch_size: int, settings: Settings) -> str | None:
+def _process_problem(fetch: Fetch, batch_size: int, settings: Settings) -> str | None:
     """Return why worker processes may fail on this machine, or None."""
-    if settings.workers == 0:
+    if settings.num_workers == 0:
         return None
-    batches = settings.process_prefetch + SPARE_SLOTS * settings.workers
-    size = preflight.batch_bytes(dataset, batch_size)
+    batches = settings.process_prefetch + SPARE_SLOTS * settings.num_workers
+    size = preflight.batch_bytes(fetch.dataset, batch_size)
     problem = preflight.shared_memory_problem(size * batches) if size else None
-    return problem or preflight.descriptor_problem(FILES_PER_BATCH * batches)
+    problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * batches)
+    return problem or workers.start_problem(settings.options.start_method, fetch)

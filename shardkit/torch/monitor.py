@@ -1,4 +1,4 @@
-"""`ThroughputMonitor`: how much of its time a training loop waits for data."""
+"""`ThroughputMonitor`: measure how long a training loop waits for data."""
 
 from __future__ import annotations
 
@@ -13,62 +13,63 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardkit.errors import UsageError
-from shardkit.torch.collate import count
-from shardkit.torch.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
+from shardkit.torch.data.collate import count
+from shardkit.torch.data.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
 
 _BAR_SECONDS = 0.3
-"""How often a bar is told: drawing it takes 0.1 ms or so."""
+"""Seconds between updates of a progress bar: drawing it takes about 0.1 ms."""
 
 _WAITS, _KEEPS_UP = 0.1, 0.02
-"""Shares of waiting: from the first on loading is the bottleneck, up to the second it is none."""
+"""Fractions of time spent waiting: above the first, loading is the bottleneck; below the second, it
+keeps up."""
 
 _LONG_START = 0.1
-"""From this share of the time on, what the first batches take is spoken of."""
+"""Minimum fraction of time in first batches that is reported."""
 
 _NO_STEP = 0.001
-"""Seconds of a step below which a loop does nothing with its batches."""
+"""Seconds below which a training step counts as empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputReport:
-    """What a training loop's time went to, in one epoch or in all."""
+    """Time that a training loop spent, in one epoch or in all."""
 
     batches: int
     images: int
-    """Samples in them, by the labels of each."""
+    """Samples in the batches."""
     seconds: float
-    """From the beginning of each epoch to its end, steps and waiting."""
+    """Total time from the start to the end of each epoch."""
     first: float
-    """Seconds that the first batch of each epoch was waited for: workers start, and read."""
+    """Seconds spent waiting for the first batch of each epoch, which includes starting workers."""
     waited: float
-    """Seconds that all other batches, and the end of the epoch, were waited for."""
+    """Seconds spent waiting for all other batches and the end of the epoch."""
     longest: float
-    """The longest that one batch was waited for, without the first of each epoch."""
+    """Longest wait in seconds for one batch, without the first of each epoch."""
     longest_at: tuple[int, int]
-    """The number of its epoch and its own in it, from 0 on."""
+    """Epoch and batch of the longest wait, from 0 on."""
     epochs: tuple[ThroughputReport, ...] = ()
-    """Each epoch by itself; empty in the report of one."""
+    """Report of each epoch; empty in the report of one epoch."""
 
     @property
-    def share(self) -> float:
-        """Part of the time, 0 to 1, that was waited, without the first batch of each epoch."""
+    def wait_fraction(self) -> float:
+        """Fraction of time spent waiting, 0 to 1, without the first batch of each epoch."""
         counted = self.seconds - self.first
         return self.waited / counted if counted > 0 else 0.0
 
     @property
     def rate(self) -> float:
-        """Images a second, of all the time."""
+        """Images/s over the total time."""
         return self.images / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def step(self) -> float:
-        """Seconds that the loop took for a batch in the mean, without waiting."""
+        """Mean seconds that the loop took for a batch, without waiting."""
         spent = self.seconds - self.first - self.waited
         return max(0.0, spent) / self.batches if self.batches else 0.0
 
 
 class ThroughputMonitor:
-    """Gives the batches of any loader, and notes how long each was waited for.
+    """Yields the batches of any loader, and measures how long the loop waits for each.
 
     ::
 
@@ -78,29 +79,29 @@ class ThroughputMonitor:
                 ...
         print(loader.summary())
 
-    It may wrap a loader of shardkit, a PyTorch ``DataLoader``, a `DevicePrefetcher`, or any other
-    iterable. Whatever else is asked of it, such as ``set_epoch``, ``state_dict`` or ``batch_size``,
-    the loader answers. It takes some microseconds for a batch, and keeps none alive.
+    It wraps a shardkit loader, a PyTorch ``DataLoader``, a `DevicePrefetcher`, or any other
+    iterable. All other attributes, such as ``set_epoch``, ``state_dict`` or ``batch_size``, are
+    those of the loader. It takes a few microseconds per batch, and keeps no batch alive.
 
-    What it measures is the time between asking for a batch and having it, on the clock of the loop.
-    A step on a GPU often only queues its work and returns: then the loop waits for data while the
-    GPU still computes, and the share is the most that the GPU may have been idle, not what it was.
-    With a ``.item()`` of the loss in each step, or ``torch.cuda.synchronize()``, it is both.
-    What a loop does beside training, such as validation in its midst, counts as its step.
+    It measures the time from the request for a batch to its arrival, as seen by the loop. A GPU
+    step often only queues its work and returns. Then the loop waits while the GPU still computes,
+    so the fraction is only an upper bound of the GPU's idle time. It is exact if each step calls
+    ``loss.item()`` or ``torch.cuda.synchronize()``. All other work in the loop, such as validation,
+    counts as the step.
     """
 
     def __init__(self, loader: Any, bar: Any = None) -> None:
-        """Make a monitor.
+        """Create a monitor.
 
         Args:
-            loader: Whatever gives batches.
-            bar: A progress bar of tqdm, or anything with its ``set_postfix``, that shows `postfix`
-                a few times a second. It may also be set later, as the attribute ``bar``.
+            loader: Any iterable of batches.
+            bar: A tqdm progress bar, or any object with ``set_postfix``, to show `postfix` a few
+                times per second. You can also set it later, as the attribute ``bar``.
 
         Raises:
-            UsageError: If ``loader`` does not give batches, or ``bar`` has no ``set_postfix``.
+            UsageError: If ``loader`` is not a loader, or ``bar`` has no ``set_postfix``.
         """
-        # An iterable dataset may give batches, as webdataset's loaders do, which are such datasets.
+        # Iterable datasets may yield batches: webdataset's loaders do.
         gives_samples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
         if gives_samples or isinstance(loader, str) or not hasattr(loader, "__iter__"):
             raise UsageError(
@@ -118,7 +119,9 @@ class ThroughputMonitor:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader" or name.startswith("__"):  # not made yet, or asked by copy and pickle
+        if name == "loader" or name.startswith(
+            "__"
+        ):  # not initialized yet, or called by copy and pickle
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.loader, name)
 
@@ -137,18 +140,18 @@ class ThroughputMonitor:
                 if self.bar is not None and given - self._told > _BAR_SECONDS:
                     self._told = given
                     self.bar.set_postfix(self.postfix)
-                yield held.pop()  # nothing here keeps a batch that its user let go
+                yield held.pop()  # keep no batch that its user has released
                 asked = clock()
                 tally.end_step(asked - given)
             tally.waited += clock() - asked
         except GeneratorExit:
-            # Whoever holds the iterator may end it long after the loop: that was no step.
+            # The iterator may be closed long after the loop: that time is not a step.
             tally.end_step(min(clock() - given, tally.longest_step or math.inf))
             raise
 
     @property
     def report(self) -> ThroughputReport:
-        """What was seen so far, the epoch under way included."""
+        """Measurements so far, including the current epoch."""
         parts = tuple(each.report(number) for number, each in enumerate(self._tallies))
         slowest = max(parts, key=lambda part: part.longest, default=None)
         return ThroughputReport(
@@ -164,14 +167,14 @@ class ThroughputMonitor:
 
     @property
     def postfix(self) -> dict[str, str]:
-        """Images a second and the share of waiting in this epoch, for a bar's ``set_postfix``."""
+        """Images/s and fraction of waiting in this epoch, for ``set_postfix`` of a bar."""
         if not self._tallies:
             return {"img/s": "-", "waiting": "-"}
         now = self._tallies[-1].report(0)
-        return {"img/s": f"{now.rate:,.0f}", "waiting": f"{now.share:.0%}"}
+        return {"img/s": f"{now.rate:,.0f}", "waiting": f"{now.wait_fraction:.0%}"}
 
     def summary(self) -> str:
-        """Return in words what the time went to, whether that is good, and what to do next."""
+        """Return a text: where the time went, whether loading keeps up, and what to do next."""
         report = self.report
         if not report.batches:
             return "no batch was read"
@@ -192,30 +195,30 @@ class ThroughputMonitor:
         return "\n".join([*lines, start])
 
     def _on_starts(self) -> str:
-        """Return what makes the first batches weigh less."""
+        """Return advice to spend less time on first batches."""
         workers = getattr(self.loader, "num_workers", 0)
         if isinstance(self.loader, DataLoader) and workers and not self.loader.persistent_workers:
             return "persistent_workers=True saves most of that"
-        return "the more batches an epoch has, the less that is"
+        return "longer epochs reduce it"
 
     def _verdict(self, report: ThroughputReport) -> str:
-        found = f"the loop waited for data {_share(report.share)} of the time"
+        found = f"the loop waited for data {_percent(report.wait_fraction)} of the time"
         if _starts_long(report):
             found = f"apart from the first batch of each epoch, {found}"
-        if report.share > _WAITS and report.step < _NO_STEP:
-            return f"{found}: there is next to no training step that it could be compared with"
-        if report.share <= _KEEPS_UP:
+        if report.wait_fraction > _WAITS and report.step < _NO_STEP:
+            return f"{found}: the training step is too short for a comparison"
+        if report.wait_fraction <= _KEEPS_UP:
             return f"{found}: the loader keeps up"
-        if report.share < _WAITS:
-            return f"{found}: the loader keeps up but for some batches; prefetch more"
+        if report.wait_fraction < _WAITS:
+            return f"{found}: the loader keeps up except for some batches; raise prefetch_factor"
         return (
             f"{found}: loading is the bottleneck, and without it training would be "
-            f"{1 / max(1e-9, 1 - report.share):.1f} x as fast; `{self._command(report)}` tells "
-            "what limits it"
+            f"{1 / max(1e-9, 1 - report.wait_fraction):.1f}x as fast; run "
+            f"`{self._command(report)}` to find the cause"
         )
 
     def _command(self, report: ThroughputReport) -> str:
-        """Return the command that looks into it, with all that is known of this loop."""
+        """Return a `shardkit doctor` command for this loop."""
         loader = self.loader
         while hasattr(loader, "loader"):  # such as a DevicePrefetcher
             loader = loader.loader
@@ -224,7 +227,7 @@ class ThroughputMonitor:
             dataset = dataset.dataset
         path = getattr(dataset, "path", None)
         words = [
-            f"shardkit doctor {'DST' if path is None else shlex.quote(str(path))}",
+            f"shardkit doctor {'DATASET' if path is None else shlex.quote(str(path))}",
             f"--step-ms {max(0.1, 1000 * report.step):.3g}",
             f"--batch-size {max(1, *(each.largest for each in self._tallies))}",
         ]
@@ -238,14 +241,14 @@ class ThroughputMonitor:
 
 
 class _Tally:
-    """One epoch, as it goes on."""
+    """Measurements of one epoch."""
 
     def __init__(self) -> None:
         self.batches = self.images = self.largest = self.longest_at = 0
         self.first = self.waited = self.steps = self.longest = self.longest_step = 0.0
 
     def add(self, wait: float, images: int) -> None:
-        """Note a batch."""
+        """Add a batch."""
         if not self.batches:
             self.first = wait
         else:
@@ -257,12 +260,12 @@ class _Tally:
         self.largest = max(self.largest, images)
 
     def end_step(self, seconds: float) -> None:
-        """Note what was done with the batch."""
+        """Add the time of a step."""
         self.steps += seconds
         self.longest_step = max(self.longest_step, seconds)
 
     def report(self, number: int) -> ThroughputReport:
-        """Return it as the epoch of the given number."""
+        """Return the report of epoch ``number``."""
         return ThroughputReport(
             batches=self.batches,
             images=self.images,
@@ -275,12 +278,12 @@ class _Tally:
 
 
 def _starts_long(report: ThroughputReport) -> bool:
-    """Tell whether what the first batches take is much of all the time."""
+    """Return whether first batches take a large part of the time."""
     return report.first >= _LONG_START * report.seconds
 
 
-def _share(share: float) -> str:
-    return f"{share:.1%}" if share < _WAITS else f"{share:.0%}"
+def _percent(fraction: float) -> str:
+    return f"{fraction:.1%}" if fraction < _WAITS else f"{fraction:.0%}"
 
 
 def _time(seconds: float) -> str:
@@ -288,7 +291,7 @@ def _time(seconds: float) -> str:
 
 
 def _written(operation: ImageOp) -> str:
-    """Return an operation as the command line takes it: its size, and what is not the default."""
+    """Return an operation in the syntax of the command line, without defaults."""
     chosen = [
         f"{each.name}={getattr(operation, each.name)!r}".replace("=inf", "=1e999")
         for each in dataclasses.fields(operation)

@@ -1,4 +1,4 @@
-"""Batches on a device: copied and normalised on a stream of their own while the model computes."""
+"""`DevicePrefetcher`: batches are copied to a device and normalized while the model computes."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.errors import UsageError
-from shardkit.torch.memory import map_tensors
+from shardkit.torch.data.memory import map_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalise:
-    """From uint8 images to floating point: ``(image / 255 - mean) / std``, on the device.
+class Normalize:
+    """Convert uint8 images to floating point: ``(image / 255 - mean) / std``.
 
-    A quarter of the bytes then go over the bus, and no processor converts them.
+    On the device, this needs a quarter of the bus traffic and no CPU time.
 
     Raises:
-        UsageError: If there are not as many means as deviations, or the type is no float.
+        UsageError: If mean and std differ in length, or the dtype is not floating point.
     """
 
     mean: Sequence[float] = (0.485, 0.456, 0.406)
     std: Sequence[float] = (0.229, 0.224, 0.225)
-    """Of each channel, for values from 0 to 1; the defaults are those that models trained on
-    ImageNet expect."""
+    """For each channel, for values from 0 to 1; the defaults are those of ImageNet."""
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
-            raise UsageError(f"mean={self.mean} and std={self.std} are not a pair for each channel")
+            raise UsageError(
+                f"mean={self.mean} and std={self.std} need one value for each channel, std above 0"
+            )
         if not self.dtype.is_floating_point:
             raise UsageError(f"dtype={self.dtype} is not a floating point type")
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return uint8 images of shape (N, C, H, W) as `dtype`, in the same memory order."""
+        """Return uint8 images of shape (N, C, H, W) as `dtype`, in the same memory format."""
         scale, shift = _constants(tuple(self.mean), tuple(self.std), images.device)
         values = images.to(torch.float32)
         values = values.div_(scale.view(-1, 1, 1)).sub_(shift.view(-1, 1, 1))
@@ -48,39 +49,39 @@ class Normalise:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return divisor and shift on ``device``; sent once, since each time would make it wait."""
+    """Return divisor and shift on ``device``; cached, since each copy would synchronize."""
     scale = torch.tensor([255 * value for value in std], device=device)
     shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=device)
     return scale, shift
 
 
 class DevicePrefetcher:
-    """Gives the batches of a loader on a device; on CUDA the next is copied while one is used.
+    """Yields the batches of a loader on a device; on CUDA, the next is copied while one is used.
 
-    The copy runs on a stream of its own, from page-locked memory without waiting, and the current
-    stream waits for it only when the batch is given out. Each tensor is recorded on that stream
-    (``record_stream``), so that its memory is not given to another before the model is done with
-    it. On any other device a batch is copied when it is asked for.
+    The copy runs on a separate stream, asynchronously from pinned memory. The current stream waits
+    for it only when the batch is yielded. Each tensor is recorded on that stream
+    (``record_stream``), so its memory is not reused before the model has finished with it. On other
+    devices a batch is copied on request.
 
-    ``len``, ``set_epoch``, ``epoch`` and state are those of the loader, and the state is that of
-    the batch given out last, although the loader is one batch further.
+    ``len``, ``set_epoch``, ``epoch`` and state are those of the loader. The state is that after the
+    last batch yielded, although the loader is one batch ahead.
     """
 
     def __init__(
         self,
         loader: Any,
         device: torch.device | str,
-        normalise: Normalise | None = None,
+        normalize: Normalize | None = None,
     ) -> None:
-        """Make a prefetcher.
+        """Create a prefetcher.
 
         Args:
-            loader: A loader of shardkit, or any iterable of batches.
-            device: Where batches go.
-            normalise: What is done there with uint8 tensors of four dimensions, the images.
+            loader: A shardkit loader, or any iterable of batches.
+            device: Device for the batches.
+            normalize: Applied there to uint8 tensors of four dimensions, the images.
 
         Raises:
-            UsageError: If ``loader`` does not give batches.
+            UsageError: If ``loader`` is not a loader.
         """
         if isinstance(loader, (str, Dataset)) or not hasattr(loader, "__iter__"):
             raise UsageError(
@@ -88,7 +89,7 @@ class DevicePrefetcher:
             )
         self.loader = loader
         self.device = torch.device(device)
-        self._normalise = normalise
+        self._normalize = normalize
         self._state: dict[str, Any] | None = None
 
     def __len__(self) -> int:
@@ -102,7 +103,7 @@ class DevicePrefetcher:
         self._state = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration read ``epoch``."""
+        """Make the next iteration read ``epoch``."""
         self.loader.set_epoch(epoch)
         self._state = None
 
@@ -112,22 +113,24 @@ class DevicePrefetcher:
         return int(self.loader.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the batch that was given out last.
+        """Return the loader's state after the last batch yielded.
 
         Raises:
             UsageError: If the loader has no state.
         """
         if not hasattr(self.loader, "state_dict"):
-            raise UsageError(f"a {type(self.loader).__name__} has no state; make_loader's has")
+            raise UsageError(
+                f"a {type(self.loader).__name__} has no state: use a loader from make_loader"
+            )
         return dict(self.loader.state_dict() if self._state is None else self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` stood, with the next iteration."""
+        """Resume from ``state`` in the next iteration."""
         self.loader.load_state_dict(state)
         self._state = None
 
     def _source(self) -> Iterator[tuple[dict[str, Any] | None, Any]]:
-        """Give each batch of the loader with the state that follows it."""
+        """Yield each batch of the loader with the state after it."""
         stateful = hasattr(self.loader, "state_dict") and getattr(
             getattr(self.loader, "options", None), "in_order", True
         )
@@ -164,8 +167,8 @@ class DevicePrefetcher:
         if not isinstance(part, torch.Tensor):
             return map_tensors(self._move, part)
         moved = part.to(self.device, non_blocking=True)
-        if self._normalise is not None and moved.dtype == torch.uint8 and moved.dim() == 4:
-            return self._normalise(moved)
+        if self._normalize is not None and moved.dtype == torch.uint8 and moved.dim() == 4:
+            return self._normalize(moved)
         return moved
 
 

@@ -1,24 +1,29 @@
-"""The order of a loader as a batch sampler, for a DataLoader that is not ours."""
+"""`EpochBatchSampler`: the order of a loader, for PyTorch's own ``DataLoader``."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import Sampler
 
-from shardkit.order import Blocks, Order
-from shardkit.share import Share
-from shardkit.torch import preflight
-from shardkit.torch.feed import Feed, Progress
+from shardkit.errors import UsageError
+from shardkit.sampling.order import BlockShuffle, Order
+from shardkit.sampling.ranks import RankShard
+from shardkit.torch.data import nested
+from shardkit.torch.data.schedule import BatchSchedule, ResumeState
+from shardkit.torch.engine import preflight
 
 
 class EpochBatchSampler(Sampler[list[int]]):
     """Batches of rows in shardkit's order, for ``DataLoader(dataset, batch_sampler=...)``.
 
-    The order is that of `shardkit.make_loader`: another in each epoch, divided among ranks, the
-    same for any number of workers. Each iteration reads the next epoch and tells the dataset, so
-    that random operations follow it; ``set_epoch`` names one.
+    The order is that of `shardkit.make_loader`: different in each epoch, divided among ranks, and
+    the same for any number of workers. Each iteration reads the next epoch and sets it on the
+    dataset, so random operations follow; ``set_epoch`` selects one.
 
     ``torchdata``'s ``StatefulDataLoader`` saves and restores its state.
 
@@ -31,55 +36,94 @@ class EpochBatchSampler(Sampler[list[int]]):
         dataset: Any,
         batch_size: int,
         *,
-        shuffle: bool | Blocks = False,
+        shuffle: bool | BlockShuffle = False,
         seed: int = 0,
-        share: Share | None = None,
+        rank_shard: RankShard | None = None,
     ) -> None:
-        """Make a sampler; the arguments are those of `shardkit.make_loader`."""
+        """Create a sampler.
+
+        Args:
+            dataset: The dataset of the ``DataLoader``.
+            batch_size: Samples in a batch of this rank.
+            shuffle: As in `shardkit.make_loader`.
+            seed: Selects the order and the random numbers of each epoch.
+            rank_shard: This rank's subset of each epoch; None uses the rank given by
+                ``torch.distributed``.
+        """
         order = Order(size=len(dataset), shuffle=shuffle, seed=seed)
+        if nested.row_repeats(dataset) is not None:
+            warnings.warn(
+                "rows repeat in this dataset, and a DataLoader draws the same random numbers for "
+                "each repeat: use shardkit.make_loader, or open the dataset again with another "
+                "view=",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._dataset = dataset
-        self._feed = Feed(order, batch_size, share or Share())
-        self._progress = Progress(dataset, self._feed)
+        self._schedule = BatchSchedule(order, batch_size, rank_shard or RankShard())
+        self._resume = ResumeState(dataset, self._schedule)
         self.batch_size = batch_size
-        self.drop_last = self._feed.share.drop_last
+        self.drop_last = self._schedule.rank_shard.drop_last
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return len(self._schedule)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._feed.require_same_group()
-        run = self._progress.begin()
+        self._require_undivided(sys._getframe(1))
+        return self._batches()
+
+    def _require_undivided(self, caller: FrameType) -> None:
+        """Check that the caller does not divide the batches again, as ``Accelerator.prepare`` does.
+
+        Raises:
+            UsageError: If it does, and this sampler already yields one rank's batches.
+        """
+        divider = caller.f_locals.get("self")
+        processes = getattr(divider, "num_processes", 1)
+        divides = processes > 1 and getattr(divider, "batch_sampler", None) is self
+        rank_shard = self._schedule.rank_shard
+        if divides and rank_shard.world_size > 1:
+            raise UsageError(
+                f"this sampler yields the batches of rank {rank_shard.rank} of "
+                f"{rank_shard.world_size}, and {type(divider).__name__} divides them again among "
+                f"{processes} processes: do not pass its DataLoader to Accelerator.prepare, or "
+                "create the sampler with rank_shard=RankShard(rank=0, world_size=1)"
+            )
+
+    def _batches(self) -> Iterator[list[int]]:
+        self._schedule.require_same_group()
+        run = self._resume.begin()
         for part in preflight.parts(self._dataset):
             if hasattr(part, "set_epoch"):
-                part.set_epoch(run.epoch, self._feed.order.seed)
-        for request in self._feed.requests(run.epoch, run.consumed):
-            self._progress.advance(run, request.consumed)
+                part.set_epoch(run.epoch, self._schedule.order.seed)
+        for request in self._schedule.requests(run.epoch, run.consumed):
+            self._resume.advance(run, request.consumed)
             yield request.rows.tolist()
-        self._progress.finish(run)
+        self._resume.finish(run)
 
     @property
     def epoch(self) -> int:
-        """The epoch that was begun last, or once it is read to its end, the one that comes next."""
-        return self._progress.epoch
+        """The last epoch started, or the next one once it is exhausted."""
+        return self._resume.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration read ``epoch``: from where a loaded state left it, if it did.
+        """Make the next iteration read ``epoch``, or the rest of it after `load_state_dict`.
 
         Raises:
-            UsageError: If it is not an integer from 0 on.
+            UsageError: If ``epoch`` is not an integer from 0 on.
         """
-        self._progress.set(epoch)
+        self._resume.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the sampler stands: after the last batch of rows that it gave."""
-        return self._progress.state()
+        """Return the position after the last batch of rows yielded."""
+        return self._resume.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` stood, with the next iteration: with nothing, if the epoch is over.
+        """Resume from ``state`` in the next iteration, which is empty if its epoch is exhausted.
 
         Raises:
-            StateMismatch: If it is of another dataset, order or version, or is no state.
+            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
-        self._progress.load(state)
-        # torchdata begins a finished epoch, reads ahead, and begins again: that must skip nothing.
-        self._progress.stay()
+        self._resume.load(state)
+        # torchdata starts an exhausted epoch, reads ahead, and starts again: skip no epoch then.
+        self._resume.keep_epoch()

@@ -1,9 +1,8 @@
-"""What `shardkit tune` found, kept in a file: settings of a loader for one machine and dataset."""
+"""The file that `shardkit tune --out` writes: loader settings for one machine and dataset."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import warnings
@@ -13,51 +12,48 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.files import open_regular, write_result
-from shardkit.machine import processors
-from shardkit.torch.options import LoaderOptions
-from shardkit.torch.preflight import local_ranks
+from shardkit.system.files import read_small, write_result
+from shardkit.system.machine import usable_cpus
+from shardkit.torch.engine.options import LoaderOptions
+from shardkit.torch.engine.preflight import local_ranks
 
 VERSION = 1
 
 TUNED_FIELDS = (
     "engine",
-    "workers",
-    "prefetch",
+    "num_workers",
+    "prefetch_factor",
     "start_method",
     "sharing_strategy",
 )
-"""Fields of `LoaderOptions` that are tuned; what decides on samples and on lifetimes is not."""
-
-_DIVIDED = ("workers", "prefetch")
-"""Those that ranks on one machine share among them."""
+"""Fields of `LoaderOptions` that are tuned: those that affect only speed."""
 
 _MOST_BYTES = 1 << 20
-"""A file larger than this is none of ours."""
+"""Maximum size of a file that is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Settings that were measured to be good."""
+    """The best settings measured."""
 
     batch_size: int
     settings: dict[str, Any]
     """Values of `TUNED_FIELDS`."""
     processors: int
-    """Of the machine where it was measured: elsewhere something else may be better."""
+    """Usable CPUs of the machine where it was measured; elsewhere, other settings may be better."""
     ranks: int = 1
-    """Processes of a training that shared the machine when it was measured."""
+    """Ranks that shared the machine when it was measured."""
     measured: dict[str, Any] = field(default_factory=dict)
-    """What was measured with them, and of what; for people."""
+    """The measurements and their subject, for readers."""
 
     def options(self, given: LoaderOptions) -> LoaderOptions:
-        """Return ``given`` with the tuned fields in it.
+        """Return ``given`` with the tuned settings.
 
-        Workers and prefetch were measured for as many ranks on the machine as there were then:
-        where more of them share it now, each takes its part, 1 at the least.
+        If more ranks share the machine now than when it was measured, each gets its part of the
+        workers, at least 1.
 
         Raises:
-            UsageError: If ``given`` has another value than the default in one of them.
+            UsageError: If ``given`` sets a tuned field to another value.
         """
         default = LoaderOptions()
         settings = self._shared(local_ranks())
@@ -70,10 +66,10 @@ class Tuned:
         return dataclasses.replace(given, **settings)
 
     def warn_of_threads(self, reason: str | None) -> None:
-        """Warn if threads were chosen for something else than what asks for processes now.
+        """Warn if threads were measured without a transform that needs processes.
 
         Args:
-            reason: What asks for processes, as in `shardkit.torch.preflight.why_processes`.
+            reason: Why processes are needed, from `shardkit.torch.engine.preflight.why_processes`.
         """
         if (
             reason
@@ -81,23 +77,23 @@ class Tuned:
             and not self.measured.get("processes")
         ):
             warnings.warn(
-                f"threads were found best without what is here: {reason}. `shardkit tune "
-                "--transform` measures it; random numbers of a transform that is not marked with "
-                "shardkit.with_rng do not repeat in threads",
+                f"tuned= chose threads without this: {reason}. Measure it with `shardkit tune "
+                "--transform`; in threads a transform without shardkit.with_rng does not draw "
+                "repeatable random numbers",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
     def _shared(self, ranks: int) -> dict[str, Any]:
-        """Return the settings of one of so many ranks that share this machine."""
+        """Return the settings for one of ``ranks`` on this machine."""
         settings = dict(self.settings)
-        for name in _DIVIDED:
-            if settings.get(name):
-                settings[name] = max(1, settings[name] * self.ranks // max(ranks, self.ranks))
+        if settings.get("num_workers"):
+            workers = settings["num_workers"] * self.ranks // max(ranks, self.ranks)
+            settings["num_workers"] = max(1, workers)
         return settings
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, replacing what stood there.
+        """Write the settings to a file, replacing an existing one.
 
         Raises:
             ShardkitError: If it cannot be written.
@@ -107,33 +103,32 @@ class Tuned:
 
 
 def require_replaceable(path: str | PathLike[str]) -> None:
-    """See that a file can be written where nothing else would be lost: a new one, or one of ours.
+    """Check that ``path`` is free or a file of `shardkit tune --out`, and writable.
 
     Raises:
-        UsageError: If there is something else, or no folder to write it to.
+        UsageError: If it is another file, or its folder is missing or read-only.
     """
     place = Path(path)
     if place.exists() or place.is_symlink():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of another machine: it is replaced
+            warnings.simplefilter("ignore")  # measured on another machine: it is replaced
             try:
                 load_tuned(place)
             except UsageError as error:
-                raise UsageError(f"{error}. It is left as it is: give another name") from error
+                raise UsageError(f"{error}. It was not changed: choose another name") from error
     elif not os.access(place.parent, os.W_OK):
-        what = "cannot be written to" if place.parent.is_dir() else "is no folder"
+        what = "cannot be written to" if place.parent.is_dir() else "is not a folder"
         raise UsageError(f"{path} cannot be written: {place.parent} {what}")
 
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:
-    """Read what `shardkit tune --out` wrote, and warn if it was measured on another machine.
+    """Read a file of `shardkit tune --out`, and warn if it was measured with another CPU count.
 
     Raises:
-        UsageError: If it cannot be read, or is no such file.
+        UsageError: If it cannot be read, or is not such a file.
     """
     try:
-        with io.BufferedReader(open_regular(Path(path))) as file:
-            content = file.read(_MOST_BYTES + 1)
+        content = read_small(Path(os.path.realpath(path)), _MOST_BYTES)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}; `shardkit tune --out` writes it"
@@ -144,10 +139,10 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         raise UsageError(
             f"{path} is not what `shardkit tune --out` writes, or of another version: {error}"
         ) from error
-    if tuned.processors != processors():
+    if tuned.processors != usable_cpus():
         warnings.warn(
             f"{path} was measured with {tuned.processors} processors, and this process may use "
-            f"{processors()}: `shardkit tune` again finds what is best here",
+            f"{usable_cpus()}: `shardkit tune` again finds what is best here",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -161,7 +156,7 @@ def _parsed(value: Any) -> Tuned:
     settings = value["settings"]
     if not isinstance(settings, dict) or set(settings) - set(TUNED_FIELDS):
         raise ValueError(f"settings are other than {', '.join(TUNED_FIELDS)}")
-    LoaderOptions(**settings)  # refuses values that are none
+    LoaderOptions(**settings)  # raises for invalid values
     counts = {"ranks": 1, **value}
     for name in ("batch_size", "processors", "ranks"):
         if type(counts[name]) is not int or counts[name] < 1:

@@ -26,7 +26,7 @@ Batch = tuple[Any, torch.Tensor]
 """Images, uint8 of shape (N, 3, 224, 224), or N stored files as bytes; and int64 labels."""
 
 KINDS = ("crop", "resize", "raw", "random", "bytes")
-"""What becomes of a stored image: its centre; its centre after a resize to 256; itself; a random
+"""What becomes of a stored image: its center; its center after a resize to 256; itself; a random
 piece, mirrored or not; nothing."""
 
 
@@ -137,7 +137,7 @@ def resize_and_crop(image: Image.Image) -> torch.Tensor:
 def resized(image: Image.Image, side: int = 256) -> Image.Image:
     """Scale the shorter side to ``side`` pixels and the longer one to an even number.
 
-    Even, because where half a pixel would be left, libraries place the centre differently.
+    Even, because where half a pixel would be left, libraries place the center differently.
     """
     short, long = sorted(image.size)
     other = side * long // short // 2 * 2

@@ -19,18 +19,18 @@ from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once, square
 
 from shardkit import (
     CenterCrop,
-    ConvertOptions,
     Loader,
     LoaderOptions,
     RandomResizedCrop,
-    Recipe,
     ShardDataset,
-    convert,
     make_loader,
     open_dataset,
-    scan_imagefolder,
 )
 from shardkit.codecs import turbo
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.sources.imagefolder import scan_imagefolder
 
 _DECODES: dict[str, Any] = {
     "crop": CenterCrop(SIDE),
@@ -92,7 +92,7 @@ class Adapter(adapter.Adapter):
         return [path for path in self.path.rglob("*") if path.is_file()]
 
     def _make(self, dataset: ShardDataset, *, shuffle: bool) -> Loader:
-        given: dict[str, Any] = {"workers": WORKERS, **self.task.options.get("loader", {})}
+        given: dict[str, Any] = {"num_workers": WORKERS, **self.task.options.get("loader", {})}
         options = LoaderOptions(engine=self.task.options.get("engine", "auto"), **given)
         return make_loader(dataset, BATCH, shuffle=shuffle, options=options)
 
@@ -104,4 +104,4 @@ class Adapter(adapter.Adapter):
 
 def _convert(folder: Path, target: Path, options: ConvertOptions) -> None:
     target.rmdir()
-    convert(scan_imagefolder(folder), target, options)
+    convert_scan(scan_imagefolder(folder), target, options)

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness import Contender, Result, Table, start, time_rounds
 from workloads.rows import Bench, Rows
 
-from shardkit.measure.pages import drop, resident
+from shardkit.measure.runner.page_cache import drop, resident
 from shardkit.registry import format_names
 
 _STORES = ("loose", "tar", "lmdb", "h5py")
@@ -47,7 +47,7 @@ def run(bench: Bench) -> list[Table]:
         _contend(
             Table(
                 name="cold-crop",
-                title="cold JPEGs of 30 KB, shuffled, centre crop 224, 1 reader",
+                title="cold JPEGs of 30 KB, shuffled, center crop 224, 1 reader",
                 baseline="FFCV, os_cache",
             ),
             decoding,

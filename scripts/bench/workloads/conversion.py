@@ -16,8 +16,12 @@ from harness import Table, contend_here
 from PIL import Image
 from workloads.rows import Bench
 
-from shardkit import ConvertOptions, Recipe, convert, open_dataset, scan_imagefolder, verify
+from shardkit import open_dataset, verify
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
 from shardkit.registry import format_names
+from shardkit.sources.imagefolder import scan_imagefolder
 
 Function = Callable[[], int]
 """Does the work once, from the beginning, and returns the number of images."""
@@ -95,7 +99,9 @@ def _verifying(source: Path, work: Path) -> dict[str, Function]:
 
 def _convert(source: Path, target: Path, options: ConvertOptions, workers: int) -> int:
     _clear(target)
-    return convert(scan_imagefolder(source), target, options, workers=workers).manifests[""].rows
+    return (
+        convert_scan(scan_imagefolder(source), target, options, workers=workers).manifests[""].rows
+    )
 
 
 def _verify(directory: Path) -> int:

@@ -1,10 +1,10 @@
-"""JPEGs of 256 pixels, centre crop of 224: what most training from prepared data does."""
+"""JPEGs of 256 pixels, center crop of 224: what most training from prepared data does."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from harness import Table, contend
+from harness import Table, run_interleaved
 from workloads.rows import Bench, Rows
 
 _BASELINE = "ImageFolder-like, resized files"
@@ -32,7 +32,7 @@ def run(bench: Bench) -> list[Table]:
     ]
     table = Table(
         name="crop",
-        title="centre crop of 256-pixel JPEGs, shuffled, 64 x 3 x 224 x 224, 2 workers",
+        title="center crop of 256-pixel JPEGs, shuffled, 64 x 3 x 224 x 224, 2 workers",
         baseline=_BASELINE,
     )
-    return [contend(table, contenders, bench.work, bench.rounds)]
+    return [run_interleaved(table, contenders, bench.work, bench.rounds)]

@@ -60,7 +60,7 @@ def _ways() -> dict[str, Callable[[Any], Iterable[Any]]]:
 
 
 def _epoch(dataset: ShardDataset, watch: Callable[[Any], Iterable[Any]]) -> int:
-    loader = make_loader(dataset, BATCH, shuffle=True, options=LoaderOptions(workers=2))
+    loader = make_loader(dataset, BATCH, shuffle=True, options=LoaderOptions(num_workers=2))
     images = sum(len(labels) for _, labels in watch(loader))
     loader.close()
     return images
@@ -68,7 +68,7 @@ def _epoch(dataset: ShardDataset, watch: Callable[[Any], Iterable[Any]]) -> int:
 
 def _alone(dataset: ShardDataset, rounds: int) -> Table:
     """Microseconds for a batch that is there already."""
-    batch = next(iter(make_loader(dataset, BATCH, options=LoaderOptions(workers=0))))
+    batch = next(iter(make_loader(dataset, BATCH, options=LoaderOptions(num_workers=0))))
     batches = [batch] * _BATCHES
     table = Table(
         name="monitor-alone",

@@ -20,12 +20,12 @@ from contenders.shardkit_ import Adapter
 from harness import Result, Table, contend_here
 from workloads.rows import Bench
 
-from shardkit import Blocks, LoaderOptions, Order, ShardDataset, make_loader
-from shardkit.torch.options import START_METHODS
+from shardkit import BlockShuffle, LoaderOptions, Order, ShardDataset, make_loader
+from shardkit.torch.engine.options import START_METHODS
 
 
 def run(bench: Bench) -> list[Table]:
-    """Time them all, on JPEGs of 256 pixels with a centre crop of 224."""
+    """Time them all, on JPEGs of 256 pixels with a center crop of 224."""
     task = Task(
         kind="crop",
         folder=bench.work / "jpeg256",
@@ -45,7 +45,7 @@ def run(bench: Bench) -> list[Table]:
 def _workers(dataset: ShardDataset, rounds: int) -> Table:
     """Threads from none to four on this machine."""
     tried: dict[str, Callable[[], int]] = {
-        f"{workers} threads": partial(_epoch, dataset, LoaderOptions(workers=workers))
+        f"{workers} threads": partial(_epoch, dataset, LoaderOptions(num_workers=workers))
         for workers in (0, 1, 2, 3, 4)
     }
     table = Table(name="options-workers", title="threads", baseline="2 threads")
@@ -64,7 +64,9 @@ def _prefetch(dataset: ShardDataset, rounds: int) -> Table:
     """Batches under way, for a consumer whose own work is uneven."""
     tried: dict[str, Callable[[], int]] = {
         f"{engine}, prefetch {prefetch}": partial(
-            _consume, dataset, LoaderOptions(engine=engine, workers=2, prefetch=prefetch)
+            _consume,
+            dataset,
+            LoaderOptions(engine=engine, num_workers=2, prefetch_factor=prefetch // 2),
         )
         for engine in ("thread", "process")
         for prefetch in (2, 4, 8)
@@ -94,7 +96,7 @@ from shardkit import LoaderOptions, make_loader, open_dataset, CenterCrop
 if __name__ == "__main__":
     dataset = open_dataset(sys.argv[1], decode=CenterCrop(int(sys.argv[3])))
     for _ in range(2):
-        options = LoaderOptions(engine="process", workers=2, start_method=sys.argv[2])
+        options = LoaderOptions(engine="process", num_workers=2, start_method=sys.argv[2])
         loader = make_loader(dataset, 64, options=options)
         begun = time.perf_counter()
         next(iter(loader))
@@ -136,7 +138,7 @@ def _order(rounds: int) -> Table:
         unit="ms",
         rounds=rounds,
     )
-    for name, shuffle in (("shuffle=True", True), ("Blocks()", Blocks())):
+    for name, shuffle in (("shuffle=True", True), ("BlockShuffle()", BlockShuffle())):
         for count in (64, 8192):
             order = Order(size=10_000_000, shuffle=shuffle)
             times = [_lookup(order, number, count) for number in range(rounds)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import Table, contend
+from harness import Table, run_interleaved
 from workloads.rows import ENGINES, Bench, Rows
 
 _BASELINE = "ImageFolder-like with Pillow"
@@ -33,4 +33,4 @@ def _table(bench: Bench, folder: str, words: str) -> Table:
         title=f"RandomResizedCrop(224) and flip of {words}, 2 workers",
         baseline=_BASELINE,
     )
-    return contend(table, contenders, bench.work, bench.rounds)
+    return run_interleaved(table, contenders, bench.work, bench.rounds)

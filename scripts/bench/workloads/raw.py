@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import Table, contend
+from harness import Table, run_interleaved
 from workloads.rows import Bench, Rows
 
 
@@ -26,4 +26,4 @@ def run(bench: Bench) -> list[Table]:
         title="raw 224 x 224, shuffled, batches of 64, 2 workers",
         baseline="FFCV",
     )
-    return [contend(table, contenders, bench.work, bench.rounds)]
+    return [run_interleaved(table, contenders, bench.work, bench.rounds)]

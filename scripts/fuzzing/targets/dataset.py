@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from scripts.fuzzing.material import dataset
-from scripts.fuzzing.mutate import Hint
 from scripts.fuzzing.target import Target, broken
-from shardkit.decode import decode_stored
+from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.handles import forget
+from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset, UsageError
-from shardkit.handles import forget
-from shardkit.manifest import MANIFEST_NAME
-from shardkit.shardset import ShardSet
-from shardkit.verbs.verify import verify
+from shardkit.verification.verify import verify
 
 _Sample = tuple[bytes, int]
 _WIDTHS = (1, 1, 2, 4, 8, 16, 64, 512, 4096)
@@ -33,7 +31,6 @@ class DatasetTarget(Target):
     """
 
     to: str
-    guided = False
     allowed = (CorruptDataset, UsageError)
     tokens = (b"\0" * 8, b"\xff" * 8, b"[" * 2000, b"{}", b"../", b"\x80\x04.")
 
@@ -122,9 +119,6 @@ class DatasetTarget(Target):
         elif deed == "replace":
             return self._files[new[0] % len(self._files)][2]
         return bytes(changed)
-
-    def hints(self, data: bytes) -> Sequence[Hint]:
-        return [(0, 1), (1, 1), (2, 1), (3, 4), (7, 4)]
 
 
 class _Lmdb(DatasetTarget):

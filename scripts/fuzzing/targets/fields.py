@@ -6,10 +6,10 @@ from pathlib import Path
 
 from scripts.fuzzing.target import Target, broken
 from shardkit.contracts import ShardSpec
+from shardkit.dataset.index import save_index
+from shardkit.dataset.index_builder import index_shard
 from shardkit.errors import CorruptShard
 from shardkit.formats.webdataset import FORMAT
-from shardkit.index import save_index
-from shardkit.indexing import index_shard
 from shardkit.record import Record
 
 _META = b'{"path":"a/b.jpg","width":12,"height":9}'

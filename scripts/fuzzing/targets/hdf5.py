@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from scripts.fuzzing.material import records, write_shard
-from scripts.fuzzing.mutate import Hint
 from scripts.fuzzing.target import SECRET
 from scripts.fuzzing.targets.shard import ShardTarget
 from shardkit.formats.hdf5 import FORMAT
@@ -42,24 +41,6 @@ class Hdf5Target(ShardTarget):
                 file["f/data"] = file["data"]
                 file["f/offsets"] = np.array([0, 40, 80, 120, 160, 200], np.int64)
         self.seeds += [_changed(folder, change) for change in CHANGES.values()]
-
-    def hints(self, data: bytes) -> Sequence[Hint]:
-        found: list[Hint] = [(start, 8) for start in range(0, min(len(data), 96), 8)]
-        found += [(start, 1) for start in range(8, 24)]
-        for signature in _SIGNATURES:
-            at = data.find(signature)
-            while at >= 0:
-                found += [(at + 4, 1), (at + 5, 1), (at + 6, 2)]
-                found += [(at + shift, 8) for shift in range(8, 72, 8)]
-                at = data.find(signature, at + 1)
-        at = data.find(b"\x01\x00", 96)
-        while 0 <= at < 6000:  # object headers of version 1, and what looks like them
-            if at % 8 == 0:
-                found += [(at + 2, 2), (at + 4, 4), (at + 8, 4)]
-                found += [(at + 16 + shift, 2) for shift in range(0, 128, 8)]
-                found += [(at + 24 + shift, 8) for shift in range(0, 128, 8)]
-            at = data.find(b"\x01\x00", at + 1)
-        return found
 
 
 _Change = Callable[[h5py.File], None]

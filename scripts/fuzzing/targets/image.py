@@ -10,12 +10,13 @@ from pathlib import Path
 from scripts.fuzzing.material import pictures
 from scripts.fuzzing.target import Target, broken
 from shardkit.codecs.image import MAX_PIXELS, ImageInfo, decode, inspect, sniff
+from shardkit.codecs.reduced import reduction
 from shardkit.codecs.turbo import VARIABLE, Region, available
-from shardkit.decode import Decoding, decode_part, reduction
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.decode import Decoding, decode_part
+from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.recipe import Recipe
 from shardkit.record import IMAGE_FIELDS, Record
-from shardkit.shardset import StoredImage
 
 _LARGE = 1 << 20
 """Pixels above which an image is not decoded here, but only inspected: it takes too long."""
@@ -102,7 +103,7 @@ class ImageTarget(Target):
             broken("it is reduced to an impossible size", (field, reduced.shape))
         if field == "jpg" and pixels.shape[0] > 4 and pixels.shape[1] > 4:
             region = Region(1, 2, pixels.shape[1] - 3, pixels.shape[0] - 3)
-            stored = StoredImage(image, field, 0, info.width, info.height)
+            stored = EncodedImage(image, field, 0, info.width, info.height)
             part = decode_part(stored, region, Decoding())
             top, left = region.top - part.top, region.left - part.left
             piece = part.pixels[top : top + region.height, left : left + region.width]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 import shutil
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from scripts.fuzzing.material import dataset
-from scripts.fuzzing.mutate import Hint
 from scripts.fuzzing.target import SECRET, Target, broken
-from shardkit import columns
+from shardkit.dataset import index_reader as columns
+from shardkit.dataset.index import ROW
+from shardkit.dataset.shardset import LocatedRows, ShardSet
 from shardkit.errors import CorruptDataset
-from shardkit.index import ROW
-from shardkit.npy import npy_header
-from shardkit.shardset import Found, ShardSet
+from shardkit.system.npy import npy_header
 
 _NAMES = ("rows", "keys", "keys-ends", "paths", "paths-ends")
 _HEADER = len(npy_header((1,), np.int64))
@@ -100,16 +98,6 @@ class IndexTarget(Target):
         _ = shards.labels
         return "all right" if right == len(shards) else "some right"
 
-    def hints(self, data: bytes) -> Sequence[Hint]:
-        found: list[Hint] = [(9, 2), (11, 8)]
-        if data[:1] != b"\0":
-            found += [(start, 8) for start in range(1 + _HEADER, len(data), 8)]
-        else:
-            for start in range(1 + _ROWS_HEADER, len(data), ROW.itemsize):
-                found += [(start, 8), (start + 8, 4), (start + 12, 4), (start + 16, 4)]
-                found += [(start + 20, 4), (start + 24, 4), (start + 28, 1), (start, 32)]
-        return found
-
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         if data[:1] != b"\0" or rng.random() < 0.2:
             return data
@@ -120,7 +108,7 @@ class IndexTarget(Target):
         return bytes(mended)
 
 
-def _sample(found: Found, number: int) -> tuple[bytes, str, int, int, int]:
+def _sample(found: LocatedRows, number: int) -> tuple[bytes, str, int, int, int]:
     image = found.read(number, memoryview(bytearray(found.lengths[number])))
     return bytes(image.data), image.field, image.label, image.width, image.height
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
-from scripts.fuzzing.mutate import Hint
 from scripts.fuzzing.targets.shard import ShardTarget
 from shardkit.formats.lmdb import FORMAT
 
@@ -33,14 +31,3 @@ class LmdbTarget(ShardTarget):
         ),
         b"\x93NUMPY\x01\x00",
     )
-
-    def hints(self, data: bytes) -> Sequence[Hint]:
-        found = [(page + start, size) for page in (0, _PAGE) for start, size in _META + _META_MORE]
-        for page in range(2 * _PAGE, len(data) - 16, _PAGE):
-            found += [(page + start, size) for start, size in _HEADER]
-            lower = int.from_bytes(data[page + 12 : page + 14], "little")
-            for at in range(page + 16, min(page + lower, page + _PAGE, len(data) - 2), 2):
-                found.append((at, 2))
-                node = page + int.from_bytes(data[at : at + 2], "little")
-                found += [(node, 2), (node + 2, 2), (node + 4, 2), (node + 6, 2), (node + 8, 10)]
-        return found

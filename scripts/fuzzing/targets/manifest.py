@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from scripts.fuzzing.mutate import Mutator
-from scripts.fuzzing.target import Target, broken
-from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.manifest import (
+from scripts.fuzzing.target import Change, Target, broken
+from shardkit.dataset.manifest import (
     MANIFEST_NAME,
     FileEntry,
     Manifest,
@@ -26,9 +24,10 @@ from shardkit.manifest import (
     load_any_manifest,
     save_manifest,
 )
-from shardkit.shardset import ShardSet
-from shardkit.verbs.describe import describe
-from shardkit.verbs.verify import verify
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.verification.describe import describe
+from shardkit.verification.verify import verify
 
 NASTY: Sequence[Any] = (
     *(None, True, False, 0, 1, -1, 1.5, float("nan"), float("inf"), -0.0, 1e308),
@@ -106,13 +105,14 @@ class ManifestTarget(Target):
             if manifest.rows:
                 broken("something is read where there is no index")
 
-    def mutate(self, data: bytes, rng: random.Random) -> bytes:
+    def mutate(self, data: bytes, rng: random.Random, change: Change) -> bytes:
+        """Change values of the JSON object more often than bytes."""
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict) or rng.random() < 0.3:
-            return self.mend(Mutator(rng, self.tokens, self.seeds).mutate(data), rng)
+            return super().mutate(data, rng, change)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             _change(value, rng)
         return sealed(value) if rng.random() < 0.95 else json.dumps(value).encode()

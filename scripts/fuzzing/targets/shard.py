@@ -8,9 +8,9 @@ from pathlib import Path
 from scripts.fuzzing.material import shards
 from scripts.fuzzing.target import SECRET, Target, broken
 from shardkit.contracts import Format
+from shardkit.dataset.index import IndexPart, save_index
+from shardkit.dataset.index_builder import index_shard
 from shardkit.errors import CorruptShard
-from shardkit.index import IndexPart, save_index
-from shardkit.indexing import index_shard
 from shardkit.record import Record
 
 

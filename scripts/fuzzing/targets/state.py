@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
-from scripts.fuzzing.target import Target
+from scripts.fuzzing.target import BrokenPromiseError, Target
+from shardkit.contracts import Images
 from shardkit.conversion.build import ShardTask, load_result
+from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.lock import require_dead
+from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.staging import (
+    DATASET,
+    RETIRED,
+    STATE,
+    WORK_NAME,
+    StagingDirectory,
+    old_files,
+)
 from shardkit.errors import ShardkitError
-from shardkit.recipe import Recipe
 from shardkit.record import dump_json, load_json
 from shardkit.sources.imagefolder import ImageFolder
+from shardkit.system.safe_paths import make_folder
 
 _SHARD = b"a shard"
+_TERMS = ConversionFingerprint(settings={}, images={}, files={}, on_error="fail")
+
+
+_STATE = (
+    "plan.json",
+    "retired.json",
+    "exchanged",
+    "sibling",
+    "bad.json",
+    "files.jsonl",
+    "../owner",
+)
+"""Files of the work folder that a conversion reads before it looks at shards."""
 
 
 class StateTarget(Target):
-    """The result of a finished shard: whatever it holds, it is taken or the shard is made anew."""
+    """The state of a conversion: whatever it holds, no file outside of the target is touched.
+
+    The result of a finished shard is taken, or the shard is made anew.
+    """
 
     name = "state"
     allowed = (ShardkitError,)
@@ -32,6 +62,7 @@ class StateTarget(Target):
             b"NaN",
         ),
         *(b'"name"', b'"rows"', b'"bytes"', b'"sha256"', b"7", b"-1", b"9" * 5000, b"[" * 3000),
+        *(b"../victim", b"/etc/passwd", b"shardkit.json", b"index/rows.npy", b'"machine"'),
         *(b"1e999", b"true", b'"\\ud800"', b"0", b'"7"', b"7.0"),
     )
 
@@ -52,17 +83,44 @@ class StateTarget(Target):
             part=folder / "part",
             format="webdataset",
             recipe=Recipe(),
-            source=ImageFolder(folder, ()),
+            source=Images(ImageFolder(folder), "", ()),
             meta={},
             software={},
             keep=True,
         )
         made_of = {"made_of": self._task.digest, "part": {}}
         self.seeds = [dump_json({**load_json(seed), **made_of}) for seed in self.seeds]
+        self.seeds += [
+            dump_json(["shardkit.json", "train/index/rows.npy", "shard-000000.tar"]),
+            dump_json(["../victim", "/victim", "victim/../../victim", ".shardkit-work/lock"]),
+            dump_json({"files": ["a.jpg"]}),
+            dump_json({"machine": "another", "process": 7}),
+        ]
+        self._target = folder / "target"
+        make_folder(folder, "target")
+        make_folder(self._target, STATE)
+        make_folder(self._target, DATASET)
         self._task.part.mkdir(exist_ok=True)
         self._task.path.write_bytes(_SHARD)
 
     def check(self, data: bytes) -> str:
         (self._task.part / "result.json").write_bytes(data)
         result = load_result(self._task)
+        self._check_work(data)
         return "made anew" if result is None else "taken"
+
+    def _check_work(self, data: bytes) -> None:
+        """Plant ``data`` as every state file, and let a conversion and a lock meet it."""
+        for name in (*_STATE, "ready"):
+            (self._target / STATE / name).write_bytes(data)
+        place = StagingDirectory(self._target)
+        with contextlib.suppress(ShardkitError):
+            place.begin(_TERMS, force=False)
+        make_folder(self._target, STATE)
+        (self._target / RETIRED).write_bytes(data)
+        with contextlib.suppress(ShardkitError):
+            for name in old_files(self._target, RETIRED):
+                if not os.path.abspath(self._target / name).startswith(f"{self._target}{os.sep}"):
+                    raise BrokenPromiseError(f"a name leads elsewhere: {name!r}")
+        with contextlib.suppress(ShardkitError):
+            require_dead(self._target, f"{WORK_NAME}/owner")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import random
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.fuzzing.mutate import Hint
 from scripts.fuzzing.targets.shard import ShardTarget
 from shardkit.formats.webdataset import FORMAT
 
@@ -38,13 +36,6 @@ class TarTarget(ShardTarget):
         super().__init__(folder)
         for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
             self.seeds.append(_by_tarfile(kind))
-
-    def hints(self, data: bytes) -> Sequence[Hint]:
-        return [
-            (start + at, size)
-            for start in _headers(data)
-            for at, size in (_FIELDS + _SPARSE if data[start + 257 : start + 262] else _FIELDS)
-        ]
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         if rng.random() < 0.1:

@@ -1,0 +1,3 @@
+"""The version of shardkit."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,431 @@
+"""Convert: from the scan of a source to a committed dataset, or to nothing at all."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from shardkit.contracts import Scan, Source
+from shardkit.conversion.build import (
+    ShardResult,
+    ShardTask,
+    build_shard,
+    load_part,
+    load_result,
+)
+from shardkit.conversion.disk import DiskReservation, as_failure
+from shardkit.conversion.finished import finished
+from shardkit.conversion.options import make_recipe, parse_bytes
+from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
+from shardkit.conversion.recipe import TOO_SMALL
+from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, workplace
+from shardkit.dataset.index import save_index
+from shardkit.dataset.manifest import (
+    FileEntry,
+    Manifest,
+    SplitsManifest,
+    load_manifest,
+    save_manifest,
+)
+from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
+from shardkit.errors import BadImages, DiskFull, Problem, UsageError
+from shardkit.registry import DEFAULT_SOURCE, get_source
+from shardkit.system.files import as_name, sha256_of, sync
+from shardkit.system.pool import Progress, Report, run_tasks
+
+_Name = TypeVar("_Name", str, int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """Result of a conversion."""
+
+    plan: Plan
+    """Images and shards of each split."""
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    """Split name, or "" without splits, to the manifest of its dataset; empty after a dry run."""
+    reused_shards: int = 0
+    """Shards that an earlier, interrupted run had finished."""
+    unchanged: bool = False
+    """Whether the target already held the dataset, so that nothing was written."""
+
+
+@dataclass
+class _Work:
+    """One split on its way."""
+
+    plan: SplitPlan
+    folder: Path
+    tasks: list[ShardTask]
+    results: dict[int, ShardResult] = field(default_factory=dict)
+
+
+def convert(  # noqa: PLR0913 - the options of the command, each with its own meaning
+    source: str | Path | Source,
+    target: str | Path,
+    *,
+    to: str,
+    resize: int | tuple[int, int] | str | None = None,
+    resize_mode: str | None = None,
+    filter: str = "bicubic",  # noqa: A002 - the name of the option
+    resizer: str = "pillow",
+    dct_scaling: bool = False,
+    enlarge: bool = False,
+    encode: str = "keep",
+    quality: int | None = None,
+    background: str | tuple[int, int, int] = "white",
+    orient: bool = False,
+    check: str = "decode",
+    tolerate_damage: bool = False,
+    on_error: str = "fail",
+    class_order: str = "plain",
+    splits: bool | None = None,
+    shard_size: int | str = DEFAULT_SHARD_BYTES,
+    shard_samples: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    limit: int | None = None,
+    workers: int = 1,
+    force: bool = False,
+    dry_run: bool = False,
+    on_progress: Report | None = None,
+) -> Converted:
+    """Convert a folder of images to a dataset, or to one dataset for each split.
+
+    The options are those of ``shardkit convert``. Repeat an interrupted call to resume it:
+    finished shards are kept. The result does not depend on interruptions or on ``workers``.
+    Repeating a finished call does nothing.
+
+    Args:
+        source: A folder with one folder for each class, or images alone, or splits of either; or
+            another `shardkit.contracts.Source`.
+        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
+            old dataset stays intact until the new one is ready.
+        to: Storage format: ``lmdb``, ``hdf5`` or ``webdataset``.
+        resize: Pixels of the side that ``resize_mode`` selects, or height and width as a pair or
+            as ``"HxW"``. None keeps the size.
+        resize_mode: ``shorter`` or ``longer`` side, ``crop``, ``pad`` or ``stretch``. None is
+            ``shorter`` for a number and ``crop`` for height and width.
+        filter: ``bicubic``, ``bilinear``, ``lanczos`` or ``box``; all are antialiased.
+        resizer: ``pillow``, or ``torch``: faster for large folders, values differ by 1 or 2.
+        dct_scaling: Decode large JPEGs at reduced size: faster, but not exact.
+        enlarge: Allow images to become larger than they are.
+        encode: ``keep`` changes an image's encoding only if its pixels change; ``jpeg``, ``png``
+            and ``webp`` encode all images; ``raw`` stores pixels of one size.
+        quality: JPEG and WebP quality, 1 to 100. If given, all of these images are re-encoded.
+        background: Color under transparent pixels and around padded images, by name or as RGB.
+        orient: Apply the EXIF orientation even if nothing else changes.
+        check: Depth of image validation: ``decode``, ``header`` or ``none``.
+        tolerate_damage: Store damaged JPEGs that Pillow can decode.
+        on_error: ``fail`` writes nothing if any image is bad; ``skip`` leaves bad images out.
+        class_order: Label order: ``plain`` (as in torchvision), ``natural``, or the path of a file
+            with one class per line.
+        splits: Whether the folders of ``source`` are splits. None decides by their names.
+        shard_size: Approximate bytes of images in a shard, as a number or as ``"256MiB"``.
+        shard_samples: Images in a shard, instead of ``shard_size``.
+        shuffle: Store images in random order instead of the folder's.
+        seed: Seed of the random order.
+        limit: Convert only this many images of each split.
+        workers: Number of processes.
+        force: Replace a dataset in ``target``, or discard another unfinished conversion.
+        dry_run: Check and plan, but write nothing.
+        on_progress: Called with the work done since the last call.
+
+    Returns:
+        The plan and the manifests of the datasets; no manifests after a dry run.
+
+    Raises:
+        UsageError: If an option is invalid, ``target`` cannot be used, or it holds an unfinished
+            conversion of something else.
+        BadImages: If images are bad and ``on_error`` is ``fail``. Shards without bad images are
+            kept for the next run.
+        DiskFull: If the disk lacks space.
+        ConversionFailed: If writing fails.
+    """
+    options = ConvertOptions(
+        to=to,
+        recipe=make_recipe(
+            resize=resize,
+            resize_mode=resize_mode,
+            filter=filter,
+            resizer=resizer,
+            dct_scaling=dct_scaling,
+            enlarge=enlarge,
+            encode=encode,
+            quality=quality,
+            background=background,
+            orient=orient,
+            check=check,
+            tolerate_damage=tolerate_damage,
+        ),
+        shard_bytes=parse_bytes(shard_size),
+        shard_samples=shard_samples,
+        shuffle=shuffle,
+        seed=seed,
+        limit=limit,
+        on_error=on_error,
+    )
+    if isinstance(source, (str, Path)):
+        opened = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
+    elif class_order != "plain" or splits is not None:
+        raise UsageError("class_order and splits are options of image folders")
+    else:
+        opened = source
+    scan = opened.scan()
+    if dry_run:
+        return Converted(plan=plan_scan(scan, target, options, force=force))
+    return convert_scan(
+        scan, target, options, force=force, workers=workers, on_progress=on_progress
+    )
+
+
+def plan_scan(
+    scan: Scan, target: str | Path, options: ConvertOptions, *, force: bool = False
+) -> Plan:
+    """Return the plan that `convert_scan` would carry out; reads no image, checks the target.
+
+    Raises:
+        UsageError: If ``target`` cannot be used.
+    """
+    _keep_apart(scan, Path(target))
+    check_target(Path(target), force=force)
+    return make_plan(scan, options)
+
+
+def convert_scan(  # noqa: PLR0913 - see `convert`
+    scan: Scan,
+    target: str | Path,
+    options: ConvertOptions,
+    *,
+    force: bool = False,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Converted:
+    """Convert the images of a scan; see `convert`, which scans the folder first."""
+    target = Path(target)
+    _keep_apart(scan, target)
+    plan = make_plan(scan, options)
+    if not force and (there := finished(plan, target)):
+        clear_trash(target)
+        kept = sum(len(manifest.shards) for manifest in there.values())
+        return Converted(plan=plan, manifests=there, reused_shards=kept, unchanged=True)
+    if on_progress:
+        on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
+    with workplace(target, force=force) as place:
+        try:
+            reused = _carry_out(plan, place, force=force, workers=workers, report=on_progress)
+        except OSError as error:
+            raise as_failure(error, target) from error
+    names = [split.name for split in plan.splits]
+    manifests = {name: load_manifest(target / as_name(name)) for name in names}
+    return Converted(plan=plan, manifests=manifests, reused_shards=reused)
+
+
+def _carry_out(
+    plan: Plan, place: StagingDirectory, *, force: bool, workers: int, report: Report | None
+) -> int:
+    """Make the dataset and put it in its place; return the number of shards found done."""
+    place.begin(plan.terms(), force=force)
+    kept = sum(split.shards for split in plan.splits)
+    if not place.is_ready:
+        works = [_prepare(split, plan, place) for split in plan.splits]
+        try:
+            kept = _build(works, plan, place, workers, report)
+        except DiskFull:
+            if not any(load_result(task) for work in works for task in work.tasks):
+                place.discard()  # there may be another, larger disk
+            raise
+        _finish(works, plan, place)
+    place.publish()
+    return kept
+
+
+def _keep_apart(scan: Scan, target: Path) -> None:
+    place = Path(os.path.realpath(target))
+    for path in scan.source.paths():
+        root = Path(os.path.realpath(path))
+        if place != root and root not in place.parents and place not in root.parents:
+            continue
+        raise UsageError(f"{target} and the source {path} overlap; choose separate directories")
+
+
+def _prepare(split: SplitPlan, plan: Plan, place: StagingDirectory) -> _Work:
+    folder = place.dataset / as_name(split.name)
+    folder.mkdir(exist_ok=True)
+    tasks = [
+        ShardTask(
+            split=split.name,
+            number=number,
+            folder=folder,
+            part=place.state / "parts" / as_name(split.name) / f"{number:06d}",
+            format=plan.options.to,
+            recipe=plan.options.recipe,
+            source=split.shard_source(number),
+            meta=split.meta,
+            software=plan.software,
+            keep=plan.options.on_error == "skip",
+        )
+        for number in range(split.shards)
+    ]
+    return _Work(split, folder, tasks)
+
+
+def _build(
+    works: list[_Work],
+    plan: Plan,
+    place: StagingDirectory,
+    workers: int,
+    on_progress: Report | None,
+) -> int:
+    """Make all shards; return the number of those that an earlier run had made.
+
+    Raises:
+        BadImages: If images are bad and that is not wanted.
+        DiskFull: If there is not enough room.
+    """
+    of_split = {work.plan.name: work for work in works}
+    done, tasks = _divide([task for work in works for task in work.tasks])
+    place.prune({task.path for task in done})
+    needs = [0] * len(done) + [of_split[t.split].plan.shard_bytes[t.number] for t in tasks]
+    recipe = plan.options.recipe
+    room = DiskReservation(place.folder, needs, ahead=workers, copies=plan.storage.copies)
+    kept = 0
+    with room.held(known=recipe.keeps_bytes or recipe.raw_shape is not None):
+        try:
+            for task, built in run_tasks(
+                build_shard, done + _share(tasks, workers), workers=workers, on_progress=on_progress
+            ):
+                of_split[task.split].results[task.number] = built.result
+                kept += built.kept
+                entry = built.result.entry
+                room.give(entry.bytes if entry and not built.kept else 0)
+        except DiskFull as error:
+            raise DiskFull(f"{error} {room.need()}") from error
+    _require_good(works, plan, place)
+    return kept
+
+
+def _divide(tasks: list[ShardTask]) -> tuple[list[ShardTask], list[ShardTask]]:
+    """Return the tasks that an earlier run seems to have done, and the others."""
+    done: list[ShardTask] = []
+    others: list[ShardTask] = []
+    for task in tasks:
+        (done if load_result(task) else others).append(task)
+    return done, others
+
+
+def _share(tasks: list[ShardTask], workers: int) -> list[ShardTask]:
+    """Give the processes that would have nothing to do at the end to the last shards."""
+    last = len(tasks) % workers
+    whole = len(tasks) - last
+    return tasks[:whole] + [
+        replace(task, workers=workers // last + (position < workers % last))
+        for position, task in enumerate(tasks[whole:])
+    ]
+
+
+def _require_good(works: list[_Work], plan: Plan, place: StagingDirectory) -> None:
+    """Refuse to go on if images are bad, unless they are to be left out and others remain."""
+    problems = [
+        Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
+        for work in works
+        for problem in _problems(work, plan)
+    ]
+    made = [result.entry for work in works for result in work.results.values() if result.entry]
+    skip = plan.options.on_error == "skip"
+    if not problems or (skip and any(entry.rows for entry in made)):
+        return
+    count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
+    small = sum(TOO_SMALL in problem.reason for problem in problems)
+    if small:
+        count += f", {small} of them for being too small: {TOO_SMALL} takes them"
+    if skip or not made:
+        place.discard()
+        remedy = "No good one is left."
+        if not skip:
+            remedy = "Fix them, or leave them out with --on-error skip."
+        error = BadImages(f"{count}; nothing was written. {remedy}")
+    else:
+        place.keep_for_mending([problem.path for problem in problems])
+        kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without any"
+        error = BadImages(
+            f"{count}; no dataset was made. Fix them, or leave them out with --on-error skip: "
+            f"{kept} will be used again, unless files are taken away: each says of how many it is. "
+            f"(They wait in {place.folder}; remove that to give up.)"
+        )
+    error.problems = tuple(problems)
+    raise error
+
+
+def _problems(work: _Work, plan: Plan) -> list[Problem]:
+    found = [*plan.scan.problems.get(work.plan.name, ())]
+    found += [problem for result in work.results.values() for problem in result.bad]
+    return sorted(found, key=lambda problem: problem.path)
+
+
+def _finish(works: list[_Work], plan: Plan, place: StagingDirectory) -> None:
+    """Write index, reports and manifests of all splits."""
+    manifests = {work.plan.name: _manifest(work, plan) for work in works}
+    for name, manifest in manifests.items():
+        save_manifest(manifest, place.dataset / as_name(name))
+    if "" not in manifests:
+        digests = {name: manifest.digest for name, manifest in manifests.items()}
+        save_manifest(SplitsManifest(splits=digests), place.dataset)
+
+
+def _manifest(work: _Work, plan: Plan) -> Manifest:
+    results = [work.results[number] for number in range(work.plan.shards)]
+    shards = [result.entry for result in results if result.entry is not None]
+    skipped = _problems(work, plan)
+    ignored = plan.scan.ignored.get(work.plan.name, [])
+    labels = _sum(result.labels for result in results)
+    classes = plan.scan.classes
+    names = [
+        *save_index(
+            (load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)),
+            work.folder,
+        ),
+        *_save_report(SKIPPED, skipped, work.folder),
+        *_save_report(IGNORED, ignored, work.folder),
+    ]
+    return Manifest(
+        format=plan.options.to,
+        rows=sum(entry.rows for entry in shards),
+        shards=tuple(shards),
+        files=tuple(_file_entry(name, work.folder) for name in names),
+        fields=dict(sorted(_sum(result.fields for result in results).items())),
+        classes=classes,
+        class_counts=None if classes is None else tuple(labels[n] for n in range(len(classes))),
+        raw_shape=plan.options.recipe.raw_shape,
+        recipe=work.plan.meta["recipe"],
+        source=work.plan.meta["source"],
+        notes=dict(sorted(_sum(result.notes for result in results).items())),
+        skipped=tuple(skipped),
+        ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
+        software=plan.software,
+    )
+
+
+def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:
+    total: Counter[_Name] = Counter()
+    for part in counts:
+        total.update(part)
+    return total
+
+
+def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
+    """Write a report; no file where there is nothing to report."""
+    if not problems:
+        return []
+    (folder / name).write_bytes(render_report(problems))
+    return [name]
+
+
+def _file_entry(name: str, folder: Path) -> FileEntry:
+    path = folder / name
+    sync(path)
+    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -1,0 +1,226 @@
+"""Replaces an older dataset in one step: an atomic exchange of two folders, on Linux.
+
+So readers find the older or the newer dataset at any moment, and never none. The steps, after each
+of which the process may be killed:
+
+1. ``state/sibling`` names a hidden folder next to the target.
+2. The finished dataset moves from the work folder to that folder.
+3. The new folder gets a work folder of its own: links to the lock and the state, and
+   ``state/exchanged``, which lists the files of the older dataset.
+4. The two folders are exchanged. Now the target holds the newer dataset and ``state/exchanged``.
+5. The older dataset moves into the work folder, and is removed there.
+
+The next run undoes steps 1 to 3 (`FolderExchange.take_back`) or repeats step 5.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePath
+
+from shardkit.record import dump_json
+from shardkit.system.files import exchange, read_small, sync, write_atomically
+from shardkit.system.safe_paths import (
+    is_file,
+    make_folder,
+    move,
+    opened,
+    remove,
+    remove_empty,
+    remove_tree,
+    walk,
+)
+
+_HIDDEN = re.compile(r"\.shardkit-[0-9a-f]{16}")
+
+_CANNOT = (
+    *(errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK),
+    *(errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY, errno.EEXIST),
+)
+"""Errors of a file system, or a user, that cannot exchange folders: another way may do."""
+
+
+class FolderExchange:
+    """Exchanges a target with the dataset in its work folder."""
+
+    def __init__(self, target: Path, *, work: str) -> None:
+        """Describe it.
+
+        Args:
+            target: The folder to replace.
+            work: Name of the work folder in it, with the folders ``state`` and ``dataset``.
+        """
+        real = Path(os.path.realpath(target))
+        self._target, self._work = target, work
+        self._above, self._name = real.parent, real.name
+        self._state, self._made, self._old = (
+            f"{work}/{name}" for name in ("state", "dataset", "old")
+        )
+        self.listed = f"{self._state}/exchanged"
+        """The list of the older dataset's files; it exists once the folders were exchanged."""
+        self._sibling = f"{self._state}/sibling"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the folders were exchanged, so that only `remove_old` remains."""
+        return is_file(self._target, self.listed)
+
+    def carry_out(self, old: Collection[str]) -> bool:
+        """Exchange the folders, unless that is impossible here; return whether it was done.
+
+        Args:
+            old: The files of the older dataset. A target that holds others is not exchanged.
+
+        Raises:
+            OSError: If the disk is full, or fails.
+        """
+        if not self._is_replaceable(old):
+            return False
+        name = f".shardkit-{secrets.token_hex(8)}"
+        write_atomically(self._target / self._sibling, name.encode())
+        try:
+            self._prepare(name, old)
+            exchange(self._above, self._name, name)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            self.take_back()
+            return False
+        sync(self._above)
+        return True
+
+    def _is_replaceable(self, old: Iterable[str]) -> bool:
+        """Tell whether the target holds only the older dataset, and nobody here works in it."""
+        if sys.platform != "linux":
+            return False
+        here, place = Path.cwd(), self._above / self._name
+        if here == place or place in here.parents:
+            return False  # the exchange would carry this process off with the older dataset
+        known = {str(path) for name in old for path in (name, *PurePath(name).parents)}
+        try:
+            found = [name for name, _ in walk(self._target)]
+        except OSError:  # a link, or a folder of another user
+            return False
+        return all(name in known or name.split("/")[0] == self._work for name in found)
+
+    def _prepare(self, name: str, old: Collection[str]) -> None:
+        """Make the hidden folder what the target is to be, and wait until it is on the disk."""
+        with opened(self._above) as above, opened(self._target, self._work) as work:
+            os.rename(PurePath(self._made).name, name, src_dir_fd=work, dst_dir_fd=above)
+        new = self._above / name
+        for folder in (self._work, self._state):
+            make_folder(new, folder)
+            with opened(self._target, folder) as source, opened(new, folder) as goal:
+                _link_files(source, goal)
+        write_atomically(new / self.listed, dump_json(sorted(old)))
+        with opened(self._target) as target, opened(new) as made:
+            _make_alike(target, made)
+        # Or a power cut could bring a part of this, and the exchange.
+        for path in (self._target / self._work, new / self._state, new / self._work, new):
+            sync(path)
+        sync(self._above)
+
+    def take_back(self) -> None:
+        """Undo what an interrupted run prepared for an exchange that did not come."""
+        if self.is_done or not (name := self._sibling_name()):
+            return
+        try:
+            with opened(self._above) as above, opened(self._target, self._work) as work:
+                made = PurePath(self._made).name
+                os.rename(name, made, src_dir_fd=above, dst_dir_fd=work)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            remove_tree(self._above, name)  # a power cut left both names of the folder
+        remove_tree(self._target, f"{self._made}/{self._work}")
+        for path in (self._target / self._work, self._above):
+            sync(path)
+        remove(self._target, self._sibling)
+
+    def remove_old(self, old: Collection[str]) -> None:
+        """Remove the older dataset, once the folders were exchanged.
+
+        What somebody put into its folder at the last moment moves to the target.
+
+        Args:
+            old: The files of the older dataset.
+        """
+        if name := self._sibling_name():
+            with opened(self._above) as above, opened(self._target, self._work) as work:
+                try:
+                    moved = PurePath(self._old).name
+                    os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
+                except FileNotFoundError:
+                    pass
+            # Or a power cut could leave it next to the target, where nobody would look for it.
+            for path in (self._target / self._work, self._above):
+                sync(path)
+        for name in old:
+            remove(self._target, f"{self._old}/{name}")
+        folders = {folder for name in old for folder in PurePath(name).parents} - {PurePath()}
+        for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+            remove_empty(self._target, f"{self._old}/{folder}")
+        remove_tree(self._target, f"{self._old}/{self._work}")
+        self._keep_others()
+        remove_tree(self._target, self._old)
+
+    def _keep_others(self) -> None:
+        try:
+            found = [name for name, is_folder in walk(self._target, self._old) if not is_folder]
+        except FileNotFoundError:
+            return
+        for name in found:
+            goal = PurePath(name).relative_to(self._old)
+            if not os.path.lexists(self._target / goal):
+                if goal.parent != PurePath():
+                    make_folder(self._target, str(goal.parent))
+                move(self._target, name, str(goal))
+
+    def _sibling_name(self) -> str | None:
+        """Return the name of the hidden folder that this run or an earlier one chose."""
+        try:
+            content = read_small(self._target / self._sibling, root=self._target)
+        except OSError:
+            return None
+        name = content.decode("ascii", "replace")
+        return name if _HIDDEN.fullmatch(name) else None
+
+
+def _link_files(source: int, goal: int) -> None:
+    """Link the files of one open folder into another."""
+    for entry in os.scandir(source):
+        if entry.is_file(follow_symlinks=False):
+            os.link(
+                entry.name,
+                entry.name,
+                src_dir_fd=source,
+                dst_dir_fd=goal,
+                follow_symlinks=False,
+            )
+
+
+def _make_alike(folder: int, other: int) -> None:
+    """Give the open folder ``other`` the owner, group, mode and attributes of ``folder``.
+
+    Raises:
+        PermissionError: If this user cannot do that.
+    """
+    status = os.fstat(folder)
+    os.fchown(other, status.st_uid, status.st_gid)
+    os.fchmod(other, stat.S_IMODE(status.st_mode))
+    if _appearance(folder) != _appearance(other):
+        raise PermissionError(errno.EPERM, "the folder's attributes cannot be copied")
+
+
+def _appearance(folder: int) -> tuple[object, ...]:
+    status = os.fstat(folder)
+    attributes = {name: os.getxattr(folder, name) for name in os.listxattr(folder)}
+    return status.st_mode, status.st_uid, status.st_gid, attributes

@@ -1,0 +1,129 @@
+"""Fingerprint of a conversion: whether a rerun may resume it, and if not, what changed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardkit.record import dump_json, load_json
+from shardkit.system.files import open_regular, published, read_small, write_atomically
+
+_NAMED = 3
+"""Files that a message names; it counts the others."""
+
+_PLAN, _FILES = "plan.json", "files.jsonl"
+_FILES_A_LINE = 1000
+
+
+@dataclass(frozen=True)
+class ConversionFingerprint:
+    """Everything that determines the result of a conversion."""
+
+    settings: dict[str, Any]
+    """Options, classes and versions of libraries, each under the name that a message gives it."""
+    images: dict[str, int]
+    """Split to the number of its images, before any limit."""
+    files: dict[str, str]
+    """Path, after its split, to a text that changes with the file."""
+    on_error: str
+    """Handling of bad images; changes no shard without bad images."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all fields: two runs with equal digests do the same work."""
+        digest = hashlib.sha256(dump_json(self._rest))
+        for line in self._lines():
+            digest.update(line)
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the fingerprint to ``folder``; the plan, with the digest, last."""
+        with published(folder / _FILES) as temporary, temporary.open("xb") as file:
+            file.writelines(self._lines())
+        write_atomically(folder / _PLAN, dump_json({"digest": self.digest, **self._rest}))
+
+    @property
+    def _rest(self) -> dict[str, Any]:
+        return {"settings": self.settings, "images": self.images, "on_error": self.on_error}
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the files as lines of JSON: all at once would double the memory."""
+        files = iter(self.files.items())
+        while part := dict(itertools.islice(files, _FILES_A_LINE)):
+            yield dump_json(part) + b"\n"
+
+
+def saved_digest(folder: Path) -> str | None:
+    """Return the digest of the fingerprint in ``folder``, or None if there is none."""
+    try:
+        digest = load_json(read_small(folder / _PLAN)).get("digest")
+    except (OSError, ValueError):
+        return None
+    return digest if isinstance(digest, str) else None
+
+
+def differences(folder: Path, now: ConversionFingerprint, forgiven: Collection[str]) -> list[str]:
+    """Return the differences from the fingerprint in ``folder``, each in a few words.
+
+    Args:
+        folder: Where `ConversionFingerprint.save` wrote them.
+        now: The fingerprint of this run.
+        forgiven: Files that may have changed or been removed: the bad ones.
+    """
+    try:
+        plan = load_json(read_small(folder / _PLAN))
+        settings, images = dict(plan["settings"]), dict(plan["images"])
+        files: dict[str, Any] = {}
+        with io.BufferedReader(open_regular(folder / _FILES)) as lines:
+            for line in lines:
+                files.update(load_json(line))
+    except (OSError, ValueError, TypeError, KeyError):
+        return ["the record of what it was begun with is damaged"]
+    found = [
+        # What only one of them has, as the version of a library, follows from what both have.
+        _describe(name, settings[name], now.settings[name])
+        for name in sorted(settings.keys() & now.settings.keys())
+        if settings[name] != now.settings[name]
+    ]
+    found += _file_differences(files, now.files, forgiven)
+    if not found and files.keys() == now.files.keys() and images != now.images:
+        found.append("the source has another number of images")
+    return found
+
+
+def _describe(name: str, before: Any, now: Any) -> str:
+    if name == "classes":
+        return "the classes, or their order, are others"
+    return f"{name} was {_value(before)} and is {_value(now)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "not given", True: "on", False: "off"}[value]
+    if isinstance(value, list):
+        return ("x" if len(value) == 2 else ", ").join(map(str, value))
+    return str(value)
+
+
+def _file_differences(
+    before: Mapping[str, Any], now: Mapping[str, str], forgiven: Collection[str]
+) -> list[str]:
+    kinds = {
+        "changed": [name for name in now.keys() & before.keys() if now[name] != before[name]],
+        "new": list(now.keys() - before.keys()),
+        "gone": list(before.keys() - now.keys()),
+    }
+    found = []
+    for kind, all_names in kinds.items():
+        names = sorted(name for name in all_names if name not in forgiven)
+        if names:
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            what = "file is" if len(names) == 1 else "files are"
+            found.append(f"{len(names):,} {what} {kind} ({', '.join(names[:_NAMED])}{more})")
+    return found

@@ -1,0 +1,100 @@
+"""The options of a conversion as users write them: ``256MiB``, ``224x224``, ``white``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from PIL import ImageColor
+
+from shardkit.conversion.recipe import Recipe
+from shardkit.errors import UsageError
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def make_recipe(
+    *,
+    resize: int | tuple[int, int] | str | None,
+    resize_mode: str | None,
+    background: str | tuple[int, int, int],
+    **options: Any,
+) -> Recipe:
+    """Return the recipe for these options; the others are those of `Recipe`.
+
+    Raises:
+        UsageError: If an option is invalid, or has no effect without ``resize``.
+    """
+    box, usual_mode = parse_size(resize)
+    if box is None:
+        needs_resize = {
+            "--resize-mode": resize_mode is not None,
+            "--enlarge": options["enlarge"],
+            "--filter": options["filter"] != "bicubic",
+            "--resizer": options["resizer"] != "pillow",
+            "--dct-scaling": options["dct_scaling"],
+        }
+        for name, given in needs_resize.items():
+            if given:
+                raise UsageError(f"{name} requires --resize")
+    return Recipe(
+        resize=box,
+        resize_mode=resize_mode or usual_mode,
+        background=parse_color(background),
+        **options,
+    )
+
+
+def parse_size(resize: int | tuple[int, int] | str | None) -> tuple[tuple[int, int] | None, str]:
+    """Return height and width of the box, and the default resize mode.
+
+    Raises:
+        UsageError: If it is neither a number of pixels nor a height and a width.
+    """
+    if resize is None:
+        return None, "shorter"
+    if isinstance(resize, (int, str)):
+        match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", str(resize))
+        if match is None:
+            raise UsageError(
+                f"--resize {str(resize)[:40]!r} is neither a number of pixels (256) nor "
+                "HxW (224x224)"
+            )
+        height, width = match.groups()
+        return (int(height), int(width or height)), "crop" if width else "shorter"
+    return resize, "crop"
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a number of bytes: from a number, ``256MiB`` or ``1GB``.
+
+    Raises:
+        UsageError: If it is not a size.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(size).lower())
+    if match is None or match[2] not in _UNITS:
+        raise UsageError(
+            f"--shard-size {str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_color(color: str | tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return an RGB color: from one, or from a name or code.
+
+    Raises:
+        UsageError: If the name is unknown.
+    """
+    if not isinstance(color, str):
+        return color
+    try:
+        return ImageColor.getrgb(color)[:3]
+    except ValueError:
+        raise UsageError(
+            f"--background {color!r} is not a color such as white, #808080 or rgb(124,116,104)"
+        ) from None

@@ -1,0 +1,1 @@
+"""Datasets on disk: manifest, index, shards and the bytes of each record."""

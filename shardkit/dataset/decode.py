@@ -1,0 +1,166 @@
+"""Decode a stored image to pixels, completely or in part."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.image import (
+    MAX_PIXELS,
+    WHITE,
+    Color,
+    Pixels,
+    WrongSizeError,
+    decode,
+    stated_size,
+)
+from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
+from shardkit.codecs.turbo import Region, available, decode_region
+from shardkit.dataset.shardset import EncodedImage
+
+
+class Decoding(NamedTuple):
+    """Decoding options for the images of a dataset."""
+
+    background: Color = WHITE
+    """RGB color under transparent pixels."""
+    fast: bool = False
+    """Whether JPEGs may use libjpeg's fast inverse DCT: off by up to 1.5 levels on average."""
+
+
+class Part(NamedTuple):
+    """A part of a decoded image."""
+
+    pixels: Pixels
+    """uint8 of shape (height, width, 3)."""
+    left: int
+    top: int
+    """Position of the top-left corner in the decoded image, in pixels."""
+    scale: float
+    """Side lengths of the decoded image divided by those of the stored image."""
+
+
+EXACT = Decoding()
+
+
+def decode_stored(
+    image: EncodedImage,
+    how: Decoding = EXACT,
+    *,
+    at_least: tuple[int, int] = (0, 0),
+    out: Pixels | None = None,
+    warnings: list[str] | None = None,
+) -> Pixels:
+    """Return the pixels of a stored image.
+
+    Args:
+        image: The image.
+        how: Decoding options.
+        at_least: Minimum width and height: a JPEG of at least twice that size is decoded reduced.
+        out: Array for the pixels, of exactly the image's shape.
+        warnings: Receives libjpeg's first warning about a JPEG, if any.
+
+    Returns:
+        uint8 of shape (height, width, 3); ``out`` if given.
+
+    Raises:
+        WrongSizeError: If the size differs from the index.
+        BadImage: If the image cannot be decoded.
+    """
+    shape = (image.height, image.width, 3)
+    if image.field != "raw":
+        pixels = decode(
+            image.data,
+            image.field,
+            background=how.background,
+            at_least=at_least,
+            out=out,
+            fast=how.fast,
+            warnings=warnings,
+        )
+        if pixels.shape != shape and not (any(at_least) and reduction(pixels.shape, shape)):
+            raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
+        if pixels.shape != shape:
+            require_stated_size(image)  # do not mistake a smaller image for a reduced one
+        return pixels
+    pixels = _raw(image)
+    if out is None:
+        return pixels.copy()  # the caller may write to it
+    out[:] = pixels
+    return out
+
+
+def require_stated_size(image: EncodedImage) -> None:
+    """Refuse an image whose header states a different size than the index.
+
+    Raises:
+        WrongSizeError: If the sizes differ.
+        BadImage: If the header is damaged.
+    """
+    width, height = stated_size(image.data, image.field)
+    # Decoding rotates some TIFF files by 90 degrees.
+    if sorted((width, height)) != sorted((image.width, image.height)):
+        raise WrongSizeError(
+            f"it is {width} x {height} pixels; the index states {image.width} x {image.height}"
+        )
+
+
+def decode_part(
+    image: EncodedImage, region: Region, how: Decoding, at_least: tuple[int, int] = (0, 0)
+) -> Part:
+    """Return a part of a stored image, or all of it where that costs no more.
+
+    Args:
+        image: The image.
+        region: The part, in pixels of the whole image.
+        how: Decoding options.
+        at_least: Minimum width and height of the whole image.
+
+    Raises:
+        WrongSizeError: If the size differs from the index.
+        BadImage: If the image cannot be decoded.
+    """
+    size = image.width, image.height
+    if image.field == "raw":
+        # torch.from_numpy warns about read-only memory.
+        raw = _raw(image)
+        return Part(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
+    # For tiny images several scales give one size, and simplejpeg would choose another of them.
+    usual = min(size) >= 8 and image.width * image.height <= MAX_PIXELS
+    if image.field == "jpg" and usual and (region.width, region.height) != size and available():
+        eighths = sufficient_eighths(size, at_least)
+        inside = region if eighths == 8 else _reduced_region(region, size, eighths)
+        piece = decode_region(image.data, size, eighths, inside, fast=how.fast)
+        if piece is not None:
+            return Part(piece, inside.left, inside.top, eighths / 8)
+    pixels = decode_stored(image, how, at_least=at_least)
+    return Part(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
+
+
+def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
+    """Return the region of a reduced image that covers a region of the full image.
+
+    Args:
+        region: The region in pixels of the full image.
+        size: Width and height of the reduced image.
+        scale: Side lengths of the reduced image divided by those of the full image.
+    """
+    left, top = int(region.left * scale), int(region.top * scale)
+    right = min(size[0], math.ceil((region.left + region.width) * scale))
+    bottom = min(size[1], math.ceil((region.top + region.height) * scale))
+    return Region(left, top, right - left, bottom - top)
+
+
+def _raw(image: EncodedImage) -> Pixels:
+    """Return a view of raw pixels."""
+    shape = (image.height, image.width, 3)
+    if len(image.data) != math.prod(shape):
+        raise WrongSizeError(f"it has {len(image.data)} bytes of raw pixels, not shape {shape}")
+    return np.frombuffer(image.data, np.uint8).reshape(shape)
+
+
+def _reduced_region(region: Region, size: tuple[int, int], eighths: int) -> Region:
+    reduced = reduced_side(size[0], eighths), reduced_side(size[1], eighths)
+    return enclosing(region, reduced, eighths / 8)

@@ -1,0 +1,161 @@
+"""Build a shard's part of the index by reading all its records.
+
+Conversions (which thus read back what they wrote), `shardkit index` and `shardkit verify` share
+this code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.contracts import Format, Range, ShardReader
+from shardkit.dataset.index import IndexPart, Rows, as_rows, pack_row
+from shardkit.errors import CorruptShard
+from shardkit.formats.ranges import reads_its_ranges
+from shardkit.record import Record
+from shardkit.system.text import quoted, shortened
+
+_READ_ROWS = 64
+"""Records read at a time and held in memory together."""
+
+_LONGEST_REASON = 200
+"""Maximum characters of an exception's message, which may quote stored data."""
+
+
+def index_shard(
+    storage: Format,
+    path: Path,
+    see: Callable[[Record], None] | None = None,
+    rows: slice = slice(None),
+) -> IndexPart:
+    """Return the index of the shard at ``path``, built from its content alone.
+
+    Args:
+        storage: The shard's format.
+        path: The shard.
+        see: Called with each record, in order.
+        rows: The rows to read.
+
+    Raises:
+        CorruptShard: If the shard or a record is damaged.
+    """
+    part = IndexPart(as_rows(()), [], [])
+    found: list[bytes] = []
+    with open_records(storage, path) as records:
+        wanted = range(len(records))[rows]
+        for start in range(0, len(wanted), _READ_ROWS):
+            for record, packed, source in records.read(wanted[start : start + _READ_ROWS]):
+                if see:
+                    see(record)
+                found.append(packed)
+                part.keys.append(record.key)
+                part.paths.append(source)
+    return part._replace(rows=as_rows(found))
+
+
+class IndexedRecord(NamedTuple):
+    """A record and its entry in the index."""
+
+    record: Record
+    packed: bytes
+    """The record's row of the index, as bytes."""
+    path: str
+    """The record's source path."""
+
+    @property
+    def row(self) -> Rows:
+        """The record's row of the index, shape (1,)."""
+        return as_rows([self.packed])
+
+
+class ShardRecords:
+    """The records of a shard, read through its format and compared with its byte ranges."""
+
+    def __init__(self, reader: ShardReader, path: Path, descriptor: int) -> None:
+        self._reader = reader
+        self._ranges = reader.ranges()
+        self._path = path
+        self._descriptor = descriptor
+        # A reader that itself reads by its ranges needs no comparison with them.
+        self._compares = not reads_its_ranges(reader)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The shard's metadata."""
+        return self._reader.meta
+
+    def read(self, rows: Sequence[int]) -> list[IndexedRecord]:
+        """Return the records of ``rows``.
+
+        Raises:
+            CorruptShard: If a record has no image or an invalid label or metadata, or its byte
+                range differs from what the format's reader returns.
+        """
+        try:
+            records = self._reader.read(rows)
+            return [self._index(record, row) for row, record in zip(rows, records, strict=True)]
+        except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+            where = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"
+            raise CorruptShard(
+                f"{self._path} is damaged: {type(error).__name__}: "
+                f"{shortened(str(error), _LONGEST_REASON)} in {where}"
+            ) from error
+
+    def _at(self, range_: Range) -> bytes:
+        return os.pread(self._descriptor, range_.length, range_.offset)
+
+    def _index(self, record: Record, row: int) -> IndexedRecord:
+        name = record.image_field
+        if name is None:
+            raise CorruptShard(f"{self._path} is damaged: record {quoted(record.key)} has no image")
+        image, meta = record.fields[name], record.meta
+        range_ = self._ranges[row].get(name)
+        if self._compares and range_ and self._at(range_) != image:
+            raise CorruptShard(
+                f"{self._path} is damaged: record {quoted(record.key)} is not at byte "
+                f"{range_.offset}"
+            )
+        packed = pack_row(
+            offset=range_.offset if range_ else -1,
+            image=image,
+            label=record.label,
+            size=(int(meta["width"]), int(meta["height"])),
+            field=name,
+        )
+        return IndexedRecord(record, packed, _path(meta))
+
+
+def _path(meta: dict[str, Any]) -> str:
+    """Return the source path in a record's metadata.
+
+    Raises:
+        ValueError: If no file can have that path.
+    """
+    path = meta["path"]
+    if not isinstance(path, str):
+        raise ValueError(f"the path {quoted(path)} is not text")
+    if not path.isascii():
+        path.encode("utf-8", "surrogateescape")  # fails for a lone surrogate that is not an escape
+    return path
+
+
+@contextlib.contextmanager
+def open_records(storage: Format, path: Path) -> Iterator[ShardRecords]:
+    """Open the shard at ``path`` to read its records.
+
+    Raises:
+        CorruptShard: If it is not an intact shard of its format.
+    """
+    reader = storage.read(path)
+    try:
+        with path.open("rb", buffering=0) as file:
+            yield ShardRecords(reader, path, file.fileno())
+    finally:
+        reader.close()

@@ -1,0 +1,378 @@
+"""The manifest, which describes a dataset. It is written last: its presence is the commit.
+
+This module knows the names and sizes of a dataset's files but opens only ``shardkit.json``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
+from shardkit.record import dump_json, load_json
+from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
+from shardkit.system.safe_paths import LinkRefused, parts_of, require_no_link
+
+MANIFEST_NAME = "shardkit.json"
+FORMAT_VERSION = 1
+"""Increased when readers of an older version would misread new datasets."""
+
+_DEEPEST = 32
+"""Maximum nesting of objects and lists in a recipe or a source; writers need three levels."""
+
+_TOO_MANY = 1 << 63
+"""Exclusive limit of counts: larger ones do not fit into int64."""
+
+_REMEDY = (
+    "Restore it from a copy, or convert again into a new folder: the same source, options and "
+    "versions give the same file."
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One file of a dataset, with its size and digest."""
+
+    name: str
+    """The path relative to the dataset's directory."""
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry(FileEntry):
+    """One shard."""
+
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Description of one dataset: format, shards, classes, and how it was made.
+
+    It contains no time and no absolute path: the same input and options give the same manifest.
+    """
+
+    format: str
+    """The storage format's name in the registry."""
+    rows: int
+    shards: tuple[ShardEntry, ...]
+    files: tuple[FileEntry, ...]
+    """Files other than shards: the columns of the index, and reports."""
+    fields: dict[str, int]
+    """Number of records that have each field, by field name."""
+    classes: tuple[str, ...] | None
+    """Class names, by label; None for an unlabelled dataset."""
+    class_counts: tuple[int, ...] | None
+    """Records of each class, in the order of ``classes``."""
+    raw_shape: tuple[int, int, int] | None
+    """Height, width and channels of every image stored as raw pixels; otherwise None."""
+    recipe: dict[str, Any]
+    """Changes made to the images (`shardkit.conversion.recipe.Recipe`)."""
+    source: dict[str, Any]
+    """Origin of the records, and the rule for their order."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """Counts of noted peculiarities (`shardkit.conversion.recipe.NOTES`)."""
+    skipped: tuple[Problem, ...] = ()
+    """Bad source files that were skipped on request."""
+    ignored: dict[str, int] = field(default_factory=dict)
+    """Counts of ignored source files, by reason; ``ignored.jsonl`` lists them."""
+    software: dict[str, str] = field(default_factory=dict)
+    """Versions of the libraries that wrote the pixels and the files."""
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files of the dataset except the manifest itself."""
+        return (*self.shards, *self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest's canonical JSON: the dataset's identity."""
+        return _digest(_as_json("dataset", asdict(self)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitsManifest:
+    """Description of a directory of splits: one dataset per split, with shared classes."""
+
+    splits: dict[str, str]
+    """Digest of each split's manifest, by split name, which is also its directory."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest's canonical JSON."""
+        return _digest(_as_json("splits", asdict(self)))
+
+
+def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
+    """Write ``manifest`` into ``directory`` atomically, which commits the dataset.
+
+    Raises:
+        ShardkitError: If it is larger than readers accept.
+    """
+    kind = "dataset" if isinstance(manifest, Manifest) else "splits"
+    content = _render(_as_json(kind, asdict(manifest)))
+    if len(content) > SMALL_BYTES:
+        raise ShardkitError(
+            f"the manifest would have {len(content):,} bytes, more than the {SMALL_BYTES:,} that "
+            "readers accept; choose larger shards (--shard-size), or remove bad files from the "
+            "source"
+        )
+    write_atomically(directory / MANIFEST_NAME, content)
+
+
+def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
+    """Read the manifest of ``directory``, of a dataset or of splits.
+
+    Raises:
+        UsageError: If there is no manifest, or it is of a newer version.
+        CorruptDataset: If shardkit did not write the manifest, or it was changed since.
+    """
+    require_local(directory)
+    path = directory / MANIFEST_NAME
+    content = _read(path)
+    value = _parse(path, content)
+    version = value.get("format_version")
+    if type(version) is int and version > FORMAT_VERSION:
+        raise UsageError(
+            f"{path} has format version {version}; this shardkit reads up to version "
+            f"{FORMAT_VERSION}. Install a newer shardkit."
+        )
+    value.pop("digest", None)
+    if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
+        raise CorruptDataset(
+            f"{path} was changed or truncated: its digest does not match. {_REMEDY}"
+        )
+    body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
+    target: type[Manifest | SplitsManifest]
+    target = SplitsManifest if value.get("kind") == "splits" else Manifest
+    try:
+        manifest = build_typed(target, body)
+        _check(manifest)
+    except (TypeError, ValueError) as error:
+        raise CorruptDataset(f"{path} is not a valid manifest: {error}") from error
+    return manifest
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Read the manifest of the one dataset in ``directory``.
+
+    Raises:
+        UsageError: If there is no manifest, or it is of a newer version or of splits.
+        CorruptDataset: If shardkit did not write the manifest, or it was changed since.
+    """
+    manifest = load_any_manifest(directory)
+    if isinstance(manifest, SplitsManifest):
+        names = ", ".join(manifest.splits)
+        first = next(iter(manifest.splits))
+        raise UsageError(
+            f"{directory} contains one dataset per split ({names}); open one of them, for example "
+            f"{directory / first}"
+        )
+    return manifest
+
+
+def dataset_directories(directory: Path) -> dict[str, Path]:
+    """Return the datasets in ``directory``: each split's directory, by split name.
+
+    Without splits, the only name is "".
+
+    Raises:
+        UsageError: If there is no manifest, or it is of a newer version.
+        CorruptDataset: If shardkit did not write the manifest, or it was changed since.
+    """
+    manifest = load_any_manifest(directory)
+    if isinstance(manifest, SplitsManifest):
+        return {name: split_directory(directory, name) for name in manifest.splits}
+    return {"": directory}
+
+
+def split_directory(directory: Path, split: str) -> Path:
+    """Return the folder of a split; "" means ``directory`` itself.
+
+    Raises:
+        CorruptDataset: If it is a symbolic link, which could lead outside the dataset.
+    """
+    place = directory / as_name(split)
+    try:
+        if split:
+            require_no_link(place)
+    except LinkRefused as error:
+        raise CorruptDataset(f"{place} cannot be used: {error.strerror}") from error
+    return place
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_small(path)
+    except LinkRefused as error:
+        raise CorruptDataset(f"{path} cannot be used: {error.strerror}") from error
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{path.parent} is not a shardkit dataset: {_lack(path)}") from None
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        value = load_json(content)
+    except ValueError as error:
+        raise CorruptDataset(f"{path} is not a manifest of shardkit: {error}. {_REMEDY}") from error
+    if value.get("kind") not in ("dataset", "splits"):
+        raise CorruptDataset(f"{path} is not a manifest of shardkit. {_REMEDY}")
+    return value
+
+
+def _render(value: Mapping[str, Any]) -> bytes:
+    """Return the canonical text of a manifest, including its digest."""
+    text = json.dumps({**value, "digest": _digest(value)}, indent=1, sort_keys=True)
+    return text.encode("ascii") + b"\n"
+
+
+def _render_or_none(value: Mapping[str, Any]) -> bytes | None:
+    try:
+        return _render(value)
+    except (RecursionError, ValueError):  # nested too deeply, or numbers too large
+        return None
+
+
+def _lack(path: Path) -> str:
+    """Return why there is no manifest at ``path``."""
+    if not path.parent.exists():
+        return "the directory does not exist"
+    if not path.parent.is_dir():
+        return "it is a file"
+    if any(path.parent.glob(".shardkit*")):
+        return "a conversion into it is unfinished; rerun the same convert command to resume"
+    return f"it contains no {path.name}"
+
+
+def _as_json(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"format_version": FORMAT_VERSION, "kind": kind, **body}
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(dump_json(value)).hexdigest()
+
+
+def _check(manifest: Manifest | SplitsManifest) -> None:
+    """Refuse values that the types allow but no writer makes, such as a name that leads elsewhere.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if isinstance(manifest, SplitsManifest):
+        names = list(manifest.splits)
+        if not names:
+            raise ValueError("there are no splits")
+    else:
+        names = [entry.name for entry in manifest.entries]
+        if manifest.rows != sum(shard.rows for shard in manifest.shards):
+            raise ValueError("the rows of the shards do not add up to the rows of the dataset")
+        if (manifest.classes is None) != (manifest.class_counts is None):
+            raise ValueError("classes requires class_counts, and class_counts requires classes")
+        if len(manifest.classes or ()) != len(manifest.class_counts or ()):
+            raise ValueError("class_counts and classes differ in length")
+    for name in names:
+        require_file_name(name)
+        if "/" in name and isinstance(manifest, SplitsManifest):
+            raise ValueError(f"the split {name!r} is not a folder name")
+    if len(set(names)) != len(names):
+        raise ValueError("two entries have the same file name")
+
+
+def require_file_name(name: str) -> None:
+    """Refuse a name that no file of a dataset can have; only the index has its own folder.
+
+    Raises:
+        ValueError: If ``name`` is one.
+    """
+    *folders, last = parts_of(as_name(name))
+    if folders not in ([], ["index"]) or last == MANIFEST_NAME or name.startswith(".shardkit"):
+        raise ValueError(f"{name!r} cannot be a file of a dataset")
+
+
+def build_typed(target: type[_T], value: object) -> _T:
+    """Build the dataclass ``target`` from JSON, checking the exact type of every value.
+
+    Raises:
+        TypeError: If a value has the wrong type; the message names it.
+        ValueError: If entries are missing or unknown, or a value is out of range.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"{target.__name__} must be an object")
+    types_of = _types_of(target)  # type: ignore[arg-type]
+    unknown = value.keys() - types_of.keys()
+    if unknown:
+        raise ValueError(f"{target.__name__} has unknown entries {sorted(unknown)}")
+    missing = {item.name for item in fields(target)} - value.keys()  # type: ignore[arg-type]
+    if missing:
+        raise ValueError(f"{target.__name__} lacks {sorted(missing)}")
+    return target(**{name: _convert(types_of[name], part, name) for name, part in value.items()})
+
+
+@functools.cache
+def _types_of(target: type[Any]) -> dict[str, Any]:
+    """Return the type of each field; cached, since this takes longer than checking an entry."""
+    return typing.get_type_hints(target)
+
+
+def _convert(kind: Any, value: Any, name: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        kinds = [argument for argument in arguments if argument is not type(None)]
+        return (
+            None
+            if value is None and len(kinds) < len(arguments)
+            else _convert(kinds[0], value, name)
+        )
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{name} must be a list")
+        items = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(items) != len(value):
+            raise ValueError(f"{name} must have {len(items)} entries")
+        return tuple(_convert(item, part, name) for item, part in zip(items, value, strict=True))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TypeError(f"{name} must be an object")
+        return {key: _convert(arguments[1], part, f"{name}.{key}") for key, part in value.items()}
+    if is_dataclass(kind) and isinstance(kind, type):
+        return build_typed(kind, value)
+    if kind is Any:
+        _require_plain(value, name, _DEEPEST)
+        return value
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if not fits or (kind is int and not 0 <= value < _TOO_MANY):
+        raise TypeError(f"{name} must be {'a count' if kind is int else kind.__name__}")
+    return value
+
+
+def _require_plain(value: Any, name: str, deepest: int) -> None:
+    """Refuse a value that is not JSON, or is nested too deeply.
+
+    Raises:
+        ValueError: If ``value`` is either.
+    """
+    if deepest == 0:
+        raise ValueError(f"{name} is nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} contains the number {value}, which is not JSON")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _require_plain(part, name, deepest - 1)

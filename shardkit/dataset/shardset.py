@@ -1,0 +1,412 @@
+"""A dataset on disk as one sequence of encoded images across shards, with verified reads.
+
+Nothing here knows a format by name or decodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.image import MAX_PIXELS
+from shardkit.contracts import Format
+from shardkit.dataset.handles import ShardFile, forget, shard_file, shard_reader
+from shardkit.dataset.index import (
+    HEAD,
+    ROW,
+    Rows,
+    StringTable,
+    checksum,
+    damaged_rows,
+    require_counts,
+)
+from shardkit.dataset.index_reader import IndexReader, IndexRows
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
+from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
+from shardkit.record import IMAGE_FIELDS
+from shardkit.registry import get_format
+from shardkit.system.files import require_local
+from shardkit.system.text import quoted
+
+_Opened = TypeVar("_Opened")
+
+_RAW_CODE = IMAGE_FIELDS.index("raw")
+
+_GAP = 16384
+"""Maximum bytes between two images that share one readahead call."""
+
+
+class EncodedImage(NamedTuple):
+    """One image as stored."""
+
+    data: bytes | memoryview
+    """Image bytes; the next read overwrites a memoryview."""
+    field: str
+    """Kind of the image: a name in `IMAGE_FIELDS`."""
+    label: int
+    width: int
+    height: int
+
+
+class ShardSet:
+    """A dataset directory, opened lazily. Pickling it stores only its path and options.
+
+    Args:
+        directory: The dataset.
+        verify: Whether each read compares the record's checksum. None means only for encoded
+            images: for raw pixels it costs more than reading them.
+
+    Raises:
+        UsageError: If ``directory`` is not a dataset.
+        CorruptDataset: If its manifest is damaged.
+    """
+
+    def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
+        require_local(directory)
+        self.directory = directory.expanduser().absolute()
+        self._stamp = _stamp(self.directory)
+        self.manifest: Manifest = load_manifest(self.directory)
+        self._paths: dict[int, Path] = {}
+        self._verify_option = verify
+        self._verify = (self.manifest.raw_shape is None) if verify is None else verify
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.directory, self._verify_option, self.manifest.digest)
+
+    @cached_property
+    def keys(self) -> StringTable:
+        """The key of each row."""
+        return self._unchanged(self._index.keys)
+
+    @cached_property
+    def paths(self) -> StringTable:
+        """The source path of each row."""
+        return self._unchanged(self._index.paths)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The index: one `shardkit.dataset.index.ROW` for each row, memory-mapped and read-only."""
+        return self._unchanged(self._index.rows)
+
+    @cached_property
+    def entries(self) -> IndexRows:
+        """The rows of the index, read without a map: truncating a mapped file kills the process."""
+        return self._index.entries(self.rows)
+
+    @property
+    def _index(self) -> IndexReader:
+        return IndexReader(self.directory, self.manifest, verify=self._verify_option)
+
+    def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
+
+        Raises:
+            IndexError: If a row is outside the dataset, or is not an integer.
+        """
+        try:
+            array = np.asarray(rows)
+        except ValueError:
+            raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
+        if array.size and array.dtype.kind not in "iu":
+            raise IndexError(f"rows must be integers, not {array.dtype}")
+        if array.ndim > 1:
+            raise IndexError(f"rows must be one-dimensional, not of shape {array.shape}")
+        wrong = (array >= len(self)) | ((array < 0) & (array < -len(self)))
+        if wrong.any():
+            raise IndexError(
+                f"row {int(array[wrong][0])} is not in {self.directory}, which has {len(self)} rows"
+            )
+        array = array.astype(np.int64).reshape(-1)
+        return np.where(array < 0, array + len(self), array)
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The label of each row, -1 if there is none: int64 of shape (N,), read-only.
+
+        Raises:
+            CorruptDataset: If they differ from the manifest's class counts.
+        """
+        labels = self.entries.labels()
+        require_counts(labels, self.manifest.class_counts)
+        labels.setflags(write=False)
+        return labels
+
+    def find(self, rows: npt.NDArray[np.int64]) -> LocatedRows:
+        """Look up ``rows`` in the index and return their images, ready to read.
+
+        Args:
+            rows: From `resolve_rows`.
+
+        Raises:
+            CorruptRecord: If a row of the index is damaged or states an impossible size.
+            CorruptShard: If a shard is missing or truncated.
+            CorruptDataset: If another dataset has replaced this one.
+        """
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        index = self.entries.read(rows)
+        files = self._open_all(set(shards.tolist()))
+        found = LocatedRows(self, rows, index, [files[shard] for shard in shards.tolist()])
+        self._require_plausible(found, index, shards)
+        return found
+
+    def _require_plausible(
+        self, found: LocatedRows, index: Rows, shards: npt.NDArray[np.int64]
+    ) -> None:
+        """Refuse impossible lengths and sizes before allocating memory for them."""
+        lengths = index["length"].astype(np.int64)
+        beyond = np.maximum(index["offset"], 0) > self._sizes[shards] - lengths
+        for number in np.flatnonzero(beyond).tolist():
+            # A format that compresses may hold an image larger than its shard.
+            row, length = found.rows[number], found.lengths[number]
+            if index["offset"][number] >= 0 or len(self.read_via_format(row)) != length:
+                raise found.corrupt(number, "it ends beyond its shard")
+        raw = index["field"] == _RAW_CODE
+        height, width, _ = self.manifest.raw_shape or (0, 0, 3)
+        pixels = index["width"].astype(np.uint64) * index["height"]  # each has 32 bits
+        wrong = np.where(
+            raw,
+            (index["width"] != width)
+            | (index["height"] != height)
+            | (lengths != 3 * width * height),
+            # 0 x 0 is an unchecked image whose header cannot be read.
+            ((pixels == 0) & (index["width"] + index["height"] > 0)) | (pixels > MAX_PIXELS),
+        )
+        if wrong.any():
+            number = int(wrong.argmax())
+            size = f"{found.widths[number]} x {found.heights[number]}"
+            raise found.corrupt(number, f"the index states an impossible size, {size} pixels")
+
+    def announce(self, rows: npt.NDArray[np.int64]) -> None:
+        """Issue readahead for the images of ``rows``, counted from 0, without waiting.
+
+        Neighbours are announced in one piece. What is wrong with a shard shows when it is read.
+        """
+        rows = np.unique(rows)
+        entries = self.entries.read(rows)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
+        shards, starts = shards[order], entries["offset"][order].astype(np.int64)
+        ends = starts + entries["length"][order]
+        # Reading a gap of a few pages costs less than another call.
+        apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
+        firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(shards) else shards
+        files: dict[int, ShardFile] = {}
+        with contextlib.suppress(CorruptDataset, OSError):  # a later read reports the error
+            files = self._open_all(set(shards.tolist()))
+        for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
+            if file := files.get(int(shards[first])):
+                file.announce(int(starts[first]), max(0, int(ends[last] - starts[first])))
+
+    def shard_path(self, shard: int) -> Path:
+        """Return the path of a shard, by its number."""
+        path = self._paths.get(shard)
+        if path is None:  # cached: building a path takes as long as reading an image
+            path = self._paths[shard] = self.directory / self.manifest.shards[shard].name
+        return path
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """The first row of each shard."""
+        counts = [shard.rows for shard in self.manifest.shards]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    @cached_property
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each shard."""
+        return np.array([shard.bytes for shard in self.manifest.shards], np.int64)
+
+    @cached_property
+    def _format(self) -> Format:
+        return get_format(self.manifest.format)
+
+    def _open_all(self, shards: Collection[int]) -> dict[int, ShardFile]:
+        """Return the files of some shards, after checking that the dataset was not replaced."""
+        entries = self.manifest.shards
+
+        def open_all() -> dict[int, ShardFile]:
+            return {
+                shard: shard_file(
+                    self.shard_path(shard), entries[shard].bytes, entries[shard].sha256
+                )
+                for shard in shards
+            }
+
+        try:
+            return self._unchanged(open_all)
+        except CorruptDataset:  # drop them: otherwise they would be read if this dataset came back
+            self.entries.forget()
+            for shard in shards:
+                forget(self.shard_path(shard), entries[shard].sha256)
+            raise
+
+    def _unchanged(self, load: Callable[[], _Opened]) -> _Opened:
+        """Return what ``load`` opens if the directory still holds the dataset opened here.
+
+        Publishing exchanges the directory, or removes the old manifest first and adds the new one
+        last. So files opened before this check belong to the old dataset.
+
+        Raises:
+            CorruptDataset: If another dataset has replaced this one.
+        """
+        try:
+            opened = load()
+        except CorruptDataset:  # files of another dataset are not damaged
+            self._require_unchanged()
+            raise
+        self._require_unchanged()
+        return opened
+
+    def _require_unchanged(self) -> None:
+        stamp = _stamp(self.directory)
+        if stamp != self._stamp:
+            if stamp is None:
+                raise CorruptDataset(
+                    f"{self.directory} has lost its manifest: it was removed or is being "
+                    "rewritten. Open the dataset again."
+                )
+            _require_digest(load_manifest(self.directory), self.manifest.digest, self.directory)
+            self._stamp = stamp
+
+    @property
+    def verifies(self) -> bool:
+        """Whether each read compares the record's checksum."""
+        return self._verify
+
+    def read_via_format(self, row: int) -> bytes:
+        """Return an image that its shard does not store as plain bytes.
+
+        Raises:
+            CorruptShard: If its shard is damaged.
+        """
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        entry = self.manifest.shards[shard]
+        self._open_all([shard])  # checks its type and size, and that it is of this dataset
+        reader = self._unchanged(
+            lambda: shard_reader(self.shard_path(shard), entry.sha256, self._format.read)
+        )
+        (record,) = reader.read([row - int(self._starts[shard])])
+        return record.fields[record.image_field or ""]
+
+    def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
+        """Return the error for a damaged record, with its location."""
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        path, identity = self.shard_path(shard), self.manifest.shards[shard].sha256
+        forget(path, identity)  # so that a restored copy is opened next time
+        try:
+            key, source = self.keys[row], self.paths[row]
+        except (CorruptDataset, ValueError):
+            key = source = "unknown: the index is damaged too"
+        return CorruptRecord(
+            f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
+            f"{offset} is damaged: {reason}. To list all damage, run "
+            f"`shardkit verify {self.directory}`."
+        )
+
+
+class LocatedRows:
+    """The images of some rows, located in the index and read one by one.
+
+    The first image that is not in the page cache triggers readahead for all later ones. So the
+    caller can decode an image, still in the CPU cache, while the kernel fetches the others. The
+    columns of the index are lists, which Python iterates faster than arrays.
+    """
+
+    def __init__(
+        self, shards: ShardSet, rows: npt.NDArray[np.int64], index: Rows, files: list[ShardFile]
+    ) -> None:
+        """Unpack the rows of the index.
+
+        Raises:
+            CorruptRecord: If a row of the index is damaged.
+        """
+        self._shards = shards
+        self._files = files
+        self._verifies = shards.verifies
+        self._packed = memoryview(index.tobytes())
+        self.rows: list[int] = rows.tolist()
+        self._offsets: list[int] = index["offset"].tolist()
+        self.lengths: list[int] = index["length"].tolist()
+        """Size of each image in bytes."""
+        self._checksums: list[int] = index["checksum"].tolist()
+        if (wrong := damaged_rows(index)).any():
+            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
+        self.labels: list[int] = index["label"].tolist()
+        self.widths: list[int] = index["width"].tolist()
+        self.heights: list[int] = index["height"].tolist()
+        self.fields = [IMAGE_FIELDS[code] for code in index["field"].tolist()]
+        self._announced = len(rows) == 1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, number: int, buffer: memoryview) -> EncodedImage:
+        """Read one image into ``buffer``; the result is valid until ``buffer`` is overwritten.
+
+        Args:
+            number: Position among the rows.
+            buffer: At least as many bytes as `lengths` states.
+
+        Raises:
+            CorruptRecord: If the record is damaged.
+        """
+        data = buffer[: self.lengths[number]]
+        try:
+            self._fill(number, data)
+        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
+            raise self.corrupt(number, str(error)) from error
+        if self._verifies:
+            head = self._packed[number * ROW.itemsize :][HEAD]
+            if checksum(head, data) != self._checksums[number]:
+                raise self.corrupt(number, "its checksum does not match")
+        size = self.widths[number], self.heights[number]
+        return EncodedImage(data, self.fields[number], self.labels[number], *size)
+
+    def _fill(self, number: int, data: memoryview) -> None:
+        offset, file = self._offsets[number], self._files[number]
+        if offset < 0:
+            data[:] = self._shards.read_via_format(self.rows[number])
+        elif self._announced or not file.read_cached(offset, data):
+            self._announce(number)
+            file.read_into(offset, data)
+
+    def _announce(self, number: int) -> None:
+        """Issue readahead for all images from the given one on, once."""
+        if not self._announced:
+            self._announced = True
+            for place in range(number, len(self.rows)):
+                self._files[place].announce(self._offsets[place], self.lengths[place])
+
+    def corrupt(self, number: int, reason: str) -> CorruptRecord:
+        """Return the error for the damaged record at a position."""
+        return self._shards.corrupt(self.rows[number], self._offsets[number], reason)
+
+
+def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:
+    """Reopen an unpickled dataset, unless another one has replaced it."""
+    opened = ShardSet(directory, verify=verify)
+    _require_digest(opened.manifest, digest, directory)
+    return opened
+
+
+def _require_digest(manifest: Manifest, digest: str, directory: Path) -> None:
+    if manifest.digest != digest:
+        raise CorruptDataset(f"{directory} was rewritten since it was opened; open it again")
+
+
+def _stamp(directory: Path) -> tuple[int, int, int, int] | None:
+    """Return a value that changes when the manifest in ``directory`` is replaced; None without."""
+    try:
+        status = os.stat(directory / MANIFEST_NAME)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,1 @@
+"""Isolated processes, interleaved rounds and timing; knows none of the tools."""

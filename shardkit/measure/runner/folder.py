@@ -1,0 +1,93 @@
+"""An image folder as torchvision's ``ImageFolder`` reads it: the baseline of all measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from shardkit.contracts import Entry
+from shardkit.errors import BadImage
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.files import as_name
+from shardkit.torch.data.ops import ImageOp, Piece
+from shardkit.torch.data.read_context import Context, EpochCell
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+class PlainFolder(Dataset[Any]):
+    """Loose files, one at a time: opened, decoded by Pillow, cropped by Pillow."""
+
+    def __init__(self, path: Path, decode: str | ImageOp, transform: Any = None) -> None:
+        """Look through a folder; of one with splits, the one with most images is taken.
+
+        Raises:
+            UsageError: If it has no images.
+        """
+        scan = scan_imagefolder(path)
+        split = max(scan.splits, key=lambda name: len(scan.splits[name]))
+        self.root = Path(path) / as_name(split)
+        self.entries: list[Entry] = list(scan.splits[split].entries)
+        self.total = len(self.entries)
+        self.bytes = sum(entry.bytes for entry in self.entries)
+        """Of all files, those that are not kept as well."""
+        self.decode = decode
+        self.transform = transform
+        self._epoch = EpochCell()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Read only these rows from now on."""
+        self.entries = [self.entries[row] for row in rows]
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        entry = self.entries[row]
+        if self.decode == "bytes":
+            return (self.locate(entry)).read_bytes(), entry.label
+        try:
+            with open(self.locate(entry), "rb") as file:
+                image = Image.open(file).convert("RGB")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise BadImage(f"{self.locate(entry)} cannot be decoded: {error}") from error
+        value: Any = self.sample(image, row)
+        return (value if self.transform is None else self.transform(value)), entry.label
+
+    def locate(self, entry: Entry) -> Path:
+        """Return the path of an image's file."""
+        return self.root / as_name(entry.path)
+
+    def files(self) -> list[Path]:
+        """Return the files that are read."""
+        return [self.locate(entry) for entry in self.entries]
+
+    def sample(self, image: Image.Image, row: int) -> Any:
+        """Return what ``decode`` makes of a decoded image."""
+        if self.decode == "pil":
+            return image
+        if isinstance(self.decode, ImageOp):
+            context = Context(self._epoch)
+            (piece,) = self.decode.pieces(
+                [image.width], [image.height], lambda _: context.draws(row)
+            )
+            image = _cut(image, piece, _FILTERS[self.decode.filter])
+        pixels = np.array(image)
+        return pixels if self.decode == "numpy" else torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _cut(image: Image.Image, piece: Piece, resample: Image.Resampling) -> Image.Image:
+    """Return a piece of an image, as Pillow's users make it."""
+    if piece.whole is not None:
+        image = image.resize(piece.whole[::-1], resample)
+    box = (piece.left, piece.top, piece.left + piece.width, piece.top + piece.height)
+    image = image.crop(box)
+    if image.size != piece.size[::-1]:
+        image = image.resize(piece.size[::-1], resample)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if piece.flip else image

@@ -1,0 +1,1 @@
+"""The order of an epoch and each rank's subset, as pure functions."""

@@ -1,0 +1,249 @@
+"""The order of rows in an epoch: a pure function of seed, epoch and size.
+
+It does not depend on formats, workers or ranks, nor on random numbers of a library, whose streams
+change between versions: it uses only `mix`, division and remainder. docs/order.md specifies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import UsageError
+
+Positions = npt.NDArray[np.int64]
+"""Positions in an epoch, from 0 on; int64 of shape (N,)."""
+
+_SORTED_SIZE = 4096
+"""Maximum size of a permutation that is sorted by hash, which is exactly uniform. Larger ones use a
+Feistel network, which computes any part without memory: the first batch of 10 million rows takes
+0.1 ms."""
+
+_ROUNDS = 8
+"""Rounds of the Feistel network; tests/unit/sampling/test_order.py tests the statistics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShuffle:
+    """Shuffle blocks of rows, for disks with slow random access and data larger than memory.
+
+    Blocks of neighboring rows are taken in random order, and the rows of as many blocks as fill the
+    buffer are mixed. The buffer holds row numbers; the page cache holds their bytes.
+
+    Raises:
+        UsageError: If a number is below 1, or a block does not fit into the buffer.
+    """
+
+    rows: int = 16
+    """Neighboring rows in a block, which are read sequentially."""
+    buffer: int = 16384
+    """Rows to mix. The default makes batches of 64 as varied as full shuffling does, even if
+    neighbors are similar (docs/benchmarks.md), and corresponds to 500 MB of 30-KB images."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("rows", self.rows), ("buffer", self.buffer)):
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(
+                    f"BlockShuffle({name}={value!r}) is not a number of rows, from 1 on"
+                )
+        if self.buffer < self.rows:
+            raise UsageError(f"a block of {self.rows} rows does not fit a buffer of {self.buffer}")
+
+    @property
+    def window(self) -> int:
+        """Rows that are mixed with each other: the full blocks that fit the buffer."""
+        return self.buffer // self.rows * self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The row at each position of each epoch.
+
+    Raises:
+        UsageError: If ``seed`` is not an integer, or ``shuffle`` not a bool or `BlockShuffle`.
+    """
+
+    size: int
+    """Number of rows."""
+    shuffle: bool | BlockShuffle = False
+    """False keeps the stored order; True makes all orders equally likely."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", check_integer("seed", self.seed, -(2**63)))
+        if not isinstance(self.shuffle, (bool, BlockShuffle)):
+            raise UsageError(
+                f"shuffle={self.shuffle!r} is neither True, False nor BlockShuffle(...)"
+            )
+
+    def rows(self, epoch: int, positions: Positions) -> Positions:
+        """Return the rows at ``positions`` of ``epoch``, in constant time for each."""
+        if self.shuffle is False:
+            return positions
+        if self.shuffle is True:
+            return permute(self.size, derive_key("rows", self.seed, epoch), positions)
+        window = self.shuffle.window
+        key = derive_key("window", self.seed, epoch)
+        mixed = np.empty_like(positions)
+        windows = positions // window
+        for number in np.unique(windows).tolist():
+            start = number * window
+            inside = windows == number
+            size = min(window, self.size - start)
+            mixed[inside] = start + permute(size, _step(key, number), positions[inside] - start)
+        return self._in_blocks(epoch, self.shuffle, mixed)
+
+    def ahead(self, epoch: int, positions: Positions) -> Positions:
+        """Return rows to issue readahead for while ``positions`` are read.
+
+        They are blocks of the next window, so that it is in the page cache when it is needed. Empty
+        unless the shuffle is `BlockShuffle`.
+        """
+        if not isinstance(self.shuffle, BlockShuffle) or not len(positions):
+            return positions[:0]
+        rows, window = self.shuffle.rows, self.shuffle.window
+        first, last = int(positions.min()) // rows, -(-(int(positions.max()) + 1) // rows)
+        start, stop = first * rows + window, min(last * rows + window, self.size)
+        return self._in_blocks(epoch, self.shuffle, np.arange(start, max(start, stop)))
+
+    def _in_blocks(self, epoch: int, blocks: BlockShuffle, places: Positions) -> Positions:
+        """Return the rows at ``places`` of the epoch's sequence of blocks."""
+        key = derive_key("blocks", self.seed, epoch)
+        whole = self.size // blocks.rows
+        slots = places // blocks.rows
+        numbers = slots.copy()  # the rest after the full blocks stays last ...
+        full = slots < whole
+        numbers[full] = permute(whole, key, slots[full])
+        shift = _hash(key) % max(1, self.size)  # ... but has different rows in each epoch
+        return (numbers * blocks.rows + places % blocks.rows + shift) % max(1, self.size)
+
+
+def permute(size: int, key: int, positions: Positions) -> Positions:
+    """Return the images of ``positions`` under a pseudo-random permutation of ``range(size)``.
+
+    Args:
+        size: Size of the permutation.
+        key: 64 bits that select the permutation.
+        positions: Any numbers below ``size``, in any order.
+    """
+    if size <= _SORTED_SIZE:
+        return _sorted_permutation(size, key)[positions]
+    left_size = math.isqrt(size - 1) + 1
+    right_size = -(-size // left_size)
+    values = positions.astype(np.uint64)
+    outside = np.arange(len(values))
+    while len(outside):  # the rectangle is slightly larger than ``size``: repeat until inside
+        values[outside] = _feistel(values[outside], key, left_size, right_size)
+        outside = outside[values[outside] >= size]
+    return values.astype(np.int64)
+
+
+def derive_key(purpose: str, seed: int, epoch: int) -> int:
+    """Return the 64-bit key of a purpose in an epoch: an 8-byte BLAKE2b digest."""
+    text = f"shardkit {purpose} {seed} {epoch}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def sample_number(row: int, repeats: int) -> int:
+    """Return the number of a sample, which determines its `Draws`.
+
+    Args:
+        row: Row of the sample.
+        repeats: How often the row came earlier in the epoch.
+    """
+    return row + (repeats << 40)
+
+
+def check_integer(name: str, value: object, least: int) -> int:
+    """Return ``value``, an integer of any type, as an int that fits 64 bits.
+
+    Raises:
+        UsageError: If it is not an integer, below ``least``, or needs more bits.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 2**63:
+        start = "of 64 bits" if least < 0 else f"from {least} on"
+        raise UsageError(f"{name}={value!r} is not an integer {start}")
+    return number
+
+
+class Draws:
+    """Random numbers of one sample: a pure function of a key and its number.
+
+    The generator is SplitMix64 (Steele, Lea, Flood, 2014), seeded with a hash of both.
+    """
+
+    def __init__(self, key: int, sample: int) -> None:
+        self._state = _hash(key ^ _hash(sample + 1))
+
+    def bits(self) -> int:
+        """Return the next 64 bits."""
+        self._state = (self._state + _GOLDEN) & _MASK
+        return _hash(self._state)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        """Return a number from ``low`` on, below ``high``."""
+        return low + (high - low) * ((self.bits() >> 11) * 2.0**-53)
+
+    def below(self, limit: int) -> int:
+        """Return an integer from 0 on, below ``limit``."""
+        return self.bits() * limit >> 64
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_MASK = 2**64 - 1
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each value: the output function of SplitMix64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
+def _hash(value: int) -> int:
+    """Return `mix` of one integer."""
+    value &= _MASK
+    value = (value ^ (value >> 30)) * _FIRST & _MASK
+    value = (value ^ (value >> 27)) * _SECOND & _MASK
+    return value ^ (value >> 31)
+
+
+def _step(key: int, number: int) -> int:
+    """Return the key of part ``number``."""
+    return _hash(key + number * _GOLDEN)
+
+
+@lru_cache(maxsize=8)
+def _sorted_permutation(size: int, key: int) -> Positions:
+    hashes = mix(np.uint64(key) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+    return np.argsort(hashes, kind="stable").astype(np.int64)
+
+
+def _feistel(
+    values: npt.NDArray[np.uint64], key: int, left_size: int, right_size: int
+) -> npt.NDArray[np.uint64]:
+    """Permute ``range(left_size * right_size)``: each half is shifted by a hash of the other.
+
+    (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002: the generalized Feistel
+    network with cycle walking.)
+    """
+    left, right = np.divmod(values, np.uint64(right_size))
+    for number in range(_ROUNDS):
+        round_key = np.uint64(_step(key, number))
+        if number % 2:
+            right = (right + mix(left + round_key) % np.uint64(right_size)) % np.uint64(right_size)
+        else:
+            left = (left + mix(right + round_key) % np.uint64(left_size)) % np.uint64(left_size)
+    return left * np.uint64(right_size) + right

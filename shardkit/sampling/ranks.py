@@ -1,0 +1,148 @@
+"""How ranks divide an epoch: into steps, each of which holds one batch of every rank.
+
+Every rank reads its part of each step. After any step, the samples read are therefore a prefix of
+the epoch's order, without gaps, so a run can resume with other ranks or batch sizes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from shardkit.errors import UsageError
+
+REMAINDERS = ("drop", "pad", "exact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankShard:
+    """This rank's subset of each epoch.
+
+    Raises:
+        UsageError: If options contradict each other.
+    """
+
+    rank: int | None = None
+    """Rank of this process, from 0 to ``world_size - 1``. None uses that of ``torch.distributed``
+    or, if that is not initialized, ``RANK`` and ``WORLD_SIZE``; without either it is 0 of 1."""
+    world_size: int | None = None
+    """Number of ranks; required with ``rank``."""
+    remainder: str = "drop"
+    """What to do with the last samples of an epoch if they do not divide evenly. ``drop`` leaves
+    out fewer than ``world_size`` samples (different ones in each shuffled epoch). ``pad`` repeats
+    samples from the start of the epoch; their row is -1. ``exact`` gives some ranks one more
+    sample, and perhaps one more batch: use it for evaluation, without collective operations in the
+    loop."""
+    drop_last: bool = False
+    """Whether to leave out a last step that is smaller than the others."""
+
+    def __post_init__(self) -> None:
+        if self.remainder not in REMAINDERS:
+            raise UsageError(
+                f"remainder={self.remainder!r} is unknown; known are {', '.join(REMAINDERS)}"
+            )
+        if self.remainder == "exact" and self.drop_last:
+            raise UsageError("remainder='exact' reads every sample: drop_last=True contradicts it")
+        if (self.rank is None) != (self.world_size is None):
+            raise UsageError("rank and world_size belong together: give both or neither")
+        if self.rank is None or self.world_size is None:
+            return
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank={self.rank} is not from 0 to world_size - 1 (world_size={self.world_size})"
+            )
+
+    def resolved(self, group: tuple[int, int] | None) -> ResolvedRankShard:
+        """Return this shard with a known rank.
+
+        Args:
+            group: Rank and world size of the running process group, or None without one.
+
+        Raises:
+            UsageError: If ``RANK`` and ``WORLD_SIZE`` are needed but invalid.
+        """
+        if self.rank is not None and self.world_size is not None:
+            return ResolvedRankShard(self.rank, self.world_size, self.remainder, self.drop_last)
+        rank, world_size = group or _from_environment() or (0, 1)
+        return replace(self, rank=rank, world_size=world_size).resolved(None)
+
+
+class ResolvedRankShard(NamedTuple):
+    """A `RankShard` whose rank is known."""
+
+    rank: int
+    world_size: int
+    remainder: str
+    drop_last: bool
+
+
+class Step(NamedTuple):
+    """One batch of one rank, as positions in the epoch."""
+
+    start: int
+    stop: int
+    """End of the positions. From the number of samples on they are padding, which continues at the
+    start of the epoch."""
+    consumed: int
+    """Samples of the epoch that all ranks together have read after this step."""
+
+
+def steps(
+    size: int, batch_size: int, rank_shard: ResolvedRankShard, consumed: int = 0
+) -> Iterator[Step]:
+    """Yield the batches of one rank for the rest of an epoch.
+
+    Args:
+        size: Samples in the epoch.
+        batch_size: Samples in a batch of one rank.
+        rank_shard: The rank, and what to do with the remainder.
+        consumed: Samples already read, by any number of ranks with any batch size.
+    """
+    step = batch_size * rank_shard.world_size
+    while size - consumed >= step:
+        start = consumed + rank_shard.rank * batch_size
+        consumed += step
+        yield Step(start, start + batch_size, consumed)
+    start, count = _last_step(size - consumed, rank_shard)
+    if count:
+        yield Step(consumed + start, consumed + start + count, size)
+
+
+def count_steps(
+    size: int, batch_size: int, rank_shard: ResolvedRankShard, consumed: int = 0
+) -> int:
+    """Return the number of batches that `steps` yields."""
+    full, rest = divmod(max(0, size - consumed), batch_size * rank_shard.world_size)
+    return full + (_last_step(rest, rank_shard)[1] > 0)
+
+
+def count_samples(size: int, batch_size: int, rank_shard: ResolvedRankShard) -> int:
+    """Return the number of samples of one rank in an epoch, including padding."""
+    full, rest = divmod(size, batch_size * rank_shard.world_size)
+    return full * batch_size + _last_step(rest, rank_shard)[1]
+
+
+def _last_step(rest: int, rank_shard: ResolvedRankShard) -> tuple[int, int]:
+    """Return the offset and the number of this rank's samples in a last, smaller step."""
+    rank, world_size = rank_shard.rank, rank_shard.world_size
+    each, extra = divmod(rest, world_size)
+    if rank_shard.drop_last or rest <= 0:
+        return 0, 0
+    if rank_shard.remainder == "exact":
+        return rank * each + min(rank, extra), each + (rank < extra)
+    if rank_shard.remainder == "pad" and extra:
+        each += 1
+    return rank * each, each
+
+
+def _from_environment() -> tuple[int, int] | None:
+    """Return the rank and world size that a launcher such as ``torchrun`` has set."""
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:
+        return None
+    try:
+        return int(rank), int(world_size)
+    except ValueError:
+        raise UsageError(f"RANK={rank!r} and WORLD_SIZE={world_size!r} are not numbers") from None

@@ -1,0 +1,38 @@
+"""Encoded images as records: what every source does with the bytes of an image file."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import BinaryIO
+
+from shardkit.codecs.foreign import identify
+from shardkit.codecs.image import SNIFF_BYTES, sniff
+from shardkit.contracts import Entry
+from shardkit.errors import BadImage
+from shardkit.record import FOREIGN_FIELD, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+
+
+def image_record(entry: Entry, data: bytes) -> Record:
+    """Return the record of an encoded image, with its label and path.
+
+    Raises:
+        BadImage: If ``data`` is not an image.
+    """
+    meta = b'{"path":%b}' % dump_json(entry.path)  # the encoder is slow to start for an object
+    fields = {image_field_of(BytesIO(data)): data, META_FIELD: meta}
+    if entry.label != NO_LABEL:
+        fields[LABEL_FIELD] = b"%d" % entry.label
+    return Record(entry.key, fields)
+
+
+def image_field_of(file: BinaryIO) -> str:
+    """Return the image field for the content of a file, from its first bytes.
+
+    Raises:
+        BadImage: If it is not an image.
+    """
+    head = file.read(SNIFF_BYTES)
+    kind = sniff(head) or (FOREIGN_FIELD if head and identify(file) else None)
+    if kind is None:
+        raise BadImage("its content is not an image" if head else "it is empty")
+    return kind

@@ -1,0 +1,1 @@
+"""Files, processes, memory and text. Nothing here knows about datasets."""

@@ -1,0 +1,325 @@
+"""Durable file writes (write, sync, rename), guarded reads, and disk space.
+
+Only this module decides what "on disk" means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import io
+import os
+import re
+import secrets
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.system.safe_paths import open_plain, opened
+
+_BLOCK = 1 << 20
+"""Bytes hashed at a time: few enough to stay in the CPU cache."""
+
+SMALL_BYTES = 64 << 20
+"""Maximum file size for `read_small`: a manifest of 200,000 shards is smaller."""
+
+_NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to create a file: fails if the name exists, even as a link."""
+
+_OLD = 3600
+"""Age in seconds after which a temporary result counts as abandoned."""
+
+_PIECES = 512
+"""Pieces written in one call; Linux allows twice as many."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``; a crash leaves either all of it or the previous content."""
+    with published(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | _NEW, 0o666)
+        with open(descriptor, "wb", buffering=0) as file:
+            write_all(file.fileno(), content)
+
+
+def write_result(path: Path, content: bytes) -> None:
+    """Write a file that the user requested, atomically.
+
+    Raises:
+        ShardkitError: If it cannot be written, most often because the disk is full.
+    """
+    try:
+        _remove_leftovers(path)
+        write_atomically(path, content)
+    except OSError as error:
+        raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def published(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to ``path``; on exit, sync it and rename it to ``path``.
+
+    The block creates the file. Its name is random, so nobody can plant a file there. If the block
+    raises, the file is removed and ``path`` keeps its content. A kill leaves the file behind: a
+    conversion empties its work folder, and `write_result` removes old leftovers.
+    """
+    # Names are limited to 255 bytes; the start is enough to recognize the file.
+    temporary = path.with_name(f".{_start_of(path)}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _start_of(path: Path) -> str:
+    return os.fsdecode(os.fsencode(path.name)[:200])
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove this user's files, an hour old or older, that a killed `write_result` left."""
+    pattern = re.compile(re.escape(f".{_start_of(path)}.") + r"[0-9a-f]{16}\.tmp")
+    for entry in os.scandir(path.parent):
+        if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _OLD:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+
+
+def exchange(folder: Path, name: str, other: str) -> None:
+    """Exchange two entries of a folder in one step, by Linux's renameat2(2).
+
+    Raises:
+        OSError: If there are not both, or the file system, or the system, cannot do that.
+    """
+    call = getattr(_C, "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(folder))
+    names = os.fsencode(name), os.fsencode(other)
+    with opened(folder) as place:
+        if call(place, names[0], place, names[1], _RENAME_EXCHANGE):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(folder / name))
+
+
+_RENAME_EXCHANGE = 2  # <linux/fs.h>
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of the file or directory ``path`` is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: Path, root: Path | None = None) -> io.FileIO:
+    """Open a dataset's file for reading, unbuffered; only a regular file is accepted.
+
+    Otherwise a pipe could hang the reader, an endless device fill memory, and a link lead out of
+    the dataset.
+
+    Args:
+        path: The file.
+        root: The folder below which links are refused; by default the file's own folder.
+
+    Raises:
+        LinkRefused: If the file, or a folder between it and ``root``, is a symbolic link.
+        OSError: If it cannot be opened, or is not a regular file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    if root is None or path.parent == root:
+        return _regular(open_plain(path, flags), path)
+    with opened(root, path.parent.relative_to(root)) as folder:
+        return _regular(open_plain(path, flags, dir_fd=folder), path)
+
+
+def _regular(descriptor: int, path: Path) -> io.FileIO:
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
+        os.set_blocking(descriptor, True)
+        return io.FileIO(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_small(path: Path, most: int = SMALL_BYTES, *, root: Path | None = None) -> bytes:
+    """Return the content of an untrusted file of limited size.
+
+    Args:
+        path: The file.
+        most: Maximum size in bytes.
+        root: As for `open_regular`.
+
+    Raises:
+        OSError: If it cannot be opened, is not a regular file, or is larger than ``most``.
+    """
+    with io.BufferedReader(open_regular(path, root)) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1) if size <= most else b""
+    if max(size, len(content)) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", os.fspath(path))
+    return content
+
+
+def as_text(name: str) -> str:
+    """Return the text that datasets store for a file name of the `os` module.
+
+    The name is decoded as UTF-8 in any locale; other bytes become lone surrogates.
+    """
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def as_name(text: str) -> str:
+    """Return the `os` module's file name for ``text`` from `as_text`.
+
+    Raises:
+        ValueError: If no file can have that name.
+    """
+    return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
+def sha256_of(path: Path, root: Path | None = None) -> str:
+    """Return the hexadecimal SHA-256 of a dataset's file, opened by `open_regular`."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with open_regular(path, root) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def has_sha256(path: Path, sha256: str, root: Path | None = None) -> bool:
+    """Return whether a dataset's file is readable and has that SHA-256."""
+    try:
+        return sha256_of(path, root) == sha256
+    except OSError:
+        return False
+
+
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of ``content`` at the file descriptor's position.
+
+    Raises:
+        OSError: If the disk is full or fails, possibly after a partial write.
+    """
+    rest = memoryview(content)
+    while rest:  # a disk that is nearly full accepts only a part
+        rest = rest[os.write(descriptor, rest) :]
+
+
+class Appender:
+    """Appends pieces to a file, several in each system call and without copying them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self.size = 0
+        """Bytes appended, including those not written yet."""
+
+    def append(self, *pieces: bytes) -> None:
+        """Append ``pieces`` in order; `flush` writes them at the latest.
+
+        Raises:
+            OSError: If the disk is full or fails.
+        """
+        size = sum(map(len, pieces))
+        self._waiting += pieces
+        self._waiting_bytes += size
+        self.size += size
+        if self._waiting_bytes >= _BLOCK or len(self._waiting) >= _PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all pending pieces.
+
+        Raises:
+            OSError: If the disk is full or fails.
+        """
+        for start in range(0, len(self._waiting), _PIECES):
+            self._write(self._waiting[start : start + _PIECES])
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _write(self, pieces: Sequence[bytes]) -> None:
+        written = os.writev(self._descriptor, pieces)
+        rest = memoryview(b"".join(pieces))[written:] if written < sum(map(len, pieces)) else b""
+        write_all(self._descriptor, rest)
+
+
+def require_local(path: str | Path) -> None:
+    """Refuse a URL, which would otherwise name a local folder such as ``s3:``.
+
+    Raises:
+        UsageError: If ``path`` is a URL.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise UsageError(
+            f"{path} is a URL; only local paths are supported. Download or mount the data, then "
+            "pass the local folder."
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the file system of ``path`` or of its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+class Reservation:
+    """Disk space reserved by an unnamed file, which the kernel frees if the process is killed.
+
+    Reserves nothing if the file system cannot preallocate. (``os.posix_fallocate`` would then write
+    to every block, which takes hours for a large reservation.)
+
+    Raises:
+        OSError: With ``ENOSPC`` or ``EDQUOT`` if less space is free.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        try:
+            _allocate(self._file.fileno(), size)
+        except BaseException:
+            self.close()
+            raise
+
+    def shrink(self, size: int) -> None:
+        """Release all but ``size`` bytes."""
+        if os.fstat(self._file.fileno()).st_size > size:
+            self._file.truncate(size)
+
+    def close(self) -> None:
+        """Release all space."""
+        self._file.close()
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Allocate ``size`` bytes with Linux's fallocate(2), if the file system supports it."""
+    allocate = sys.platform == "linux" and getattr(_C, "fallocate64", None)
+    if not allocate or size <= 0:
+        return
+    offset = ctypes.c_int64
+    if allocate(ctypes.c_int(descriptor), ctypes.c_int(0), offset(0), offset(size)):
+        code = ctypes.get_errno()
+        if code in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(code, os.strerror(code))
+
+
+_C = ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,65 @@
+"""Numbers and phrases as reports show them, shared by tables, plots and pages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shardkit.system.text import printable
+
+
+def size(count: float) -> str:
+    """Format a number of bytes: "21.3 MiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def json_value(value: Any) -> Any:
+    """Return ``value`` as JSON allows it: infinities and NaN become None."""
+    if isinstance(value, dict):
+        return {name: json_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def percent(part: float) -> str:
+    """Format a fraction: "78 %"."""
+    return f"{100 * part:.0f} %"
+
+
+def significant(value: float) -> str:
+    """Format a number with its significant digits: 0.04, 1.23, 12.3, 1,234."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def speedup_words(middle: float, lowest: float, highest: float, rounds: int) -> str:
+    """Format a speedup: the median of the rounds' ratios, and their range.
+
+    Each round compares two rates measured one after the other. The ratio of the two overall
+    medians may differ, and may even fall on the other side of 1, if other processes are busy.
+    """
+    counted = f"{rounds:,} rounds" if rounds != 1 else "1 round"
+    return f"{middle:.2f}x ({lowest:.2f}x to {highest:.2f}x in {counted})"
+
+
+def sample_words(settings: dict[str, Any]) -> str:
+    """Describe the samples and batches of a report's settings."""
+    parts = [printable(settings["decode"])]
+    if settings["transform"]:
+        parts.append(f"then {printable(settings['transform'])}")
+    return f"{' '.join(parts)}, batches of {settings['batch_size']}, in random order"
+
+
+def step_words(settings: dict[str, Any]) -> str:
+    """Describe the training step of a report's settings."""
+    if settings["model"]:
+        return f"training {printable(settings['model'])} with each batch"
+    if settings["step_ms"]:
+        return f"a wait of {settings['step_ms']:g} ms for each batch"
+    return "none: batches are read and let go"

@@ -1,0 +1,136 @@
+"""The .npy files that shardkit writes: raw images and the columns of the index.
+
+This module makes the headers itself, since numpy's padding has changed over time. Readers compare
+whole headers instead of parsing them, so a damaged header is always refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.system.files import open_regular
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_ALIGN = 64
+_ROOM = 21
+"""Spaces that numpy adds after the text, minus the digits of the first axis."""
+
+_SHAPE = re.compile(rb"\x93NUMPY\x01\x00(?s:..)\{[^\n(]*'shape': \(([0-9, ]{0,80})\)")
+
+
+def npy_header(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> bytes:
+    """Return the header of an .npy file of version 1.0 with C-ordered values."""
+    described = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    text = f"{{'descr': {described!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    text += " " * (_ROOM - len(str(shape[0])) if shape else 0)
+    text += " " * (-(len(_MAGIC) + 2 + len(text) + 1) % _ALIGN) + "\n"
+    return _MAGIC + struct.pack("<H", len(text)) + text.encode("ascii")
+
+
+def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
+    """Return the offset of the uint8 values of an .npy file, and their shape.
+
+    Raises:
+        ValueError: If ``content`` is not a complete .npy file with a header of `npy_header`.
+    """
+    match = _SHAPE.match(content)
+    shape = tuple(map(int, re.findall(rb"[0-9]+", match[1]))) if match else ()
+    header = npy_header(shape)
+    if not content.startswith(header) or len(header) + math.prod(shape) != len(content):
+        raise ValueError("not a whole .npy file of C-ordered uint8 values")
+    return len(header), shape
+
+
+def save_npy(path: Path, values: npt.NDArray[Any]) -> None:
+    """Write a one-dimensional array."""
+    with path.open("wb") as file:
+        file.write(npy_header(values.shape, values.dtype))
+        file.write(np.ascontiguousarray(values).data)
+
+
+class StoredValues:
+    """The values of a file of `save_npy`, read on access.
+
+    If the file is truncated later, access raises an error; a memory map would kill the process.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it does not hold ``count`` values of that type.
+    """
+
+    def __init__(
+        self, path: Path, dtype: npt.DTypeLike, count: int, root: Path | None = None
+    ) -> None:
+        self._made_of = path, dtype, count, root
+        self._dtype = np.dtype(dtype)
+        self._count = count
+        self._file = open_regular(path, root)
+        try:
+            self._start = _find_values(self._file, self._dtype, count)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def __getitem__(self, part: slice) -> npt.NDArray[Any]:
+        """Return a contiguous range of values.
+
+        Raises:
+            OSError: If they cannot be read.
+            ValueError: If the file was truncated since it was opened.
+        """
+        start, stop, _ = part.indices(self._count)
+        length = max(0, stop - start) * self._dtype.itemsize
+        offset = self._start + start * self._dtype.itemsize
+        data = bytearray()
+        while len(data) < length:
+            piece = os.pread(self._file.fileno(), length - len(data), offset + len(data))
+            if not piece:
+                raise ValueError(f"it was truncated at byte {offset + len(data)}")
+            data += piece
+        return np.frombuffer(data, self._dtype)
+
+
+def map_npy(
+    path: Path, dtype: npt.DTypeLike, count: int, root: Path | None = None
+) -> npt.NDArray[Any]:
+    """Return the ``count`` values of a file of `save_npy`, memory-mapped and read-only.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it does not hold ``count`` values of that type.
+    """
+    with open_regular(path, root) as file:
+        start = _find_values(file, np.dtype(dtype), count)
+        if count == 0:  # an empty range cannot be mapped
+            return np.zeros(0, dtype)
+        # A plain view: np.memmap slows down each access.
+        return np.memmap(file, dtype, "r", start, (count,)).view(np.ndarray)
+
+
+def _find_values(file: FileIO, dtype: np.dtype[Any], count: int) -> int:
+    """Return the offset of the values of a file, after checking their number and type."""
+    header = npy_header((count,), dtype)
+    found = file.read(len(header))
+    size = os.fstat(file.fileno()).st_size
+    if found != header or size != len(header) + count * dtype.itemsize:
+        raise ValueError(f"it is not an array of {count} values written by shardkit")
+    return len(header)

@@ -1,0 +1,332 @@
+"""Tasks in worker processes that end with the work, with an error, or with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.queues import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from shardkit.errors import ShardkitError
+from shardkit.system.bootstrap import guard_helpers
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+_POLL_SECONDS = 0.1
+"""How often progress is passed on while no task ends."""
+
+
+class Progress(NamedTuple):
+    """What was done since the last report."""
+
+    images: int = 0
+    bytes: int = 0
+    """Bytes of encoded images read."""
+    bad: int = 0
+    total: int = 0
+    """Images to read in all: only in the first report, and 0 where it is unknown."""
+
+
+Report = Callable[[Progress], None]
+
+_REPORT_SECONDS = 0.2
+
+_AHEAD = 5
+"""Maximum results in memory for each worker, while an earlier one is awaited."""
+
+_WATCH_SECONDS = 1.0
+"""How often a process looks whether its parent lives, where the system does not tell it."""
+
+_KEPT_BYTES = 31 << 20
+"""Memory that the allocator keeps (twice this) for the next images; glibc heeds up to 32 MiB."""
+
+_report: Report | None = None
+
+
+class Meter:
+    """Reports progress from inside a task, whichever process it runs in, a few times a second."""
+
+    def __init__(self) -> None:
+        self._unreported = Progress()
+        self._reported_at = time.monotonic()
+
+    def add(self, *, images: int = 0, size: int = 0, bad: int = 0) -> None:
+        """Count images, their bytes, and how many of them are bad."""
+        before = self._unreported
+        self._unreported = Progress(before.images + images, before.bytes + size, before.bad + bad)
+        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what is counted; a task ends with this."""
+        if _report is not None:
+            _report(self._unreported)
+        self._unreported = Progress()
+        self._reported_at = time.monotonic()
+
+
+def run_tasks(
+    function: Callable[[_Task], _Result],
+    tasks: Sequence[_Task],
+    *,
+    workers: int,
+    on_progress: Report | None = None,
+) -> Iterator[tuple[_Task, _Result]]:
+    """Apply ``function`` to each task and give task and result, in the order in which they end.
+
+    Args:
+        function: A function of a module, so that a worker process can find it.
+        tasks: What to do, each picklable.
+        workers: Number of processes; with 1 it all runs in this one.
+        on_progress: Called in this process with what tasks count in a `Meter`.
+
+    Raises:
+        ShardkitError: If a worker process dies; its tasks' own errors are raised as they are.
+    """
+    if workers <= 1 or len(tasks) <= 1:
+        yield from _run_here(function, tasks, on_progress)
+    else:
+        yield from _run_in_processes(function, tasks, min(workers, len(tasks)), on_progress)
+
+
+def _run_here(
+    function: Callable[[_Task], _Result], tasks: Sequence[_Task], on_progress: Report | None
+) -> Iterator[tuple[_Task, _Result]]:
+    global _report  # noqa: PLW0603 - what a task reports to is a property of the process
+    previous, _report = _report, on_progress
+    _keep_memory()
+    try:
+        for task in tasks:
+            yield task, function(task)
+    finally:
+        _report = previous
+
+
+def _run_in_processes(
+    function: Callable[[_Task], _Result],
+    tasks: Sequence[_Task],
+    workers: int,
+    on_progress: Report | None,
+) -> Iterator[tuple[_Task, _Result]]:
+    waiting: dict[Future[_Result], _Task] = {}
+    with _processes_for_work(workers) as (executor, channel):
+        for task in tasks:
+            waiting[executor.submit(function, task)] = task
+        while waiting:
+            done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            _pass_on(channel, on_progress)
+            if not done and _dead(executor):
+                raise BrokenProcessPool  # the executor does not always notice by itself
+            for future in done:
+                yield waiting.pop(future), future.result()
+        _pass_on(channel, on_progress)
+        executor.shutdown()
+
+
+class Team:
+    """This process and its helpers, which share work; from `team`."""
+
+    def __init__(self, workers: int, executor: ProcessPoolExecutor | None = None) -> None:
+        self._workers = workers
+        self._executor = executor
+        self._started = [executor.submit(os.getpid) for _ in range(workers - 1)] if executor else []
+
+    @property
+    def ready(self) -> int:
+        """Number of processes that can work now: this one, and the helpers that have started."""
+        return 1 + sum(each.done() for each in self._started)
+
+    def map_in_order(
+        self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    ) -> Iterator[_Result]:
+        """Apply ``function`` to each task and give the results in the order of the tasks.
+
+        This process works alone while the helpers start. Later it takes a task whenever the next
+        result is not there yet. A few results for each worker are in memory together.
+
+        Args:
+            function: A function of a module, so that a helper can find it.
+            tasks: The tasks, each picklable.
+        """
+        tasks = iter(tasks)
+        if self._executor is None:
+            yield from map(function, tasks)
+            return
+        helpers = self._workers - 1
+        for task in tasks if self.ready == 1 else ():
+            yield function(task)
+            if self.ready > 1:
+                break
+        waiting: deque[Future[_Result]] = deque()
+        while True:
+            given = sum(not each.done() for each in waiting)
+            for task in itertools.islice(tasks, max(0, 2 * helpers - given)):
+                waiting.append(self._executor.submit(function, task))
+            if not waiting:
+                return
+            if not waiting[0].done() and len(waiting) < _AHEAD * self._workers:
+                for task in itertools.islice(tasks, 1):
+                    waiting.append(Future())
+                    waiting[-1].set_result(function(task))
+            if waiting[0].done() or not self._wait(waiting[0]):
+                yield waiting.popleft().result()
+
+    def map_at_once(
+        self, function: Callable[[_Task], _Result], tasks: Sequence[_Task]
+    ) -> list[_Result]:
+        """Apply ``function`` to the first task here, and to each other one in a helper.
+
+        Args:
+            function: A function of a module, so that a helper can find it.
+            tasks: The tasks, at most as many as processes are `ready`, each picklable.
+        """
+        if self._executor is None:
+            return [*map(function, tasks)]
+        given = [self._executor.submit(function, task) for task in tasks[1:]]
+        first = [function(task) for task in tasks[:1]]
+        for each in given:
+            while self._wait(each):
+                pass
+        return first + [each.result() for each in given]
+
+    def _wait(self, future: Future[Any]) -> bool:
+        """Wait a moment for a result; return whether it is still missing."""
+        if wait([future], _POLL_SECONDS).done:
+            return False
+        if self._executor and _dead(self._executor):
+            raise BrokenProcessPool  # the executor does not always notice by itself
+        return True
+
+
+@contextmanager
+def team(workers: int) -> Iterator[Team]:
+    """Start helpers of this process, and end them at the end.
+
+    Args:
+        workers: Number of processes, with this one. One worker needs no helper.
+
+    Raises:
+        ShardkitError: If a helper dies; its tasks' own errors are raised as they are.
+    """
+    if workers <= 1:
+        yield Team(1)
+    else:
+        with _processes_for_work(workers - 1) as (executor, _):
+            yield Team(workers, executor)
+
+
+@contextmanager
+def _processes_for_work(
+    workers: int,
+) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[Progress]]]:
+    """Start processes, and the channel that their progress comes through; end them at the end.
+
+    Raises:
+        ShardkitError: If one of them dies.
+    """
+    # spawn: a child begins with no locks, threads or open files of its parent.
+    guard_helpers()
+    context = multiprocessing.get_context("spawn")
+    channel: SimpleQueue[Progress] = context.SimpleQueue()
+    executor = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(channel, os.getpid())
+    )
+    try:
+        yield executor, channel
+    except BrokenProcessPool:
+        raise ShardkitError(
+            f"a worker process died without a message{_cause(executor)}: it was killed, most often "
+            "for want of memory, or a library crashed in it. Give the same command again, with "
+            "fewer workers; what is done is kept. (A script that asks for several must do its work "
+            "below `if __name__ == '__main__':`.)"
+        ) from None
+    finally:
+        _end(executor)
+
+
+def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
+    """Prepare a worker: it dies with its parent, and leaves Ctrl-C to it."""
+    global _report  # noqa: PLW0603
+    _report = channel.put
+    _keep_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process killed when its parent ends, however that ends.
+
+    Args:
+        parent: The parent's process id, as the parent told it.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None:  # not Linux
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+        return
+    set_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
+    prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _watch_parent(parent: int) -> None:
+    """Wait for the end of the parent, and end at once: what is in work is done again anyway."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(1)
+
+
+def _keep_memory() -> None:
+    """Let memory that one image leaves be taken by the next.
+
+    By itself glibc returns what is free above 128 KiB and asks for it again, page by page, which
+    took as long as all reading and writing. Its threshold follows the largest block that was ever
+    freed (mallopt(3), M_MMAP_THRESHOLD). Other allocators ignore it.
+    It holds for the process from then on: up to 62 MiB of free memory stay with it.
+    """
+    bytes(_KEPT_BYTES)  # never touched, so it takes no time
+
+
+def _pass_on(channel: SimpleQueue[Progress], on_progress: Report | None) -> None:
+    while not channel.empty():
+        progress = channel.get()
+        if on_progress is not None:
+            on_progress(progress)
+
+
+def _end(executor: ProcessPoolExecutor) -> None:
+    """Stop at once: after an error or Ctrl-C nobody waits for tasks that have begun."""
+    processes = _processes(executor)
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def _processes(executor: ProcessPoolExecutor) -> list[Any]:
+    """Return the executor's processes; it has no public name for them before Python 3.14."""
+    return list((executor._processes or {}).values())
+
+
+def _dead(executor: ProcessPoolExecutor) -> list[int]:
+    """Return the exit codes of processes that ended, although they should be at work."""
+    return [code for each in _processes(executor) if (code := each.exitcode) is not None]
+
+
+def _cause(executor: ProcessPoolExecutor) -> str:
+    """Return the name of the signal that killed a process, if that can be known."""
+    # The others are ended by the executor, with SIGTERM.
+    codes = {-code for code in _dead(executor) if code < 0} - {signal.SIGTERM}
+    return f" ({signal.Signals(min(codes)).name})" if codes else ""

@@ -1,0 +1,232 @@
+"""Paths inside an untrusted folder, resolved without following symbolic links.
+
+These functions open, move and remove files one path component at a time, starting from an open
+directory. So neither ``..`` in a name nor a planted link can lead outside the folder. The folder's
+own path comes from the user and may contain links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DEEPEST = 16
+"""Maximum nesting of folders below a work folder; no version of shardkit makes more than six."""
+
+
+class LinkRefused(OSError):
+    """A symbolic link inside a dataset, which could lead outside it."""
+
+
+def parts_of(name: str | PurePath) -> tuple[str, ...]:
+    """Return the components of a plain relative path.
+
+    Raises:
+        ValueError: If the path is absolute, contains ``..``, or has an impossible component.
+    """
+    parts = tuple(os.fsdecode(os.fsencode(name)).split("/"))
+    if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts):
+        raise ValueError(f"the name {os.fspath(name)!r} is not a plain relative path")
+    return parts
+
+
+@contextlib.contextmanager
+def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
+    """Open the folder ``name`` below ``root``, or ``root`` itself, and yield its file descriptor.
+
+    Raises:
+        LinkRefused: If a component of ``name`` is a symbolic link.
+        OSError: If the folder does not exist.
+    """
+    descriptor = os.open(root, _FOLDER)
+    place = Path(root)
+    try:
+        for part in parts_of(name) if str(name) not in ("", ".") else ():
+            place /= part
+            below = open_plain(place, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_plain(path: Path, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+    """Open ``path`` like `os.open`, refusing a symbolic link as its last component.
+
+    Args:
+        path: The file or folder.
+        flags: As for `os.open`.
+        mode: As for `os.open`.
+        dir_fd: The open folder that contains ``path``, if any.
+
+    Raises:
+        LinkRefused: If it is a symbolic link.
+        OSError: If it cannot be opened.
+    """
+    name = path if dir_fd is None else path.name
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
+            require_no_link(path, dir_fd=dir_fd)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def require_no_link(path: Path, *, dir_fd: int | None = None) -> None:
+    """Refuse ``path`` if its last component is a symbolic link.
+
+    Raises:
+        LinkRefused: If it is.
+    """
+    name = path if dir_fd is None else path.name
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            raise _link(path)
+
+
+def _link(path: Path) -> LinkRefused:
+    return LinkRefused(
+        errno.ELOOP, "it is a symbolic link; a dataset must not contain any", str(path)
+    )
+
+
+def is_file(root: Path, name: str) -> bool:
+    """Return whether ``name`` below ``root`` is a regular file."""
+    try:
+        return stat.S_ISREG(status_of(root, name).st_mode)
+    except OSError:
+        return False
+
+
+def status_of(root: Path, name: str) -> os.stat_result:
+    """Return the status of ``name`` below ``root``, without following links.
+
+    Raises:
+        LinkRefused: If it, or a folder on the way, is a symbolic link.
+        OSError: If it does not exist.
+    """
+    with _parent(root, name) as (folder, last):
+        require_no_link(root / name, dir_fd=folder)
+        return os.stat(last, dir_fd=folder, follow_symlinks=False)
+
+
+def remove(root: Path, name: str) -> None:
+    """Remove the file ``name`` below ``root``, if it exists."""
+    with contextlib.suppress(FileNotFoundError), _parent(root, name) as (folder, last):
+        os.unlink(last, dir_fd=folder)
+
+
+def remove_empty(root: Path, name: str) -> None:
+    """Remove the folder ``name`` below ``root``, if it exists and is empty."""
+    with contextlib.suppress(OSError), _parent(root, name) as (folder, last):
+        os.rmdir(last, dir_fd=folder)
+
+
+def remove_tree(root: Path, name: str) -> None:
+    """Remove the folder ``name`` below ``root`` and its content; of a link, only the link."""
+    with contextlib.suppress(FileNotFoundError), _parent(root, name) as (folder, _):
+        _remove_tree(folder, root / name, _DEEPEST)
+
+
+def _remove_tree(folder: int, path: Path, deepest: int) -> None:
+    if not stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+        os.unlink(path.name, dir_fd=folder)
+        return
+    if not deepest:
+        raise OSError(errno.ELOOP, "its folders are nested too deeply", str(path))
+    descriptor = open_plain(path, _FOLDER, dir_fd=folder)
+    try:
+        for name in os.listdir(descriptor):
+            _remove_tree(descriptor, path / name, deepest - 1)
+    finally:
+        os.close(descriptor)
+    os.rmdir(path.name, dir_fd=folder)
+
+
+def move(root: Path, name: str, goal: str) -> None:
+    """Rename ``name`` to ``goal``, both below ``root``, replacing a file there."""
+    with _parent(root, name) as (source, old), _parent(root, goal) as (target, new):
+        os.replace(old, new, src_dir_fd=source, dst_dir_fd=target)
+
+
+def make_folder(root: Path, name: str) -> None:
+    """Create the folder ``name`` below ``root``, and its parents, unless they exist."""
+    for end in range(1, len(parts := parts_of(name)) + 1):
+        above = "/".join(parts[: end - 1])
+        with opened(root, above) as folder, contextlib.suppress(FileExistsError):
+            os.mkdir(parts[end - 1], dir_fd=folder)
+    with opened(root, name):
+        pass
+
+
+def walk(root: Path, name: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield the path below ``root`` of everything in ``name``, and whether each is a folder.
+
+    Raises:
+        LinkRefused: At a symbolic link.
+        OSError: At anything but a file or folder, or if folders are nested too deeply.
+    """
+    yield from _walk(root, name, _DEEPEST)
+
+
+def _walk(root: Path, name: str, deepest: int) -> Iterator[tuple[str, bool]]:
+    with opened(root, name) as folder:
+        names = sorted(os.listdir(folder))
+        kinds = [os.stat(each, dir_fd=folder, follow_symlinks=False).st_mode for each in names]
+    for each, kind in zip(names, kinds, strict=True):
+        below = f"{name}/{each}" if name else each
+        if stat.S_ISLNK(kind):
+            raise _link(root / below)
+        if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)) or not deepest:
+            raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(root / below))
+        yield below, stat.S_ISDIR(kind)
+        if stat.S_ISDIR(kind):
+            yield from _walk(root, below, deepest - 1)
+
+
+def require_removable(root: Path, names: Iterable[str]) -> None:
+    """Check that all files can be removed, before any of them is.
+
+    Raises:
+        LinkRefused: If a file, or a folder on the way, is a symbolic link.
+        PermissionError: If this user may not remove one of them.
+        OSError: If one of the names is not a file.
+    """
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        above, _, last = name.rpartition("/")
+        folders.setdefault(above, []).append(last)
+    for above, files in folders.items():
+        with contextlib.suppress(FileNotFoundError), opened(root, above) as folder:
+            _require_removable(root / above, folder, files)
+
+
+def _require_removable(path: Path, folder: int, names: Iterable[str]) -> None:
+    status = os.fstat(folder)
+    effective = os.access in os.supports_effective_ids
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=effective):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    free = not status.st_mode & stat.S_ISVTX or os.geteuid() in (0, status.st_uid)
+    for name in names:
+        require_no_link(path / name, dir_fd=folder)
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                raise OSError(errno.EISDIR, "it is a folder, not a file", str(path / name))
+            if not free and found.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "it belongs to another user", str(path / name))
+
+
+@contextlib.contextmanager
+def _parent(root: Path, name: str) -> Iterator[tuple[int, str]]:
+    """Open the parent folder of ``name``; yield its file descriptor and the last component."""
+    above, _, last = name.rpartition("/")
+    parts_of(name)
+    with opened(root, above) as folder:
+        yield folder, last

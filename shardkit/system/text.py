@@ -1,0 +1,50 @@
+"""Untrusted text made safe to print: escaped, and limited in length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_LONGEST = 80
+"""Maximum characters of a quoted name: enough to recognize it."""
+
+_LONGEST_NAME = 1000
+"""Maximum characters of a name in a table or summary: most paths are shorter."""
+
+
+def printable(text: str, longest: int = _LONGEST_NAME) -> str:
+    """Return text that cannot break or flood a line, a terminal or an encoding.
+
+    Control characters, writing-direction marks and undecodable bytes are escaped. Text of more than
+    ``longest`` characters loses its middle.
+    """
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a printable name of at most ``width`` characters, with dots for its middle."""
+    text = printable(text)
+    if len(text) <= width:
+        return text
+    end = max(1, 2 * (width - 3) // 3)
+    return f"{text[: max(0, width - 3 - end)]}...{text[-end:]}"
+
+
+def quoted(value: object) -> str:
+    """Return the `repr` of a name or value from a file, in at most 80 printable characters."""
+    if isinstance(value, str | bytes) and len(value) > 2 * _LONGEST:  # repr needs 4 times as much
+        value = value[:_LONGEST] + value[-_LONGEST:]  # type: ignore[operator]
+    return shortened(repr(value), _LONGEST)
+
+
+def is_within(path: str, places: Collection[str]) -> bool:
+    """Return whether ``path``, or a folder above it, is in ``places``; ``/`` separates parts."""
+    while path and places:
+        if path in places:
+            return True
+        path = path.rpartition("/")[0]
+    return False

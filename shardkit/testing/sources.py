@@ -1,0 +1,238 @@
+"""The conformance suite for sources: listing, reading, and datasets converted from them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardkit.contracts import Scan, Source, SourceKind
+from shardkit.conversion.convert import convert
+from shardkit.errors import BadImage, BadImages
+from shardkit.registry import get_source
+from shardkit.testing.tools import call_in, open_files
+from shardkit.torch.data.datasets import open_dataset
+from shardkit.verification.repair import repair
+from shardkit.verification.verify import verify
+
+_NAMES = ("cat/1.png", "dog/2.png", "cat/3.png", "bird/größer.png", "dog/a b.png", "bird/6.png")
+_RESERVED = {"kind", "images", "limit", "order", "seed"}
+
+
+class SourceConformance:
+    """What a source must do.
+
+    To test one, subclass it in a test module, and say how to make a source and spoil it::
+
+        class TestCsv(SourceConformance):
+            name = "csv"
+
+            def make(self, folder, images):
+                ...  # write the images and the table below ``folder``
+                return folder / "table.csv"
+
+            def spoil(self, path, image):
+                (path.parent / image).write_bytes(b"")
+
+    The source must be registered.
+    """
+
+    name: str
+    """Name of the source in the registry."""
+
+    def make(self, folder: Path, images: Mapping[str, bytes]) -> Path:
+        """Make a source below ``folder``, which is empty, and return its path.
+
+        Args:
+            folder: An empty folder.
+            images: Path to PNG file; its class is the path's first part.
+        """
+        raise NotImplementedError
+
+    def spoil(self, path: Path, image: str) -> None:
+        """Overwrite an image of the source at ``path`` with bytes that are not an image."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def kind(self) -> SourceKind:
+        """The kind to be tested; override it to choose one in another way."""
+        return get_source(self.name)
+
+    @pytest.fixture
+    def images(self) -> dict[str, bytes]:
+        """Path to PNG file."""
+        return {name: _png(seed) for seed, name in enumerate(_NAMES)}
+
+    @pytest.fixture
+    def path(self, tmp_path: Path, images: dict[str, bytes]) -> Path:
+        """A source of `images`."""
+        (tmp_path / "source").mkdir()
+        return self.make(tmp_path / "source", images)
+
+    @pytest.fixture
+    def source(self, kind: SourceKind, path: Path) -> Source:
+        """The source at `path`, opened."""
+        return kind.open(path)
+
+    def test_the_source_has_the_name_of_its_kind(self, kind: SourceKind, source: Source) -> None:
+        assert source.kind == kind.name
+        assert str(source)
+
+    def test_a_scan_lists_each_image_once(self, source: Source, images: dict[str, bytes]) -> None:
+        scan = source.scan()
+        assert _contents(scan) == sorted(
+            (name.partition("/")[0], data) for name, data in images.items()
+        )
+        (listed,) = scan.splits.values()
+        for unique in ({entry.path for entry in listed.entries}, {e.key for e in listed.entries}):
+            assert len(unique) == len(images)
+        for entry, record in zip(listed.entries, listed.read(range(len(listed))), strict=True):
+            assert (record.key, record.label) == (entry.key, entry.label)
+            assert record.meta["path"] == entry.path
+            assert len(record.fields["png"]) == entry.bytes
+
+    def test_every_scan_lists_the_same(self, kind: SourceKind, path: Path) -> None:
+        first = _listed(kind.open(path).scan())
+        assert _listed(kind.open(path).scan()) == first
+        assert call_in("spawn", _scan, kind.open(path)) == first
+
+    def test_a_pickled_source_reads_the_same(self, source: Source) -> None:
+        (images,) = source.scan().splits.values()
+        expected = images.read(range(len(images)))
+        assert len(pickle.dumps(source)) < 2000
+        assert call_in("spawn", images.read, range(len(images))) == expected
+
+    def test_threads_read_the_same(self, source: Source) -> None:
+        (images,) = source.scan().splits.values()
+        rows = [row % len(images) for row in range(60)]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda row: images.read([row])[0], rows))
+        assert found == images.read(rows)
+
+    def test_reading_leaves_few_files_open(self, source: Source) -> None:
+        before = open_files()
+        (images,) = source.scan().splits.values()
+        for _ in range(20):
+            images.read(range(len(images)))
+        assert open_files() <= before + 4
+
+    def test_the_description_is_json_without_absolute_paths(
+        self, source: Source, tmp_path: Path
+    ) -> None:
+        for split in source.scan().splits:
+            described = dict(source.describe(split))
+            assert json.loads(json.dumps(described)) == described
+            assert isinstance(described["name"], str)
+            assert not described.keys() & _RESERVED
+            assert str(tmp_path) not in json.dumps(described)
+
+    def test_a_source_is_found_again(self, kind: SourceKind, source: Source, path: Path) -> None:
+        scan = source.scan()
+        described = {split: source.describe(split) for split in scan.splits}
+        again = kind.find(path, described).scan(scan.classes)
+        assert _listed(again) == _listed(scan)
+        assert again.classes == scan.classes
+        for split, images in scan.splits.items():
+            assert list(source.relist(again, split, ())) == list(images.entries)
+
+    def test_labels_follow_given_classes(self, source: Source, images: dict[str, bytes]) -> None:
+        classes = ["none", *reversed(source.scan().classes or ())]
+        scan = source.scan(classes)
+        assert list(scan.classes or ())[: len(classes)] == classes
+        assert _contents(scan) == sorted(
+            (name.partition("/")[0], data) for name, data in images.items()
+        )
+
+    def test_a_spoiled_image_is_a_bad_image(self, source: Source, path: Path) -> None:
+        (images,) = source.scan().splits.values()
+        self.spoil(path, images.entries[0].path)
+        with pytest.raises(BadImage):
+            images.read([0])
+        assert images.locate(0)
+        with pytest.raises(BadImage):
+            source.scan().splits[images.split].read([0])
+
+    def test_the_number_of_workers_changes_no_byte(self, source: Source, tmp_path: Path) -> None:
+        _convert(source, tmp_path / "one", workers=1)
+        _convert(source, tmp_path / "two", workers=2)
+        assert _digests(tmp_path / "one") == _digests(tmp_path / "two")
+
+    def test_a_dataset_is_proved_against_its_source(
+        self, source: Source, path: Path, tmp_path: Path
+    ) -> None:
+        _convert(source, tmp_path / "made")
+        dataset = open_dataset(tmp_path / "made", decode="bytes")
+        samples = [dataset[row] for row in range(len(dataset))]
+        found = sorted((dataset.classes[label], image) for image, label in samples)
+        assert found == _contents(source.scan())
+        result = verify(tmp_path / "made", against=path)
+        assert result.findings == []
+        assert result.source is not None
+        assert (result.source.files, result.source.left_out) == (len(dataset), 0)
+        self.spoil(path, dataset.paths[0])
+        changed = verify(tmp_path / "made", against=path)
+        assert len(changed.findings) == 1
+
+    def test_a_dataset_is_repaired_from_its_source(
+        self, source: Source, path: Path, tmp_path: Path
+    ) -> None:
+        _convert(source, tmp_path / "made")
+        before = _digests(tmp_path / "made")
+        shard = open_dataset(tmp_path / "made").manifest.shards[1].name
+        (tmp_path / "made" / shard).unlink()
+        assert repair(tmp_path / "made", path).findings == []
+        assert _digests(tmp_path / "made") == before
+
+    def test_bad_images_are_left_out_on_request_and_stay_out(
+        self, source: Source, path: Path, tmp_path: Path
+    ) -> None:
+        (images,) = source.scan().splits.values()
+        self.spoil(path, images.entries[3].path)
+        with pytest.raises(BadImages):
+            _convert(source, tmp_path / "made")
+        _convert(source, tmp_path / "skipped", on_error="skip")
+        assert len(open_dataset(tmp_path / "skipped")) == len(images) - 1
+        assert verify(tmp_path / "skipped", against=path).findings == []
+
+
+def _convert(source: Source, target: Path, *, workers: int = 1, on_error: str = "fail") -> None:
+    convert(source, target, to="lmdb", shard_samples=2, on_error=on_error, workers=workers)
+
+
+def _png(seed: int) -> bytes:
+    """Return a small PNG file of random pixels."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 5, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def _scan(source: Source) -> dict[str, Sequence[object]]:
+    return _listed(source.scan())
+
+
+def _listed(scan: Scan) -> dict[str, Sequence[object]]:
+    return {split: list(images.entries) for split, images in scan.splits.items()}
+
+
+def _contents(scan: Scan) -> list[tuple[str, bytes]]:
+    """Return class name and bytes of each image, sorted."""
+    (images,) = scan.splits.values()
+    records = images.read(range(len(images)))
+    return sorted(((scan.classes or ())[r.label], r.fields["png"]) for r in records)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }

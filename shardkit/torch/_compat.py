@@ -1,0 +1,87 @@
+"""Everything that shardkit uses of PyTorch and multiprocessing beyond their public interfaces.
+
+A new version of PyTorch may change these: check this module first. tests/unit/torch/test_compat.py
+checks that no other module uses private names.
+"""
+
+from __future__ import annotations
+
+from multiprocessing import forkserver
+from typing import Any
+
+import torch
+
+
+def new_shared_storage(size: int) -> torch.UntypedStorage:
+    """Return uninitialized shared memory of ``size`` bytes.
+
+    The public ``share_memory_`` would first allocate and copy private memory.
+
+    Raises:
+        RuntimeError: If shared memory is full.
+    """
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return storage
+
+
+def set_timeout(iterator: Any, seconds: float) -> None:
+    """Set how long the iterator of a ``DataLoader`` waits for its next batch."""
+    iterator._timeout = seconds
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Return whether a ``DataLoader`` raised this because no batch arrived in time."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out after")
+
+
+def is_dead_worker(error: BaseException) -> bool:
+    """Return whether a ``DataLoader`` raised this because a worker process died."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+
+
+def worker_processes(iterator: Any) -> list[Any]:
+    """Return the worker processes of a ``DataLoader`` iterator; empty without workers."""
+    return list(getattr(iterator, "_workers", ()))
+
+
+def done_event(iterator: Any) -> Any:
+    """Return the event by which a ``DataLoader`` iterator tells its workers to stop."""
+    return iterator._workers_done_event
+
+
+def shut_down(iterator: Any) -> None:
+    """Stop the workers of a ``DataLoader`` iterator."""
+    iterator._shutdown_workers()
+
+
+def disown(iterator: Any) -> None:
+    """Keep a forked copy of a ``DataLoader`` iterator from stopping its parent's workers."""
+    iterator._shutdown = True
+
+
+def forget_iterator(loader: Any) -> None:
+    """Make a ``DataLoader`` start its persistent workers again in the next iteration."""
+    loader._iterator = None
+
+
+def persistent_iterator(loader: Any) -> Any:
+    """Return the iterator that a ``DataLoader`` keeps for persistent workers, or None."""
+    return getattr(loader, "_iterator", None)
+
+
+def release_lock(event: Any) -> None:
+    """Release the lock of an event that no living process can hold.
+
+    A worker that was killed while it checked the event took the lock with it, and PyTorch would
+    wait forever to set the event.
+    """
+    lock = getattr(getattr(event, "_cond", None), "_lock", None)
+    if lock is not None:
+        lock.acquire(block=False)
+        lock.release()
+
+
+def forkserver_preload() -> list[str] | None:
+    """Return the modules that the fork server is to import, or None if unknown."""
+    modules: list[str] | None = getattr(forkserver._forkserver, "_preload_modules", None)
+    return modules

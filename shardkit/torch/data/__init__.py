@@ -1,0 +1,1 @@
+"""Datasets, image operations and batches."""

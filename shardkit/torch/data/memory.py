@@ -1,0 +1,164 @@
+"""Reused memory for batches: fresh pages cost more than filling them with raw pixels."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import re
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkit.errors import LoaderFailed
+from shardkit.torch import _compat
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where PyTorch's shared tensors are on Linux
+
+_FULL = "unable to allocate shared memory"
+_SHARED_FILE = re.compile(r"</(torch_\w+)>")
+
+_Buffer = npt.NDArray[np.uint8]
+
+
+class BlockPool:
+    """Blocks of uint8 that return to the pool after their last tensor is freed.
+
+    Only tensors hold the array of a block. So when the array is freed, no tensor can see the
+    memory, and the next batch may use it. Users return nothing, and a batch that they keep is never
+    overwritten.
+    """
+
+    def __init__(self, keep: int) -> None:
+        """Create an empty pool.
+
+        Args:
+            keep: Maximum number of free blocks to keep.
+        """
+        # No lock: a forked child could inherit it locked. These operations on lists and dicts are
+        # atomic, and at worst one block too many is kept.
+        self._keep = keep
+        self._free: defaultdict[int, list[_Buffer]] = defaultdict(list)
+        self._lent: dict[int, tuple[weakref.ref[_Buffer], _Buffer]] = {}
+
+    def new(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return an uninitialized uint8 tensor of ``shape``."""
+        size = int(np.prod(shape))
+        try:
+            buffer = self._free[size].pop()
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
+        lent, number = buffer[:], id(buffer)
+        self._lent[number] = weakref.ref(lent, lambda _: self._take_back(number)), buffer
+        return torch.from_numpy(lent).view(shape)
+
+    def _take_back(self, number: int) -> None:
+        _, buffer = self._lent.pop(number)
+        self._free[buffer.size].append(buffer)
+        if sum(map(len, self._free.values())) <= self._keep:
+            return
+        for size in sorted(self._free, key=buffer.size.__eq__):  # others' sizes first
+            with contextlib.suppress(IndexError):
+                self._free[size].pop()
+                return
+
+
+class OwnedBlocks:
+    """The blocks of one batch that its loader releases, not its user (``reuse_buffers``)."""
+
+    def __init__(self, free: dict[int, list[torch.Tensor]]) -> None:
+        """Take blocks from ``free``, which holds free blocks by their size in bytes."""
+        self._free = free
+        self._held: list[torch.Tensor] = []
+
+    def new(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return an uninitialized uint8 tensor of ``shape``."""
+        size = int(np.prod(shape))
+        try:
+            block = self._free.setdefault(size, []).pop()
+        except IndexError:
+            block = torch.empty(size, dtype=torch.uint8)
+        self._held.append(block)
+        return block.view(shape)
+
+    def release(self) -> None:
+        """Allow the blocks to be overwritten."""
+        while self._held:
+            block = self._held.pop()
+            self._free[block.numel()].append(block)
+
+
+def new_pinned(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return an uninitialized tensor in pinned memory.
+
+    PyTorch reuses such memory itself, and waits for copies in progress.
+    """
+    return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+
+
+def new_shared(size: int) -> torch.Tensor:
+    """Return an uninitialized uint8 tensor of ``size`` bytes in shared memory.
+
+    Raises:
+        RuntimeError: If shared memory is full.
+    """
+    storage = _compat.new_shared_storage(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,))  # type: ignore[call-overload, no-any-return]
+
+
+def remove_left(error: BaseException | None) -> None:
+    """Remove the file that PyTorch left when it failed to allocate shared memory."""
+    for name in _SHARED_FILE.findall(str(error)) if _FULL in str(error) else ():
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(SHARED_MEMORY, name))
+
+
+@contextlib.contextmanager
+def full_explained() -> Iterator[None]:
+    """Explain how to fix full shared memory, and remove the file that PyTorch left there.
+
+    Raises:
+        LoaderFailed: Instead of PyTorch's ``RuntimeError``.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _FULL not in str(error):
+            raise
+        remove_left(error)
+        cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
+        raise LoaderFailed(
+            f"shared memory is full: {cause}. Use fewer workers, a lower prefetch_factor "
+            f"or smaller batches; or enlarge {SHARED_MEMORY} (in Docker: --shm-size, or --ipc=host)"
+        ) from error
+
+
+def pin(batch: Any) -> Any:
+    """Return ``batch`` with its tensors in pinned memory; those already there stay."""
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.is_pinned() else batch.pin_memory()
+    return map_tensors(pin, batch)
+
+
+def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Apply ``function`` to the items of a container, keeping its type; return others unchanged."""
+    if is_namedtuple(batch):
+        return type(batch)(*map(function, batch))
+    if type(batch) in (tuple, list):
+        return type(batch)(map(function, batch))
+    if isinstance(batch, (MutableMapping, list)):
+        changed: Any = copy.copy(batch)  # a subclass keeps its attributes
+        for place in batch if isinstance(batch, MutableMapping) else range(len(batch)):
+            changed[place] = function(batch[place])
+        return changed
+    return batch
+
+
+def is_namedtuple(batch: Any) -> bool:
+    """Return whether this is a named tuple."""
+    return isinstance(batch, tuple) and hasattr(batch, "_fields")

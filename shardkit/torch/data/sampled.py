@@ -1,0 +1,80 @@
+"""The order of a PyTorch sampler, as a function of seed and epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DistributedSampler
+
+from shardkit.errors import UsageError
+from shardkit.sampling.order import Order, Positions, derive_key
+from shardkit.torch.data import nested
+from shardkit.torch.data.read_context import globals_kept, seed_globals
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampledOrder(Order):
+    """The rows of a sampler, which draws from the global generators, seeded for each epoch.
+
+    So all ranks and resumed runs read the same rows.
+
+    Raises:
+        UsageError: If the sampler divides rows among ranks, or has its own generator.
+    """
+
+    sampler: Any
+    """Yields the rows of an epoch; it has a length."""
+    origins: Positions
+    """For each row of the dataset, a number; equal for equal records."""
+    _latest: dict[int, tuple[Positions, Positions | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.sampler, DistributedSampler):
+            raise UsageError(
+                "sampler= is a DistributedSampler, but make_loader divides rows among ranks "
+                "itself: use shuffle=True instead"
+            )
+        if getattr(self.sampler, "generator", None) is not None:
+            raise UsageError(
+                "sampler= has its own generator, which a resumed run cannot repeat: leave the "
+                "generator out; seed= determines the random numbers"
+            )
+
+    def rows(self, epoch: int, positions: Positions) -> Positions:
+        """Return the rows at ``positions`` of ``epoch``."""
+        return self._epoch(epoch)[0][positions]
+
+    def repeats(self, epoch: int, positions: Positions) -> Positions | None:
+        """Return how often each row at ``positions`` came earlier; None if no row repeats."""
+        counts = self._epoch(epoch)[1]
+        return None if counts is None else counts[positions]
+
+    def _epoch(self, epoch: int) -> tuple[Positions, Positions | None]:
+        if epoch not in self._latest:
+            with globals_kept():
+                seed_globals(derive_key("sampler", self.seed, epoch))
+                rows = list(self.sampler)
+            found = _integers(rows)
+            if found is None or len(found) != self.size or not self._has(found):
+                raise UsageError(
+                    f"sampler= must give {self.size} integers from 0 to {len(self.origins) - 1}, "
+                    "according to its length and the dataset's"
+                )
+            self._latest.clear()
+            self._latest[epoch] = found, nested.repeats(self.origins[found])
+        return self._latest[epoch]
+
+    def _has(self, rows: Positions) -> bool:
+        return bool(((rows >= 0) & (rows < len(self.origins))).all())
+
+
+def _integers(values: list[Any]) -> Positions | None:
+    """Return ``values`` as an array, or None if some are not integers."""
+    try:
+        found = np.array(values) if values else np.empty(0, np.int64)
+    except ValueError:
+        return None
+    return found.astype(np.int64) if found.dtype.kind in "iu" and found.ndim == 1 else None

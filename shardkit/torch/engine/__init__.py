@@ -1,0 +1,1 @@
+"""How batches are loaded: threads or worker processes, and their memory."""

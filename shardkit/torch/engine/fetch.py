@@ -1,0 +1,122 @@
+"""From a request to a batch: the reading code of both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkit.sampling.order import Draws, derive_key, sample_number
+from shardkit.torch.data import nested
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.read_context import (
+    Allocate,
+    ReadContext,
+    globals_kept,
+    reading,
+    seed_globals,
+)
+from shardkit.torch.data.schedule import Request
+from shardkit.torch.engine.preflight import parts
+
+
+class Fetch:
+    """Reads batches of a dataset; picklable if the dataset and the collate function are."""
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Sequence[Any]], Any], *, with_rows: bool
+    ) -> None:
+        """Create a reader of batches.
+
+        Args:
+            dataset: Any object with ``__getitem__``, preferably with ``__getitems__``.
+            collate: Makes a batch of samples.
+            with_rows: Whether to append the rows of the samples to a batch; -1 for padding.
+        """
+        self.dataset = dataset
+        self.collate = collate
+        self._with_rows = with_rows
+
+    def __call__(
+        self,
+        request: Request,
+        *,
+        allocate: Allocate | None = None,
+        alone: bool = True,
+        mark: npt.NDArray[np.int64] | None = None,
+    ) -> Any:
+        """Return the batch of ``request``; the other arguments are those of `ReadContext`."""
+        announce = getattr(self.dataset, "announce", None)
+        if announce is not None and len(request.ahead):
+            announce(request.ahead)
+        stated = ReadContext(request.seed, request.epoch, allocate, alone, mark)
+        with globals_kept() if alone else nullcontext():
+            batch = self._read(request, stated)
+        return self._add_rows(batch, request) if self._with_rows else batch
+
+    def _read(self, request: Request, stated: ReadContext) -> Any:
+        """Return the collated batch, with repeatable random numbers from global generators.
+
+        A shardkit dataset seeds them for each sample. This method does so for other datasets and
+        for the collate function.
+        """
+        rows, key = request.rows.tolist(), derive_key("fetch", request.seed, request.epoch)
+        repeats = [] if request.repeats is None else request.repeats.tolist()
+
+        def seed(place: int, key: int = key) -> None:
+            if stated.alone:
+                number = sample_number(rows[place], repeats[place] if repeats else 0)
+                seed_globals(Draws(key, number).bits())
+
+        found = nested.pieces(self.dataset, rows)
+        if len(found) > 1:  # several blocks: the batch cannot be sent as one
+            stated = stated._replace(allocate=_allocate)
+        samples: Any = [None] * len(rows)
+        for dataset, own, places in found:
+            known = isinstance(dataset, ShardDataset)
+            counts = [repeats[place] for place in places] if repeats else ()
+            with reading(stated._replace(repeats=counts if known else None)):
+                read = _read_rows(dataset, own, [partial(seed, place) for place in places])
+            if len(found) == 1:
+                samples = read
+            else:
+                for place, sample in zip(places, read, strict=True):
+                    samples[place] = sample
+        seed(0, ~key)
+        with reading(stated):
+            return self.collate(samples)
+
+    def _add_rows(self, batch: Any, request: Request) -> Any:
+        rows = torch.from_numpy(nested.dataset_rows(self.dataset, request.rows).copy())
+        if request.padding:
+            rows[-request.padding :] = -1
+        if isinstance(batch, dict):
+            return {**batch, "rows": rows}
+        return (*batch, rows) if isinstance(batch, (tuple, list)) else (batch, rows)
+
+    def name(self, row: int) -> str:
+        """Return the name of the sample at ``row`` for errors."""
+        name = getattr(self.dataset, "describe_row", None)
+        return str(name(row)) if name is not None else f"row {row}"
+
+
+def _read_rows(dataset: Any, rows: list[int], seeds: list[Callable[[], None]]) -> Any:
+    """Return the samples of ``rows``; ``seeds`` are called to seed the generators before each."""
+    # A subclass of Subset always has __getitems__, but its dataset may lack it.
+    if all(getattr(each, "__getitems__", None) for each in (dataset, *parts(dataset))):
+        seeds[0]()
+        return dataset.__getitems__(rows)
+    samples = []
+    for row, seed in zip(rows, seeds, strict=True):
+        seed()
+        samples.append(dataset[row])
+    return samples
+
+
+def _allocate(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.uint8)

@@ -1,0 +1,106 @@
+"""Resources of this machine for a loader: CPUs, shared memory and file descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Subset
+
+from shardkit.system.machine import usable_cpus
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.memory import SHARED_MEMORY
+from shardkit.torch.data.ops import ImageOp
+
+_SAMPLED_ROWS = 1024
+SPARE_FILES = 64
+"""Open files that a process needs for other purposes than batches."""
+
+
+def default_workers() -> int:
+    """Return the processors that this process may use, divided among the ranks of this machine."""
+    return max(1, usable_cpus() // local_ranks())
+
+
+def local_ranks() -> int:
+    """Return the number of ranks on this machine, as set by ``torchrun``."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(ranks) if ranks.isdecimal() else 1)
+
+
+def parts(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets inside a ``Subset`` or ``ConcatDataset``, or the dataset itself."""
+    if isinstance(dataset, Subset):
+        yield from parts(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from parts(part)
+    else:
+        yield dataset
+
+
+def why_processes(dataset: Any) -> str | None:
+    """Return why a dataset may hold the GIL, and so needs processes, or None."""
+    for part in parts(dataset):
+        if not isinstance(part, ShardDataset):
+            return f"{type(part).__name__} is not a dataset of shardkit and may hold the GIL"
+        for name in ("transform", "target_transform"):
+            function = getattr(part, name)
+            if function is not None and not getattr(function, "takes_rng", False):
+                called = getattr(function, "__name__", type(function).__name__)
+                return f"the {name} {called} may hold the GIL"
+    return None
+
+
+def batch_bytes(dataset: Any, batch_size: int) -> int | None:
+    """Return the estimated bytes of a batch; None if unknown.
+
+    A transform is assumed to return float32 of the same number of pixels.
+    """
+    sizes = []
+    for part in parts(dataset):
+        if not isinstance(part, ShardDataset) or not len(part):
+            return None
+        fixed = part.decode.fixed_size if isinstance(part.decode, ImageOp) else None
+        pixels = fixed[0] * fixed[1] if fixed else part.mean_pixels(_SAMPLED_ROWS)
+        sizes.append(pixels * 3 * (1 if part.transform is None else 4))
+    return batch_size * max(sizes, default=0)
+
+
+def shared_memory() -> tuple[int, int] | None:
+    """Return the total and free bytes of shared memory; None without a file system for it."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None  # PyTorch shares memory differently on this system
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def open_files_limit() -> int | None:
+    """Return the maximum number of open files of this process; None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def shared_memory_problem(needed: int) -> str | None:
+    """Return a message if ``needed`` bytes do not fit into shared memory, or None."""
+    has = shared_memory()
+    if has is None or needed <= has[1]:
+        return None
+    return (
+        f"prefetched batches need {needed / 1e6:.0f} MB of shared memory, and {SHARED_MEMORY} has "
+        f"{has[1] / 1e6:.0f} MB free (in Docker: --shm-size, or --ipc=host)"
+    )
+
+
+def descriptor_problem(needed: int) -> str | None:
+    """Return a message if this process cannot open ``needed`` more files, or None."""
+    limit = open_files_limit()
+    if limit is None or needed + SPARE_FILES <= limit:
+        return None
+    return (
+        f"prefetched batches need {needed} open files, and this process may have {limit} "
+        "(`ulimit -n` raises the limit)"
+    )

@@ -1,0 +1,263 @@
+"""Worker processes: how they start and stop, and messages about those that died."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing import connection, util
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from shardkit.errors import UsageError
+from shardkit.torch import _compat
+from shardkit.torch.data.memory import SHARED_MEMORY, remove_left
+from shardkit.torch.engine.fetch import Fetch
+
+_STOP_SECONDS = 1.0
+"""Seconds that a worker may take to stop before it is killed."""
+
+_WATCH_SECONDS = 1.0
+"""Interval at which a worker checks that the main process lives."""
+
+_LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
+"""Maximum bytes of a temporary folder's path: a socket path has at most 107 on Linux (unix(7))."""
+
+_PRELOAD = ("torch", "shardkit.torch.loader")
+"""Modules that a fork server imports once: workers then start in 0.1 s, not 2 s."""
+
+
+def end(processes: list[Any], done: Any, owner: int) -> None:
+    """Stop worker processes, if this process owns them and is not a fork of their owner.
+
+    SIGTERM comes first: it ends a worker silently after its current call. A worker that has just
+    started, or must be killed, makes PyTorch raise an exception here, wherever the main thread is.
+
+    Args:
+        processes: The workers.
+        done: PyTorch's event that tells them to stop.
+        owner: Process ID of their owner.
+    """
+    if os.getpid() != owner:
+        return
+    for process in processes:
+        with contextlib.suppress(RuntimeError):
+            process.terminate()
+    for process in processes:
+        with contextlib.suppress(RuntimeError):
+            process.join(_STOP_SECONDS)
+        with contextlib.suppress(RuntimeError):
+            if process.is_alive():
+                _kill(process)
+    if not any(process.is_alive() for process in processes):
+        _compat.release_lock(done)
+
+
+def _kill(process: Any) -> None:
+    """Kill a worker that does not stop, and remove the shared file that it was about to unlink."""
+    with contextlib.suppress(OSError):
+        os.kill(process.pid, signal.SIGSTOP)
+    files = _shared_files(process.pid)
+    process.kill()
+    process.join(_STOP_SECONDS)
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+
+
+def _shared_files(pid: int) -> list[str]:
+    """Return the files of shared tensors that a process has open and has not unlinked."""
+    found = []
+    with contextlib.suppress(OSError):  # not Linux, or the process has ended
+        for each in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(each.path))
+    own = f"{SHARED_MEMORY}/torch_{pid}_"
+    return [each for each in found if each.startswith(own) and not each.endswith(" (deleted)")]
+
+
+def begin_worker(sharing: str | None, _: int) -> None:
+    """Prepare a worker process: ignore Ctrl-C and limit OpenCV to one thread."""
+    if sharing is not None:
+        torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_between_steps)
+    end_with_parent()
+    opencv = sys.modules.get("cv2")
+    if opencv is not None:
+        opencv.setNumThreads(0)
+
+
+def _end_between_steps(*_: object) -> None:
+    """Exit at the SIGTERM that `end` sends.
+
+    Python calls this between two bytecode steps. PyTorch's handler would exit at once; between
+    creating and unlinking the file of a shared tensor, that would leave the file behind.
+    """
+    remove_left(sys.exc_info()[1])
+    os._exit(0)
+
+
+def end_with_parent(_: int = 0) -> None:
+    """Make this worker process exit with the main process, even if it hangs.
+
+    This can be the ``worker_init_fn`` of a ``DataLoader``.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Exit when the main process is gone.
+
+    PyTorch's workers check that too, but not while they write to a full pipe. The pipe never
+    breaks, since each worker could also read from it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if os.getppid() == parent.pid:  # forked by it: the pipe below is also open in later workers
+        while os.getppid() == parent.pid:
+            time.sleep(_WATCH_SECONDS)
+    else:
+        connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def choose_start_method() -> str:
+    """Return ``fork`` if it is safe, else ``forkserver`` or ``spawn``.
+
+    A fork copies locks that other threads hold, and a CUDA context that it cannot use. Without
+    these it is fastest, and the only method that takes functions defined in a notebook.
+    """
+    known = multiprocessing.get_all_start_methods()
+    alone = all(map(_may_fork, threading.enumerate())) and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if "fork" in known and alone and sys.platform == "linux":
+        return "fork"
+    return "forkserver" if "forkserver" in known else "spawn"
+
+
+def _may_fork(thread: threading.Thread) -> bool:
+    """Return whether a process with this thread may fork: workers need no lock that it holds."""
+    return (
+        thread is threading.current_thread()
+        or thread.name == "QueueFeederThread"  # of another loader's workers
+        or type(thread).__module__ == "tqdm._monitor"
+    )
+
+
+def start_problem(requested: str, fetch: Fetch) -> str | None:
+    """Return why workers cannot start with the method that ``auto`` would choose, or None."""
+    if requested != "auto" or choose_start_method() == "fork":
+        return None
+    return _send_problem(fetch) or _main_problem()
+
+
+def require_start(method: str, fetch: Fetch) -> None:
+    """Check that workers can be started by ``method``.
+
+    Raises:
+        UsageError: If the system does not support it, or the dataset cannot be sent to workers.
+    """
+    known = multiprocessing.get_all_start_methods()
+    if method not in known:
+        raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(known)}")
+    problem = None if method == "fork" else _send_problem(fetch)
+    if problem is not None:
+        raise UsageError(
+            f"{problem}, and workers would be started by {method}. Define functions at the top "
+            "level of a module, not as lambdas or inside others; or use threads: "
+            "LoaderOptions(engine='thread'); or fork workers: LoaderOptions(start_method='fork')"
+        )
+
+
+def _send_problem(fetch: Fetch) -> str | None:
+    """Return why a worker that is not forked cannot load the dataset, or None."""
+    try:
+        sent = pickle.dumps(fetch)
+    except Exception as error:
+        return (
+            "the dataset, its transform or the collate function cannot be sent to worker "
+            f"processes ({error})"
+        )
+    if b"__main__" in sent and _main_file() is None:
+        return (
+            "the dataset, its transform or the collate function is defined in a notebook, at a "
+            "prompt or on standard input, where worker processes cannot import it"
+        )
+    return None
+
+
+def _main_problem() -> str | None:
+    """Return why a worker cannot run the program's main file again, or None."""
+    file = _main_file()
+    if file is None:
+        return None
+    try:
+        guarded = b"__main__" in Path(file).read_bytes()
+    except OSError:
+        return f"the program has no file ({file}) that worker processes can run"
+    if guarded:
+        return None
+    return (
+        f"each worker process would run {file} again, which has no "
+        "`if __name__ == '__main__':` guard"
+    )
+
+
+def _main_file() -> str | None:
+    """Return the main file, which a worker that is not forked runs again, or None."""
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None) or ""
+    if name.rpartition(".")[2] == "__main__":
+        return None
+    file: str | None = getattr(main, "__file__", None)
+    return file
+
+
+def share_temporary_folder() -> None:
+    """Make workers put their sockets into this process's folder, which it removes on exit.
+
+    Otherwise, each would create its own, and leave it behind if a signal ends it. If the temporary
+    folder's path is too long for a socket, workers would hang: then the folder is in ``/tmp``.
+    """
+    usual = tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) <= _LONGEST_FOLDER
+    tempfile.tempdir = usual if fits else "/tmp"  # noqa: S108 - as short as there is
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
+
+
+def preload() -> None:
+    """Make the fork server import what all workers need, unless the user has configured it."""
+    if _compat.forkserver_preload() == ["__main__"]:
+        multiprocessing.set_forkserver_preload(["__main__", *_PRELOAD])
+
+
+def how_it_ended(code: int | None) -> str:
+    """Return a description of an exit code."""
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def hint(codes: list[int | None]) -> str:
+    """Return advice for workers that ended with these exit codes, or ""."""
+    if -signal.SIGKILL in codes:
+        return " The usual cause is a lack of memory; use fewer workers."
+    if -signal.SIGBUS in codes:
+        return f" Shared memory may be full: see `df /dev/shm` (process {os.getpid()})."
+    if 1 in codes:
+        problem = _main_problem()
+        return " Its own message is above." + (f" (If not forked, {problem}.)" if problem else "")
+    return ""

@@ -1,1 +1,0 @@
-"""What is done with datasets: convert, verify, reindex, describe. They print nothing."""

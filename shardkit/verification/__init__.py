@@ -1,0 +1,1 @@
+"""Verify, compare with the source, repair, reindex and describe datasets."""

@@ -1,0 +1,72 @@
+"""Describe a dataset and how it was made, from its manifest and index (`shardkit info`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit.dataset.index import Index
+from shardkit.dataset.manifest import Manifest, dataset_directories, load_manifest
+from shardkit.verification.source_match import how_made
+
+
+def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
+    """Describe the dataset in ``directory``, or each of its splits.
+
+    Returns:
+        By split name ("" without splits), the manifest as JSON values without its lists of files,
+        plus ``digest``, ``bytes`` and number of all ``shards``, and ``images``: the smallest,
+        median and largest width, height and stored size in bytes.
+
+    Raises:
+        UsageError: If there is no dataset.
+        CorruptDataset: If its manifest or index is damaged, or the recipe or source is invalid.
+    """
+    places = dataset_directories(Path(directory))
+    return {name: _describe(place) for name, place in places.items()}
+
+
+def _describe(place: Path) -> dict[str, Any]:
+    manifest = load_manifest(place)
+    recipe, _, _ = how_made(manifest)
+    rows = Index(place, manifest.rows).rows()
+    classes = None
+    if manifest.classes is not None and manifest.class_counts is not None:
+        classes = dict(zip(manifest.classes, manifest.class_counts, strict=True))
+    return {
+        **summarize(manifest),
+        "images": {
+            name: _spread(rows[column])
+            for name, column in (("width", "width"), ("height", "height"), ("bytes", "length"))
+        },
+        "raw_shape": manifest.raw_shape,
+        "classes": classes,
+        "recipe": recipe.describe(),
+        "source": manifest.source,
+        "software": manifest.software,
+    }
+
+
+def summarize(manifest: Manifest) -> dict[str, Any]:
+    """Return the result of a conversion as JSON values: format, counts, and files left out."""
+    return {
+        "format": manifest.format,
+        "digest": manifest.digest,
+        "rows": manifest.rows,
+        "shards": len(manifest.shards),
+        "bytes": manifest.bytes,
+        "fields": manifest.fields,
+        "notes": manifest.notes,
+        "skipped": [asdict(problem) for problem in manifest.skipped],
+        "ignored": manifest.ignored,
+    }
+
+
+def _spread(values: Any) -> list[int]:
+    """Return the smallest, median and largest value; empty if there are no values."""
+    if not len(values):
+        return []
+    return [int(values.min()), int(np.median(values)), int(values.max())]

@@ -1,0 +1,213 @@
+"""Receipts: proof of a comparison with the source, to check the dataset against later."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from shardkit._version import __version__
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    build_typed,
+    dataset_directories,
+    load_any_manifest,
+    load_manifest,
+)
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.record import dump_json, load_json
+from shardkit.system.files import as_text, read_small, write_atomically
+from shardkit.system.text import quoted
+from shardkit.verification.shard_check import Finding
+from shardkit.verification.source_comparison import SourceReport
+from shardkit.verification.verify import Verification
+
+_KIND = "shardkit receipt"
+_VERSION = 1
+_LIBRARIES = ("numpy", "pillow", "simplejpeg", "h5py", "lmdb", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dataset:
+    """A receipt's description of a dataset."""
+
+    name: str
+    digest: str
+    manifests: dict[str, str]
+    rows: dict[str, int]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Receipt:
+    """The types of a receipt's entries."""
+
+    kind: str
+    version: int
+    time: str
+    level: str
+    software: dict[str, str]
+    dataset: _Dataset
+    source: SourceReport
+
+
+def require_new(path: Path) -> None:
+    """Refuse a path for a new receipt that exists or cannot be written.
+
+    Raises:
+        UsageError: If ``path`` is one.
+    """
+    if os.path.lexists(path):
+        raise UsageError(
+            f"{path} exists already; choose another file, or check that receipt with "
+            f"--check-receipt {path}"
+        )
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"the receipt {path} cannot be written: {error.strerror}") from error
+
+
+def save_receipt(path: Path, directory: Path, result: Verification) -> None:
+    """Write a receipt of a successful comparison with the source.
+
+    Args:
+        path: The new receipt: JSON with its own digest.
+        directory: The dataset.
+        result: A verification against a source, without findings.
+
+    Raises:
+        UsageError: If ``path`` exists, or ``result`` proves nothing.
+        ShardkitError: If it cannot be written.
+        CorruptDataset: If the dataset was replaced since the verification.
+    """
+    if not result.ok or result.source is None:
+        raise UsageError("a receipt requires a verification against a source, without findings")
+    dataset = _describe(directory)
+    if dataset["manifests"] != result.manifests:
+        raise CorruptDataset(
+            f"{directory} was rewritten during the verification, so no receipt was written; verify "
+            "it again"
+        )
+    require_new(path)
+    body = {
+        "kind": _KIND,
+        "version": _VERSION,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "level": result.level,
+        "software": _software(),
+        "dataset": dataset,
+        "source": asdict(result.source),
+    }
+    text = json.dumps({**body, "digest": _digest(body)}, indent=1) + "\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise ShardkitError(f"the receipt {path} cannot be written: {error.strerror}") from error
+
+
+def load_receipt(path: Path) -> dict[str, Any]:
+    """Read a receipt.
+
+    Raises:
+        UsageError: If there is no receipt, or it is of another version.
+        CorruptDataset: If it was changed after it was written.
+    """
+    try:
+        value = load_json(read_small(Path(os.path.realpath(path))))
+    except OSError as error:
+        raise UsageError(
+            f"the receipt {path} cannot be read: {error.strerror or error}. (Write one with "
+            "--against SRC --write-receipt FILE.)"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not a receipt: {error}") from error
+    if value.get("kind") != _KIND:
+        raise UsageError(f"{path} is not a receipt of shardkit")
+    version = value.get("version")
+    if type(version) is not int or version != _VERSION:
+        raise UsageError(
+            f"{path} is of version {quoted(version)}; this shardkit reads version {_VERSION}"
+        )
+    digest = value.pop("digest", None)
+    if digest is None or digest != _digest(value):
+        raise CorruptDataset(f"the receipt {path} was changed after it was written")
+    try:
+        build_typed(_Receipt, value)  # a digest does not say who made it
+    except (TypeError, ValueError) as error:
+        raise CorruptDataset(f"{path} is not a valid receipt: {error}") from error
+    return value
+
+
+def check_receipt(
+    receipt: dict[str, Any], directory: Path, verified: Mapping[str, str]
+) -> list[Finding]:
+    """Return the differences between a receipt and the dataset in ``directory``.
+
+    Args:
+        receipt: From `load_receipt`.
+        directory: The dataset.
+        verified: Digests of the manifests used in the verification, by split name.
+
+    Raises:
+        CorruptDataset: If a manifest is damaged.
+        UsageError: If there is no dataset.
+    """
+    then, now = receipt["dataset"], _describe(directory)
+    if then["digest"] == now["digest"] and then["manifests"] == now["manifests"] == verified:
+        return []
+    before, after = then["files"], now["files"]
+    if not before.items() & after.items():
+        rows = sum(then["rows"].values())
+        reason = f"the receipt is of another dataset: {then['name']}, with {rows:,} images"
+        return [Finding(file=MANIFEST_NAME, reason=reason)]
+    reasons = dict.fromkeys(after.keys() - before.keys(), "it was added since the receipt")
+    reasons |= dict.fromkeys(before.keys() - after.keys(), "it was removed since the receipt")
+    reasons |= {
+        name: "it was changed since the receipt"
+        for name in before.keys() & after.keys()
+        if before[name] != after[name]
+    }
+    reasons[MANIFEST_NAME] = f"it was changed since the receipt of {receipt['time']}"
+    return [Finding(file=name, reason=reason) for name, reason in sorted(reasons.items())]
+
+
+def _describe(directory: Path) -> dict[str, Any]:
+    places = {name: load_manifest(place) for name, place in dataset_directories(directory).items()}
+    return {
+        "name": as_text(directory.resolve().name),
+        "digest": load_any_manifest(directory).digest,
+        "manifests": {name: manifest.digest for name, manifest in places.items()},
+        "rows": {name: manifest.rows for name, manifest in places.items()},
+        "files": {
+            f"{name}/{entry.name}" if name else entry.name: entry.sha256
+            for name, manifest in places.items()
+            for entry in manifest.entries
+        },
+    }
+
+
+def _digest(body: dict[str, Any]) -> str | None:
+    try:
+        return hashlib.sha256(dump_json(body)).hexdigest()
+    except (RecursionError, ValueError):  # nested too deeply, or numbers too large
+        return None
+
+
+def _software() -> dict[str, str]:
+    found = {"shardkit": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

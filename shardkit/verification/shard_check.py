@@ -1,0 +1,271 @@
+"""Check one shard for `shardkit verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.jpeg import jpeg_loss
+from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.handles import ShardFile
+from shardkit.dataset.index import HEAD, INDEX_DIRECTORY, ROWS_NAME, Index, IndexPart, checksum
+from shardkit.dataset.index_builder import IndexedRecord, ShardRecords, open_records
+from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
+from shardkit.dataset.shardset import EncodedImage
+from shardkit.errors import BadImage, CorruptDataset, CorruptShard
+from shardkit.registry import get_format
+from shardkit.system.files import sha256_of
+from shardkit.system.pool import Meter
+from shardkit.system.text import quoted
+from shardkit.verification.record_comparison import (
+    ComparisonResult,
+    RecordComparison,
+    SourceComparison,
+)
+
+MOST_FINDINGS = 10_000
+"""Maximum damaged records reported per shard: a small file may state millions of rows, and each
+finding takes memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One piece of damage, or one difference from the source."""
+
+    file: str
+    """The damaged file, relative to the verified directory."""
+    reason: str
+    key: str | None = None
+    """Key of the damaged record; None if the damage is not in one record."""
+    path: str | None = None
+    """The record's source path."""
+    row: int | None = None
+    """The record's row in its dataset."""
+    source: bool = False
+    """Whether the source differs; the dataset may be unchanged."""
+    as_stored: bool = False
+    """Whether the record has the bytes that the conversion stored: the image was already bad."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCheck:
+    """One shard to check: the task of a worker process."""
+
+    directory: Path
+    prefix: str
+    """Prefix of file names in findings: the split's name and a slash, or ""."""
+    entry: ShardEntry
+    format: str
+    start: int
+    """The shard's first row in the dataset."""
+    rows: int
+    """Number of rows in the whole dataset."""
+    decode: bool
+    raw_shape: tuple[int, int, int] | None
+    meta: dict[str, Any]
+    """Expected metadata of the shard."""
+    against: SourceComparison | None = None
+    """The source to compare the records with, in addition to the index."""
+
+    @property
+    def split(self) -> str:
+        """The split's name, or "" without splits."""
+        return self.prefix.removesuffix("/")
+
+
+class CheckedShard(NamedTuple):
+    """The result of checking one shard."""
+
+    findings: list[Finding]
+    """All damage to its records and structure, not including a wrong SHA-256."""
+    records: int
+    """Number of records read."""
+    sha256: str
+    compared: ComparisonResult | None
+    """Result of the comparison with the source, if requested."""
+
+
+def check_shard(task: ShardCheck) -> CheckedShard:
+    """Find all damage of one shard."""
+    path = task.directory / task.entry.name
+    findings: list[Finding] = []
+    try:
+        sha256 = sha256_of(path)
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror}"
+        return CheckedShard([_shard_finding(task, reason)], 0, task.entry.sha256, None)
+    index = _stored_index(task)
+    comparison = RecordComparison(task.against) if task.against else None
+    compared = comparison.result if comparison else None
+    try:
+        with open_records(get_format(task.format), path) as records:
+            if len(records) != task.entry.rows:
+                reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
+                findings.append(_shard_finding(task, reason))
+            sound = sha256 == task.entry.sha256
+            findings += _check_meta(task, records.meta, sound=sound)
+            findings += _Records(task, index, sound, comparison).check(records)
+            return CheckedShard(findings, len(records), sha256, compared)
+    except CorruptShard as error:
+        findings.append(_shard_finding(task, str(error)))
+        return CheckedShard(findings + _check_ranges(task, index), 0, sha256, compared)
+
+
+def _stored_index(task: ShardCheck) -> IndexPart | None:
+    """Return the shard's part of the stored index, or None if the index is damaged."""
+    index = Index(task.directory, task.rows)
+    part = slice(task.start, task.start + task.entry.rows)
+    try:
+        return IndexPart(np.array(index.rows()[part]), index.keys()[part], index.paths()[part])
+    except (CorruptDataset, ValueError):
+        return None
+
+
+def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, sound: bool) -> list[Finding]:
+    """Compare the shard's metadata with the manifest, whose digest anybody can forge."""
+    wrong = [name for name, value in task.meta.items() if meta.get(name) != value]
+    if not wrong:
+        return []
+    reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
+    file = MANIFEST_NAME if sound else task.entry.name
+    return [Finding(file=task.prefix + file, reason=reason)]
+
+
+@dataclass(frozen=True)
+class _Records:
+    """The check of each record of a shard."""
+
+    task: ShardCheck
+    index: IndexPart | None
+    sound: bool
+    """Whether the shard is intact, so any file that differs from it is damaged."""
+    comparison: RecordComparison | None
+
+    def check(self, records: ShardRecords) -> list[Finding]:
+        """Find all damaged or different records."""
+        findings = []
+        meter = Meter()
+        with self.comparison.at_work() if self.comparison else nullcontext():
+            for row in range(len(records)):
+                file, size, differs, as_stored = self.task.entry.name, 0, False, False
+                try:
+                    (found,) = records.read([row])
+                    size = int(found.row["length"][0])
+                    file, reason = self._look(found, row)
+                    if not reason:
+                        reason = _undecodable(found, self.task)
+                        as_stored = self.sound or self.index is not None
+                    if not reason and self.comparison and row < self.task.entry.rows:
+                        reason = self.comparison.difference(found.record, row)
+                        differs = bool(reason)
+                except CorruptShard as error:
+                    reason = str(error)
+                if reason:
+                    finding = _record_finding(self.task, row, self.index, reason, file=file)
+                    as_stored = as_stored and not differs
+                    findings.append(replace(finding, source=differs, as_stored=as_stored))
+                if len(findings) >= MOST_FINDINGS:
+                    findings.append(_shard_finding(self.task, _UNEXAMINED.format(row + 1)))
+                    break
+                meter.add(images=1, size=size, bad=bool(reason))
+        meter.flush()
+        return findings
+
+    def _look(self, found: IndexedRecord, row: int) -> tuple[str, str]:
+        """Return the damaged file and the reason for a record; the reason is "" if it is intact."""
+        reason, differs_in = _difference(found, row, self.index)
+        if reason:
+            return differs_in if self.sound else self.task.entry.name, reason
+        return self.task.entry.name, ""
+
+
+def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
+    """Return how a record differs from the index ("" if it does not), and which index file."""
+    if index is None:
+        return "", ""
+    if row >= len(index.keys):
+        return "it is not in the index", ROWS_NAME
+    if found.path != index.paths[row]:
+        return _name(found), f"{INDEX_DIRECTORY}/paths.npy"
+    if found.record.key != index.keys[row]:
+        return _name(found), f"{INDEX_DIRECTORY}/keys.npy"
+    wrong = [
+        name
+        for name in ("checksum", "label", "length", "width", "height", "field", "offset")
+        if found.row[name][0] != index.rows[name][row]
+    ]
+    if "checksum" in wrong:
+        reason = "its image, label or size has changed: the checksum differs"
+        return reason, ROWS_NAME
+    return f"the index has another {', another '.join(wrong)} for it" if wrong else "", ROWS_NAME
+
+
+def _name(found: IndexedRecord) -> str:
+    return f"it is {quoted(found.record.key)} from {quoted(found.path)}"
+
+
+def _undecodable(found: IndexedRecord, task: ShardCheck) -> str:
+    """Return why an image cannot be decoded completely, or ""."""
+    if not task.decode:
+        return ""
+    field = found.record.image_field or ""
+    label, width, height = (int(found.row[name][0]) for name in ("label", "width", "height"))
+    if field == "raw" and (height, width, 3) != task.raw_shape:
+        return "its shape differs from the manifest's raw_shape"
+    data, warnings = found.record.fields[field], list[str]()
+    try:
+        decode_stored(EncodedImage(data, field, label, width, height), warnings=warnings)
+    except BadImage as error:
+        return str(error)
+    if warnings and "damaged" not in found.record.meta:
+        loss = jpeg_loss(data, warnings[0])
+        return loss and f"it is damaged: {loss}"
+    return ""
+
+
+def _check_ranges(task: ShardCheck, index: IndexPart | None) -> list[Finding]:
+    """Find damaged records of a shard that its format cannot open, using the index alone."""
+    if index is None:
+        return []
+    path = task.directory / task.entry.name
+    file = ShardFile(path, path.stat().st_size)
+    findings = []
+    for row, entry in enumerate(index.rows):
+        if entry["offset"] < 0:
+            continue  # not stored as plain bytes
+        try:
+            data = file.read(int(entry["offset"]), int(entry["length"]))
+        except (CorruptShard, OverflowError, OSError) as error:
+            findings.append(_record_finding(task, row, index, str(error)))
+            continue
+        if checksum(entry.tobytes()[HEAD], data) != entry["checksum"]:
+            findings.append(_record_finding(task, row, index, "its checksum does not match"))
+        if len(findings) >= MOST_FINDINGS:
+            findings.append(_shard_finding(task, _UNEXAMINED.format(row + 1)))
+            break
+    return findings
+
+
+_UNEXAMINED = f"it has {MOST_FINDINGS:,} damaged records; those after record {{}} were not checked"
+
+
+def _shard_finding(task: ShardCheck, reason: str) -> Finding:
+    return Finding(file=task.prefix + task.entry.name, reason=reason)
+
+
+def _record_finding(
+    task: ShardCheck, row: int, index: IndexPart | None, reason: str, *, file: str = ""
+) -> Finding:
+    known = index is not None and row < len(index.keys)
+    return Finding(
+        file=task.prefix + (file or task.entry.name),
+        reason=reason,
+        key=index.keys[row] if index and known else None,
+        path=index.paths[row] if index and known else None,
+        row=task.start + row,
+    )

@@ -1,0 +1,133 @@
+"""Compare a dataset with its source: find each record's file, and report the result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.dataset.manifest import Manifest, dataset_directories
+from shardkit.errors import BadImage
+from shardkit.system.files import as_text
+from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
+from shardkit.verification.shard_check import Finding, ShardCheck
+from shardkit.verification.source_match import SourceMatch, find_origins, match_rows, scan_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceReport:
+    """Result of a successful comparison of a dataset with its source."""
+
+    name: str
+    """Name of the source's folder."""
+    files: int
+    """Number of image files that the dataset was made from."""
+    bytes: int
+    """Size of these files in bytes."""
+    left_out: int
+    """Number of other image files: bad ones that were skipped, and those beyond the limit."""
+    same: int
+    """Records identical, byte for byte, to what the recipe makes of their files."""
+    alike: int
+    """Records that differ slightly, because other library versions encoded them."""
+    least_psnr: float | None
+    """Lowest peak signal-to-noise ratio of those, in decibels."""
+    sha256: str
+    """SHA-256 of the list of these files as ``sha256sum`` prints it, sorted by path, byte for byte;
+    with splits, each path starts with its split."""
+
+
+class AttachedSource(NamedTuple):
+    """The result of matching a source with a dataset, before any record is read."""
+
+    tasks: list[ShardCheck]
+    """The shards to check, each with the files to compare its records with."""
+    findings: list[Finding]
+    left_out: int
+    """Number of the source's image files that do not belong in the dataset."""
+
+
+def attach_source(
+    tasks: Sequence[ShardCheck], directory: Path, manifests: Mapping[str, Manifest], root: Path
+) -> AttachedSource:
+    """Find the source file of each record.
+
+    Args:
+        tasks: The readable shards.
+        directory: The dataset.
+        manifests: The intact manifests, by split name.
+        root: The source.
+
+    Raises:
+        UsageError: If ``root`` cannot be the source.
+        CorruptDataset: If the recipe or source in a manifest is invalid.
+    """
+    scan = scan_source(root, manifests)
+    origins = find_origins(directory, manifests, scan)
+    findings = [
+        Finding(file=split, reason="it is a split of the source but not of the dataset")
+        for split in sorted(scan.splits.keys() - dataset_directories(directory).keys())
+        if len(scan.splits[split]) or scan.problems.get(split)
+    ]
+    attached = []
+    for split, origin in origins.items():
+        prefix = f"{split}/" if split else ""
+        rows, wrong = match_rows(origin, prefix)
+        findings += [*origin.findings, *wrong, *_good_ones(origin, prefix)]
+        for task in tasks:
+            if task.split == split:
+                against = SourceComparison(
+                    source=scan.source,
+                    split=split,
+                    entries=rows[task.start : task.start + task.entry.rows],
+                    recipe=origin.recipe,
+                    exact=origin.exact,
+                )
+                attached.append(replace(task, against=against if rows else None))
+    return AttachedSource(attached, findings, sum(origin.left_out for origin in origins.values()))
+
+
+def report_source(
+    root: Path, compared: Mapping[str, ComparisonResult], left_out: int
+) -> SourceReport:
+    """Sum up all comparisons; the keys of ``compared`` are the prefixes of the splits' paths."""
+    total = ComparisonResult()
+    for prefix, part in compared.items():
+        files = {prefix + path: digest for path, digest in part.files.items()}
+        total.add(replace(part, files=files))
+    digest = hashlib.sha256()
+    for path in sorted(total.files, key=lambda path: path.encode("utf-8", "surrogateescape")):
+        line = _sum_line(total.files[path], path)
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return SourceReport(
+        name=as_text(root.resolve().name),
+        files=len(total.files),
+        bytes=total.bytes,
+        left_out=left_out,
+        same=total.same,
+        alike=total.alike,
+        least_psnr=total.least_psnr,
+        sha256=digest.hexdigest(),
+    )
+
+
+def _sum_line(digest: str, path: str) -> str:
+    """Return the line that ``sha256sum`` prints for a file; a backslash marks an escaped name."""
+    escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != path else ""
+    return f"{mark}{digest}  {escaped}\n"
+
+
+def _good_ones(origin: SourceMatch, prefix: str) -> Iterator[Finding]:
+    """Find files that were skipped as bad but are good."""
+    with origin.recipe.at_work():
+        for row, entry in enumerate(origin.skipped.entries):
+            try:
+                (record,) = origin.skipped.read([row])
+                origin.recipe.apply(record)
+            except BadImage:
+                continue
+            reason = "it was skipped as bad, but it is good"
+            yield Finding(file=prefix + entry.path, reason=reason)

@@ -1,0 +1,211 @@
+"""Match the rows of a dataset to the images of its source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardkit.contracts import Entry, Images, Scan
+from shardkit.conversion.plan import as_stored, software_of
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.index import Index, string_files
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.registry import get_format, get_source, source_names
+from shardkit.system.files import as_name, has_sha256
+from shardkit.system.text import is_within, quoted
+from shardkit.verification.shard_check import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceMatch:
+    """What one dataset was made from, as far as the source still has it."""
+
+    images: Images
+    """The images in the order of rows, without the bad ones that were left out."""
+    skipped: Images
+    """Those bad ones, as far as they are still there."""
+    left_out: int
+    """Image files that are in the source and not to be in the dataset: bad, or beyond a limit."""
+    ignored: list[Problem]
+    """What is no image, in the order in which the conversion reported it."""
+    recipe: Recipe
+    changed_software: dict[str, tuple[str, str]]
+    """Library to its version then and now, of those that can change a byte."""
+    exact: bool
+    """Whether those are the same that can change a byte of an image, not of the file around it."""
+    rows: int
+    """Rows of the dataset."""
+    stored: list[str] | None
+    """The source path of each row, or None if that part of the index is damaged."""
+    keys: list[str] | None
+    """The key of each row, or None likewise. Another's may have made it longer that is gone now."""
+    findings: list[Finding]
+    """What is wrong with the source as a whole."""
+
+
+def scan_source(root: Path, manifests: Mapping[str, Manifest]) -> Scan:
+    """Scan the source that a dataset, or its splits, describe in their manifests.
+
+    Raises:
+        UsageError: If it cannot be their source.
+    """
+    for manifest in manifests.values():
+        how_made(manifest)
+    kinds = {manifest.source["kind"] for manifest in manifests.values()}
+    classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
+    if len(kinds) != 1:
+        raise UsageError(f"the splits were made from sources of several kinds: {sorted(kinds)}")
+    (kind,) = kinds
+    if kind not in source_names():
+        raise UsageError(
+            f"the dataset was made from a source of the kind {quoted(kind)}; installed are "
+            f"{', '.join(source_names())}"
+        )
+    described = {split: manifest.source for split, manifest in manifests.items()}
+    return get_source(kind).find(root, described).scan(classes[0] if classes else ())
+
+
+def find_origins(
+    directory: Path, manifests: Mapping[str, Manifest], scan: Scan
+) -> dict[str, SourceMatch]:
+    """Find the files that a dataset, or each of its splits, was made from.
+
+    Args:
+        directory: The dataset.
+        manifests: Split, or "", to its manifest.
+        scan: What is in the source, from `scan_source`.
+
+    Raises:
+        CorruptDataset: If a manifest does not say how its dataset was made.
+        UsageError: If the source holds none of the files.
+    """
+    origins = {
+        split: _find_origin(manifest, split, scan, directory / as_name(split))
+        for split, manifest in manifests.items()
+    }
+    known = [origin for origin in origins.values() if origin.stored]
+    if known and all(
+        {entry.path for entry in origin.images.entries}.isdisjoint(origin.stored or ())
+        for origin in known
+    ):  # else there would be a finding for every file
+        why = "is it the right folder?"
+        if scan.classes is not None and all(m.classes is None for m in manifests.values()):
+            why = "there were no folders in it then, and folders are taken for classes"
+        raise UsageError(
+            f"{scan.source} holds none of the files that {directory} was made from; {why}"
+        )
+    return origins
+
+
+def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> SourceMatch:
+    prefix = f"{split}/" if split else ""
+    recipe, seed, limit = how_made(manifest)
+    findings = []
+    if split not in scan.splits:
+        findings.append(Finding(file=split, reason="the source has no such split"))
+    source = scan.splits.get(split, Images(scan.source, split, ()))
+    if (manifest.classes is None) != (scan.classes is None) and len(source):
+        reason = "the source has folders of classes, and this dataset no labels, or the reverse"
+        findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
+    bad = {problem.path for problem in manifest.skipped}
+    findings += [
+        Finding(file=prefix + problem.path, reason=f"in the source, {problem.reason}")
+        for problem in scan.problems.get(split, ())
+        if not is_within(problem.path, bad)
+    ]
+    listed = source.of(scan.source.relist(scan, split, manifest.skipped))
+    rows = as_stored(listed, seed=seed, limit=limit)
+    images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
+    storage = get_format(manifest.format)
+    then, now = manifest.software, software_of(storage, recipe)
+    changed = {
+        name: (then.get(name, "absent"), now.get(name, "absent"))
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name, "absent") != now.get(name, "absent")
+    }
+    return SourceMatch(
+        images=source.of(images),
+        skipped=source.of([entry for entry in source.entries if is_within(entry.path, bad)]),
+        left_out=len(source) - len(images),
+        ignored=scan.ignored.get(split, []),
+        recipe=recipe,
+        changed_software=changed,
+        exact=changed.keys() <= set(storage.libraries),
+        rows=manifest.rows,
+        stored=_stored(place, manifest, "paths"),
+        keys=_stored(place, manifest, "keys"),
+        findings=findings,
+    )
+
+
+def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
+    """Return recipe, seed and limit of a conversion.
+
+    Raises:
+        CorruptDataset: If the manifest does not state them, or names no source.
+    """
+    try:
+        for name in ("kind", "name", "order"):
+            if not isinstance(manifest.source[name], str):
+                raise TypeError(f"{name} is not a text")
+        seed, limit = manifest.source["seed"], manifest.source["limit"]
+        for value in (seed, limit):
+            if value is not None and type(value) is not int:
+                raise ValueError(f"{value!r} is not an integer")
+        return Recipe.restored(manifest.recipe), seed, limit
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise CorruptDataset(f"the manifest does not say how it was made: {error!r}") from error
+
+
+def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
+    """Return a string of each row, if its files in the index have the digests of the manifest."""
+    files = [entry for entry in manifest.files if entry.name in string_files(name)]
+    if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):
+        return None
+    index = Index(place, manifest.rows)
+    try:
+        return list(index.paths() if name == "paths" else index.keys())
+    except (CorruptDataset, ValueError):
+        return None
+
+
+def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], list[Finding]]:
+    """Return the file of each row, None where the source lacks it, and what is wrong with them.
+
+    There is no row at all if nobody can know which file belongs to which.
+
+    Args:
+        origin: The files that there must be.
+        prefix: The split's, for findings.
+    """
+    entries = origin.images.entries
+    if origin.stored is None:
+        if len(entries) == origin.rows:
+            return list(entries), []
+        reason = (
+            f"the index is damaged, and the source gives {len(entries)} rows instead of "
+            f"{origin.rows}: which file belongs to which row is not known"
+        )
+        return [], [Finding(file=prefix + MANIFEST_NAME, reason=reason)]
+    stored = origin.stored
+    by_path = {entry.path: entry for entry in entries}
+    if list(by_path) == stored:
+        return list(entries), []
+    there = set(stored)
+    findings = [
+        Finding(file=prefix + path, reason="it is in the source, and not in the dataset")
+        for path in sorted(by_path.keys() - there)
+    ]
+    for path, count in Counter(stored).items():
+        if count > 1:
+            findings.append(Finding(file=prefix + path, reason=f"it is stored {count} times"))
+    expected = [path for path in by_path if path in there]
+    found = [path for path in stored if path in by_path]
+    wrong = next((pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), None)
+    if wrong and len(found) == len(expected):
+        reason = f"rows are in another order than it says: {wrong[0]} stands where {wrong[1]} must"
+        findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
+    return [by_path.get(path) for path in stored], findings

@@ -1,0 +1,249 @@
+"""Verify a dataset: compare every byte with the manifest and the index."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index, require_counts
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    SplitsManifest,
+    load_any_manifest,
+    load_manifest,
+    split_directory,
+)
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.record import dump_json, load_json
+from shardkit.system.files import as_name, as_text, sha256_of
+from shardkit.system.pool import Report, run_tasks
+from shardkit.system.safe_paths import is_file, status_of
+from shardkit.verification.record_comparison import ComparisonResult
+from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
+from shardkit.verification.source_comparison import SourceReport, attach_source, report_source
+
+_SAID = ("format", "classes", "raw_shape", "recipe", "source")
+"""Entries of the manifest that each shard repeats in its metadata."""
+
+LEVELS = ("quick", "full", "decode")
+
+
+@dataclass(kw_only=True)
+class Verification:
+    """The result of a verification."""
+
+    level: str
+    manifests: dict[str, str] = field(default_factory=dict)
+    """Digest of each manifest, by split name ("" without splits)."""
+    datasets: int = 0
+    shards: int = 0
+    records: int = 0
+    """Number of records read; 0 at level ``quick``."""
+    bytes: int = 0
+    """Size of the shards in bytes."""
+    findings: list[Finding] = field(default_factory=list)
+    """All damage."""
+    extras: list[str] = field(default_factory=list)
+    """Files that do not belong to the dataset, which is no damage."""
+    source: SourceReport | None = None
+    """Result of the comparison with the source, if requested and successful."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the dataset is intact, and equals its source if that was compared."""
+        return not self.findings
+
+
+def verify(
+    directory: str | Path,
+    level: str = "full",
+    *,
+    against: str | Path | None = None,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Verification:
+    """Check the dataset in ``directory``, or all of its splits.
+
+    Args:
+        directory: The dataset.
+        level: ``quick`` checks manifests, the index, and presence and size of all files; ``full``
+            also each shard's SHA-256 and each record; ``decode`` also decodes each image.
+        against: The folder that the dataset was made from. The dataset must contain exactly its
+            files, each once, with the manifest's order and labels. Each record must be what the
+            recipe makes of its file: byte for byte, or, if other library versions encoded it, with
+            a PSNR of at least `record_comparison.ALIKE_PSNR`.
+        workers: Number of processes.
+        on_progress: Called with the progress since the last call.
+
+    Raises:
+        UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
+            cannot be its source.
+    """
+    directory = Path(directory)
+    if level not in LEVELS:
+        raise UsageError(f"level={level!r} is unknown; known are {', '.join(LEVELS)}")
+    if against is not None and level == "quick":
+        raise UsageError("against requires level='full' or 'decode': 'quick' reads no records")
+    result = Verification(level=level)
+    left_out = 0
+    manifests = dict(_manifests(directory, result))
+    by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
+    result.manifests = {split: manifest.digest for split, manifest in by_split.items()}
+    named = {MANIFEST_NAME}
+    tasks: list[ShardCheck] = []
+    for prefix, manifest in manifests.items():
+        tasks += _check_files(directory, prefix, manifest, result)
+        named |= {prefix + MANIFEST_NAME, *(prefix + entry.name for entry in manifest.entries)}
+    if result.datasets:
+        result.extras = _others(directory, named)
+    if against is not None and manifests:
+        attached = attach_source(tasks, directory, by_split, Path(against))
+        tasks, left_out = attached.tasks, attached.left_out
+        result.findings += [replace(finding, source=True) for finding in attached.findings]
+    if level != "quick":
+        compared = _examine(tasks, result, workers, on_progress)
+        if against is not None and result.ok:
+            result.source = report_source(Path(against), compared, left_out)
+    result.findings.sort(
+        key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
+    )
+    return result
+
+
+def _examine(
+    tasks: list[ShardCheck], result: Verification, workers: int, on_progress: Report | None
+) -> dict[str, ComparisonResult]:
+    """Check all shards; return the comparison of each split with its source."""
+    twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
+    compared: dict[str, ComparisonResult] = {}
+    for task, examined in run_tasks(check_shard, tasks, workers=workers, on_progress=on_progress):
+        result.records += examined.records
+        result.findings += examined.findings
+        if examined.sha256 != task.entry.sha256:
+            result.findings.append(_other_content(task, twins.get(examined.sha256)))
+        if examined.compared:
+            compared.setdefault(task.prefix, ComparisonResult()).add(examined.compared)
+    return compared
+
+
+def _other_content(task: ShardCheck, twin: str | None) -> Finding:
+    reason = "its SHA-256 differs from the manifest"
+    if twin is not None:
+        reason += f": it has the content of {twin}"
+    return Finding(file=task.prefix + task.entry.name, reason=reason)
+
+
+def _manifests(directory: Path, result: Verification) -> Iterator[tuple[str, Manifest]]:
+    """Yield each dataset's prefix and manifest; a damaged manifest becomes a finding."""
+    try:
+        top = load_any_manifest(directory)
+    except CorruptDataset as error:
+        reason = str(error).removeprefix(f"{directory / MANIFEST_NAME} ")
+        result.findings.append(Finding(file=MANIFEST_NAME, reason=reason))
+        return
+    if isinstance(top, Manifest):
+        yield "", top
+        return
+    yield from _split_manifests(directory, top, result)
+
+
+def _split_manifests(
+    directory: Path, top: SplitsManifest, result: Verification
+) -> Iterator[tuple[str, Manifest]]:
+    for split, digest in top.splits.items():
+        name = f"{split}/{MANIFEST_NAME}"
+        try:
+            manifest = load_manifest(split_directory(directory, split))
+        except (CorruptDataset, UsageError) as error:
+            result.findings.append(Finding(file=name, reason=str(error)))
+            continue
+        if manifest.digest != digest:
+            reason = "it does not belong to the other splits"
+            result.findings.append(Finding(file=name, reason=reason))
+        yield f"{split}/", manifest
+
+
+def _check_files(
+    directory: Path, prefix: str, manifest: Manifest, result: Verification
+) -> list[ShardCheck]:
+    """Check the index, and presence and size of every file; return the shards to read."""
+    place = directory / as_name(prefix)
+    result.datasets += 1
+    result.shards += len(manifest.shards)
+    result.bytes += manifest.bytes
+
+    def blame(name: str, reason: str) -> None:
+        result.findings.append(Finding(file=prefix + name, reason=reason))
+
+    present = []
+    for entry in manifest.entries:
+        path = place / entry.name
+        try:
+            status = status_of(place, entry.name)
+            if not stat.S_ISREG(status.st_mode):
+                blame(entry.name, "it is not a file")
+                continue
+            if (found := status.st_size) != entry.bytes:
+                blame(entry.name, f"it has {found} bytes; the manifest says {entry.bytes}")
+            elif not isinstance(entry, ShardEntry) and sha256_of(path, place) != entry.sha256:
+                blame(entry.name, f"its content was changed; {_remedy(entry.name, place)}")
+        except (FileNotFoundError, NotADirectoryError):
+            blame(entry.name, "it is missing")
+            continue
+        except OSError as error:
+            blame(entry.name, f"it cannot be read: {error.strerror}")
+            continue
+        if isinstance(entry, ShardEntry):
+            present.append(entry.name)
+    if is_file(place, ROWS_NAME):
+        _check_index(place, manifest, blame)
+    return list(_tasks(directory, prefix, manifest, result.level, set(present)))
+
+
+def _others(directory: Path, named: set[str]) -> list[str]:
+    """Return all other files, and links, which are not followed."""
+    found = []
+    for above, folders, files in os.walk(directory):
+        links = [name for name in folders if os.path.islink(os.path.join(above, name))]
+        found += [os.path.relpath(os.path.join(above, name), directory) for name in files + links]
+    return sorted(name for name in map(as_text, found) if name not in named)
+
+
+def _remedy(name: str, place: Path) -> str:
+    if name.startswith(f"{INDEX_DIRECTORY}/"):
+        return f"to rebuild the index from the shards, run `shardkit index {place}`"
+    return "restore it from a copy"
+
+
+def _check_index(place: Path, manifest: Manifest, blame: Callable[[str, str], None]) -> None:
+    try:
+        rows = Index(place, manifest.rows).rows()
+        require_counts(rows["label"], manifest.class_counts)
+    except CorruptDataset as error:
+        blame(ROWS_NAME, str(error))
+
+
+def _tasks(
+    directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
+) -> Iterator[ShardCheck]:
+    start = 0
+    said = load_json(dump_json({name: getattr(manifest, name) for name in _SAID}))
+    for entry in manifest.shards:
+        if entry.name in present:
+            yield ShardCheck(
+                directory=directory / as_name(prefix),
+                prefix=prefix,
+                entry=entry,
+                format=manifest.format,
+                start=start,
+                rows=manifest.rows,
+                decode=level == "decode",
+                raw_shape=manifest.raw_shape,
+                meta=said,
+            )
+        start += entry.rows

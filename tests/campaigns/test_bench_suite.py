@@ -1,0 +1,184 @@
+"""The benchmark suite, run small: it times nothing that was not shown to be right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "scripts" / "bench"
+
+_SMALL = """
+import dataclasses, sys
+from pathlib import Path
+
+import contenders.adapter, harness, material, report
+from workloads.rows import Rows
+
+photos, work = map(Path, sys.argv[1:])
+material.make(photos, work, 2)
+rows = Rows("crop", "jpeg256", "crop")
+folder = rows.other("folder", "imagefolder")
+contenders = [
+    folder,
+    rows.shardkit("lmdb", format="lmdb", engine="thread"),
+    dataclasses.replace(folder, name="mirrored", adapter="mirrored", near=harness.NEAR),
+    dataclasses.replace(folder, name="neighbours", adapter="neighbours", near=harness.NEAR),
+    dataclasses.replace(folder, name="too few", folder="large"),
+    dataclasses.replace(folder, name="other labels", adapter="relabelled"),
+    dataclasses.replace(folder, name="no shuffling", adapter="unshuffled"),
+    dataclasses.replace(folder, name="a lost image", adapter="losing"),
+    dataclasses.replace(folder, name="another library", peer="ffcv", environment="ffcv"),
+    dataclasses.replace(folder, name="half a library", peer="litdata", adapter="litdata_"),
+]
+table = harness.Table(name="small", title="small", baseline="folder")
+harness.run_interleaved(table, contenders, work, 1)
+report.write(work / "page.md", "small", report.markdown([table], "a command"))
+report.write_json(work / "plots", [table])
+print(material.nearest(work / "references" / "crop"))
+"""
+
+_WRONG = {
+    "mirrored": "def ordered(self): return ((i.flip(3), n) for i, n in super().ordered())",
+    "neighbours": "def ordered(self): return ((i.roll(1, 0), n) for i, n in super().ordered())",
+    "relabelled": "def ordered(self): return ((i, n + 1) for i, n in super().ordered())",
+    "unshuffled": "def shuffled(self): return self.ordered()",
+    "losing": "def shuffled(self): return ((i[:-1], n[:-1]) for i, n in super().shuffled())",
+}
+"""Adapters that look like the folder's and do one thing wrong."""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three images in two classes, no two alike, one too small to be taken."""
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for name, side in (("a/one", 300), ("a/two", 280), ("b/three", 320), ("b/small", 200)):
+        blocks = random.integers(0, 256, (8, 10, 3), np.uint8)
+        path = folder / f"{name}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(blocks).resize((side + 60, side)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The work folder of a small run, and how near two of the photographs are."""
+    work = tmp_path_factory.mktemp("work")
+    (work / "page.md").write_text(
+        "before\n\n<!-- bench: small -->\nbygone\n<!-- end bench -->\n\nafter\n", "utf-8"
+    )
+    wrong = work / "wrong" / "contenders"
+    wrong.mkdir(parents=True)
+    for name, method in _WRONG.items():
+        (wrong / f"{name}.py").write_text(
+            "from contenders.imagefolder import Adapter as _Folder\n\n"
+            f"class Adapter(_Folder):\n    {method}\n",
+            "utf-8",
+        )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{BENCH}{os.pathsep}{wrong.parent}",
+        "SHARDKIT_PEERS": str(work / "nothing"),
+    }
+    command = [sys.executable, "-c", _SMALL, str(photos), str(work)]
+    made = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, timeout=100
+    )
+    assert made.returncode == 0, made.stderr
+    return work, float(made.stdout.split()[-1])
+
+
+@pytest.fixture(scope="module")
+def notes(small: tuple[Path, float]) -> dict[str, str]:
+    """The remark on each contender."""
+    results = json.loads((small[0] / "plots" / "small.json").read_text("utf-8"))["results"]
+    return {one["name"]: one["note"] for one in results}
+
+
+def test_what_delivers_the_images_is_timed_and_what_does_not_is_not(
+    small: tuple[Path, float],
+) -> None:
+    results = json.loads((small[0] / "plots" / "small.json").read_text("utf-8"))["results"]
+    assert [one["name"] for one in results if one["rates"]] == ["folder", "shardkit lmdb"]
+    assert [len(one["rates"]) for one in results[:2]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("folder", ""),
+        ("shardkit lmdb", ""),
+        ("mirrored", "failed the check: gives other images: "),
+        ("neighbours", "failed the check: gives other images: "),
+        ("too few", "failed the check: gives 3 images, not all"),
+        ("other labels", "failed the check: gives 6 wrong labels"),
+        ("no shuffling", "failed the check: an epoch is not shuffled"),
+        ("a lost image", "failed the check: an epoch has other labels"),
+        ("another library", "not installed: `scripts/bench/peers ffcv`"),
+        ("half a library", "not installed: `scripts/bench/peers litdata`"),
+    ],
+)
+def test_a_contender_that_cannot_be_measured_says_why(
+    notes: dict[str, str], name: str, reason: str
+) -> None:
+    assert notes[name].startswith(reason)
+    assert bool(notes[name]) == bool(reason)
+
+
+def test_a_table_stands_between_its_markers_with_command_machine_and_remarks(
+    small: tuple[Path, float],
+) -> None:
+    page = (small[0] / "page.md").read_text("utf-8")
+    assert page.startswith("before\n\n<!-- bench: small -->\n`a command`\n\n")
+    assert page.endswith("\n<!-- end bench -->\n\nafter\n")
+    assert "bygone" not in page
+    assert "cores of" in page
+    assert "| folder | " in page
+    assert "| another library | | | | not installed: `scripts/bench/peers ffcv` |" in page
+    assert str(ROOT) not in page
+
+
+def test_another_photograph_is_farther_away_than_fast_decoding_may_be(
+    small: tuple[Path, float],
+) -> None:
+    assert small[1] > 10  # twice harness.NEAR
+
+
+def test_a_page_without_markers_is_refused_before_anything_is_timed(
+    photos: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench: raw -->\n<!-- bench: crop -->\n<!-- end bench -->\n", "utf-8")
+    done = _run(photos, "--only", "crop,raw", "--write", page, "--work", tmp_path / "work")
+    assert done.returncode == 1
+    assert "lacks the lines <!-- bench: raw -->" in done.stderr
+    assert not (tmp_path / "work").exists()
+
+
+def test_data_of_other_photographs_are_not_used_again(photos: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "made-from.json").write_text('{"copies": 3}', "utf-8")
+    done = _run(photos, "--only", "crop", "--copies", "1", "--work", work)
+    assert done.returncode == 1
+    assert "give an empty --work" in done.stderr
+    assert [path.name for path in work.iterdir()] == ["made-from.json"]
+
+
+def test_an_unknown_workload_is_refused_by_name(photos: Path) -> None:
+    done = _run(photos, "--only", "crop,warm")
+    assert done.returncode == 2
+    assert "'warm' is none of crop, raw, random, cold, convert, options, monitor" in done.stderr
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / "run.py"), *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,207 @@
+"""A disk that is full or fails, at any call: one clear line, and the same command goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty import FAIL, FOREVER, SHORTEN, Bench, Fault, compiler
+from helpers import DEADLINE, FORMATS
+from oracle import NAMES, Oracles, different, error_points
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
+
+SEED = 7
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracles]:
+    bench = Bench(tmp_path_factory.mktemp("errors"))
+    yield Oracles(bench)
+    bench.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("times", [1, FOREVER], ids=["once", "from then on"])
+@pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_error_of_the_disk_is_told_and_the_same_command_goes_on(
+    oracles: Oracles, to: str, code: int, times: int
+) -> None:
+    oracle = oracles.of(NAMES[0], to)
+    for fault in error_points(oracle, [code], 4, SEED, times):
+        point = oracle.fail(fault)
+        assert not point.wrong, (fault, oracle.kinds.get(fault.at), point.wrong)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["splits", "bad files", "replaced", "splits over"])
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_error_of_the_disk_leaves_the_older_dataset_or_none(
+    oracles: Oracles, to: str, name: str
+) -> None:
+    oracle = oracles.of(name, to)
+    for times in (1, FOREVER):
+        for fault in error_points(oracle, ERRORS, 2, SEED, times):
+            point = oracle.fail(fault)
+            assert not point.wrong, (fault, oracle.kinds.get(fault.at), point.wrong)
+
+
+@needs_compiler
+@pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_write_of_a_shard_may_fail(oracles: Oracles, to: str, code: int) -> None:
+    """Among them are those of HDF5 itself, which is known to crash, and of LMDB."""
+    oracle = oracles.of(NAMES[0], to)
+    writes = [at for at, kind in oracle.kinds.items() if kind == "write"]
+    for at in writes[2:30:4]:
+        # LMDB calls it an input/output error; a trial tells, if the disk is still full then.
+        times = FOREVER if to == "lmdb" else 1
+        point = oracle.fail(Fault(action=FAIL, at=at, code=code, times=times))
+        assert not point.wrong, (at, point.wrong)
+
+
+@needs_compiler
+@pytest.mark.parametrize("to", FORMATS)
+def test_calls_that_a_signal_interrupts_are_made_again(oracles: Oracles, to: str) -> None:
+    oracle = oracles.of(NAMES[0], to)
+    interruptible = [at for at, kind in oracle.kinds.items() if kind in ("write", "sync")]
+    for at in interruptible[::9]:
+        oracle.reset()
+        outcome = oracle.run(Fault(action=FAIL, at=at, code=errno.EINTR))
+        assert outcome.code == 0, (at, outcome.story())
+        assert outcome.acted == 1
+        assert not different(oracle.expected, oracle.found())
+
+
+@needs_compiler
+@pytest.mark.parametrize("to", FORMATS)
+def test_writes_that_take_half_are_completed_or_told(oracles: Oracles, to: str) -> None:
+    """A signal can cut a write short; LMDB takes that for an error of the disk."""
+    oracle = oracles.of(NAMES[0], to)
+    oracle.reset()
+    outcome = oracle.run(Fault(action=SHORTEN, at=1, times=FOREVER))
+    assert outcome.acted > 3
+    if to == "lmdb":
+        assert outcome.code == 1
+        assert outcome.stderr.count("\n") == 1
+    else:
+        assert outcome.code == 0, outcome.story()
+        assert not different(oracle.expected, oracle.found())
+
+
+# --- a disk that is really full ---
+
+_FULL = """
+import json, subprocess, sys
+from pathlib import Path
+from helpers import jpeg, make_tree, run, tree
+
+root = Path(sys.argv[1])
+for each in ("source", "disk"):
+    (root / each).mkdir()
+photos = make_tree(
+    root / "source", {f"{c}/{n}.jpg": jpeg(160, 120, n) for c in ("cat", "dog") for n in range(40)}
+)
+size = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+
+
+def mount(size, *options):
+    size = -(-size // 4096) * 4096
+    command = ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", *options)), "none"]
+    subprocess.run([*command, str(root / "disk")], check=True)
+
+
+found = {"size": size}
+for to in ("hdf5", "lmdb", "webdataset"):
+    given = ["--to", to, "--workers", 1, "--json", "--shard-samples", 10]
+
+    def convert(target, *more):
+        done = run("convert", "imagefolder", photos, target, *given, *more)
+        return [done.returncode, done.stdout, done.stderr]
+
+    convert(root / to)
+    expected = tree(root / to)
+    mount(size // 2)
+    target = root / "disk" / "out"
+    steps = [convert(target)]
+    mount(int(size * 1.02), "remount")
+    steps.append(convert(target))
+    mount(size * 4, "remount")
+    steps.append(convert(target))
+    found[to] = {"steps": steps, "equal": tree(target) == expected, "target": str(target)}
+    subprocess.run(["umount", str(root / "disk")], check=True)
+print(json.dumps(found))
+"""
+
+
+def unshared() -> list[str]:
+    """Return the command that gives a process mounts of its own, or nothing if it may not."""
+    command = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
+    trial = "mount -t tmpfs -o size=64k none /tmp"
+    try:
+        tried = subprocess.run(
+            [*command, "sh", "-c", trial], capture_output=True, check=False, timeout=DEADLINE
+        )
+    except OSError:
+        return []
+    return [] if tried.returncode else command
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What happened when each format was written to a disk too small, in three steps."""
+    command = unshared()
+    if not command:
+        pytest.skip("this user may mount nothing")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", _FULL, str(tmp_path_factory.mktemp("full"))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
+            ),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_disk_too_small_is_told_with_the_shortfall(full: dict[str, Any], to: str) -> None:
+    code, stdout, stderr = full[to]["steps"][0]
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("shardkit: error: ")
+    assert stderr.count("\n") == 1
+    assert full[to]["target"] in stderr
+    assert "more" in stderr
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_disk_that_becomes_full_is_told(full: dict[str, Any], to: str) -> None:
+    code, stdout, stderr = full[to]["steps"][1]
+    assert (code, stdout) == (1, ""), stderr
+    assert stderr.startswith("shardkit: error: ")
+    assert stderr.count("\n") == 1
+    assert full[to]["target"] in stderr
+    assert "full" in stderr
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_after_room_was_made_the_same_command_finishes(full: dict[str, Any], to: str) -> None:
+    code, _, stderr = full[to]["steps"][2]
+    assert (code, stderr) == (0, "")
+    assert full[to]["equal"]

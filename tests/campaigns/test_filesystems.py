@@ -1,0 +1,312 @@
+"""Odd filesystems: read-only, without locks, slow to give all, stale; and copies of datasets."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import FORMATS, make_dataset, make_folder, python, tree
+
+from shardkit import LoaderOptions, describe, make_loader, open_dataset, verify
+from shardkit.dataset import handles
+from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
+from shardkit.testing.tools import call_in
+
+READ_ALL = """
+import os, sys
+writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+def hook(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and arguments[2] & writing:
+        if os.path.abspath(arguments[0]).startswith(sys.argv[1]):
+            os.write(2, f"{arguments}\\n".encode())
+            os._exit(3)
+    if event in ("os.mkdir", "os.rename", "os.remove", "os.truncate", "os.chmod", "os.utime"):
+        if sys.argv[1] in str(arguments):
+            os._exit(4)
+sys.addaudithook(hook)
+import shardkit
+from shardkit.__main__ import main
+dataset = shardkit.open_dataset(sys.argv[1], decode="numpy", verify=True)
+samples = [label for _, label in dataset[:]]
+for engine in ("thread", "process"):
+    options = shardkit.LoaderOptions(engine=engine, num_workers=2, start_method="auto")
+    given = shardkit.make_loader(dataset, 1, options=options)
+    assert sum(len(labels) for _, labels in given) == len(samples)
+    given.close()
+assert shardkit.verify(sys.argv[1], "decode").ok
+shardkit.describe(sys.argv[1])
+assert len(list(dataset.keys)) == len(list(dataset.paths)) == len(dataset.targets)
+print("read", len(samples))
+"""
+"""Reads a dataset by all ways, and ends at the first attempt to change anything in it."""
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(str(request.param))
+    make_folder(root / "photos")
+    return make_dataset(root / "photos", root / "made", to=str(request.param))
+
+
+@pytest.fixture
+def place(pristine: Path, tmp_path: Path) -> Path:
+    """A copy, in a folder of its own."""
+    shutil.copytree(pristine, tmp_path / "made")
+    return tmp_path / "made"
+
+
+def samples_of(place: Path) -> list[Any]:
+    return list(open_dataset(place, decode="bytes", verify=True)[:])
+
+
+# Read-only.
+
+
+def test_nothing_is_written_by_whatever_reads(place: Path) -> None:
+    before = {**tree(place), "times": str([p.stat().st_mtime_ns for p in sorted(place.rglob("*"))])}
+    done = python(READ_ALL, place)
+    assert (done.returncode, done.stdout) == (0, "read 6\n"), done.stderr
+    after = {**tree(place), "times": str([p.stat().st_mtime_ns for p in sorted(place.rglob("*"))])}
+    assert after == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_read_only_mount_is_read_in_all_ways(place: Path, tmp_path: Path) -> None:
+    """In a private mount namespace, which ends with the process."""
+    (tmp_path / "code.py").write_text(READ_ALL)
+    script = (
+        "mount --make-rprivate / && mount --bind $1 $1 && mount -o remount,ro,bind $1 && "
+        "! touch $1/x 2>/dev/null && exec $2 $3 $1"
+    )
+    tool = shutil.which("unshare")
+    if tool is None or subprocess.run([tool, "-m", "true"], check=False).returncode:
+        pytest.skip("mount namespaces are not to be had")
+    arguments = map(str, ("sh", place, sys.executable, tmp_path / "code.py"))
+    command = [tool, "-m", "sh", "-ec", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "read 6\n"), done.stderr
+
+
+def as_nobody(work: Callable[[Path], Any], place: Path) -> Any:
+    """Return what ``work`` returns for a user who owns nothing."""
+    os.setgid(65534)
+    os.setuid(65534)
+    return work(place)
+
+
+def _verified(place: Path) -> list[str]:
+    return [finding.file for finding in verify(place, "decode").findings]
+
+
+def _open_to_all(place: Path) -> None:
+    for folder in place.parents:
+        if folder.stat().st_mode & 0o055 != 0o055:
+            folder.chmod(folder.stat().st_mode | 0o055)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+def test_a_dataset_of_another_user_is_read_without_permission_to_write(place: Path) -> None:
+    _open_to_all(place)
+    for path in [place, *place.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    assert call_in("fork", as_nobody, samples_of, place) == samples_of(place)
+    assert call_in("fork", as_nobody, _verified, place) == []
+
+
+def _refused(place: Path) -> str:
+    try:
+        samples_of(place)
+    except (CorruptDataset, UsageError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "read"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+@pytest.mark.parametrize("name", ["shard", "index/rows.npy", "index"])
+def test_a_file_that_may_not_be_read_is_named(place: Path, name: str) -> None:
+    _open_to_all(place)
+    name = open_dataset(place).manifest.shards[0].name if name == "shard" else name
+    (place / name).chmod(0)
+    found = call_in("fork", as_nobody, _refused, place)
+    assert found.startswith("Corrupt")
+    assert f"{place}/{name}" in found
+    assert "ermission denied" in found
+    assert call_in("fork", as_nobody, _verified, place)  # and not a traceback
+
+
+# Without locks.
+
+
+def test_readers_ask_for_no_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDF5 would take one: another process that holds it does not matter."""
+    monkeypatch.delenv("HDF5_USE_FILE_LOCKING", raising=False)
+    expected = samples_of(place)
+    shards = [place / shard.name for shard in open_dataset(place).manifest.shards]
+    held = [shard.open("r+b") for shard in shards]
+    for file in held:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    assert call_in("fork", samples_of, place) == expected
+    assert call_in("fork", _verified, place) == []
+    for file in held:
+        file.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_conversion_without_locks_works_or_says_why(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    try:
+        make_dataset(folder, tmp_path / "made")
+    except UsageError as error:
+        assert str(tmp_path / "made") in str(error)  # noqa: PT017 - it may also work
+    else:
+        assert verify(tmp_path / "made").ok
+
+
+# A network that gives less, later, or nothing.
+
+
+class Network:
+    """Stands before the calls that read, as a network filesystem may do them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, how: str) -> None:
+        self._preadv, self._pread = os.preadv, os.pread
+        self._how = how
+        patch.setattr(os, "preadv", self.preadv)
+        patch.setattr(os, "pread", self.pread)
+
+    def _fail(self, *, nowait: bool) -> None:
+        if self._how in errno.errorcode.values():
+            code = getattr(errno, self._how)
+            raise OSError(code, os.strerror(code))
+        if nowait and self._how == "no RWF_NOWAIT":
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def preadv(self, file: int, buffers: list[memoryview], at: int, flags: int = 0) -> int:
+        self._fail(nowait=bool(flags))
+        (buffer,) = buffers
+        if self._how == "short":
+            buffer = memoryview(buffer)[: max(1, len(buffer) // 3)]
+        return self._preadv(file, [buffer], at, flags)
+
+    def pread(self, file: int, length: int, at: int) -> bytes:
+        self._fail(nowait=False)
+        return self._pread(file, max(1, length // 3) if self._how == "short" else length, at)
+
+
+@pytest.mark.parametrize("how", ["ESTALE", "EIO", "EINTR", "ETIMEDOUT", "short", "no RWF_NOWAIT"])
+def test_a_network_gives_right_samples_or_errors_that_name_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    dataset = open_dataset(place, decode="bytes")
+    expected = list(dataset[:])
+    with monkeypatch.context() as patch:
+        Network(patch, how)
+        try:
+            found = list(dataset[:])
+        except CorruptDataset as error:
+            assert how != "no RWF_NOWAIT"
+            assert str(place) in str(error)  # noqa: PT017 - short reads may also be continued
+        else:
+            assert found == expected
+            assert how in ("short", "no RWF_NOWAIT")
+    assert list(dataset[:]) == expected, "it does not recover"
+
+
+@pytest.mark.parametrize("how", ["ESTALE", "EIO", "short"])
+def test_an_image_that_a_network_does_not_give_names_its_record(
+    place: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    dataset = open_dataset(place, decode="bytes")
+    expected = list(dataset[:])
+    with monkeypatch.context() as patch:
+        network = Network(patch, how)
+        patch.setattr(os, "pread", network._pread)  # the index alone is read by it
+        if how == "short":
+            assert list(dataset[:]) == expected
+            return
+        with pytest.raises(CorruptRecord, match=os.strerror(getattr(errno, how))) as caught:
+            dataset[4]
+    for part in (dataset.keys[4], dataset.paths[4], str(place / "shard-"), "byte "):
+        assert part in str(caught.value)
+    assert dataset[4] == expected[4]
+
+
+def test_a_filesystem_that_takes_no_advice_is_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ESPIPE, "Illegal seek")
+
+    expected = samples_of(place)
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(handles, "_NOWAIT", 0)
+    assert samples_of(place) == expected
+    options = LoaderOptions(engine="thread", num_workers=2)
+    loader = make_loader(open_dataset(place, decode="numpy"), 1, shuffle=True, options=options)
+    assert sum(len(labels) for _, labels in loader) == 6
+    loader.close()
+
+
+# Copies.
+
+COPIES: dict[str, str] = {
+    "cp -r": "cp -r $1 $2",
+    "cp -a": "cp -a $1 $2",
+    "sparse": "cp -r --sparse=always $1 $2",
+    "rsync": "rsync -a $1/ $2",
+    "tar": "tar -C $1 -c . | (mkdir $2 && tar -C $2 -x)",
+    "cat": "cp -r $1 $2 && for f in $(find $2 -type f); do cat $f > $f.x && mv $f.x $f; done",
+    "hard links": "cp -rl $1 $2",
+    "touch and chmod": "cp -r $1 $2 && touch -d 2001-01-01 $2 $2/* $2/*/* && chmod -R 555 $2",
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_verifies_and_reads_the_same(pristine: Path, tmp_path: Path, how: str) -> None:
+    if how == "rsync" and shutil.which(how) is None:
+        pytest.skip("there is no rsync")
+    target = tmp_path / "a place with blanks" / "copy"
+    target.parent.mkdir()
+    target = target if how != "cat" else tmp_path / "copy"
+    script = COPIES[how].replace("$1", '"$1"').replace("$2", '"$2"' if how != "cat" else "$2")
+    command = ["sh", "-ec", script, "sh", str(pristine), str(target)]
+    subprocess.run(command, check=True, timeout=60)
+    assert verify(target, "decode").findings == []
+    assert samples_of(target) == samples_of(pristine)
+    assert describe(target) == describe(pristine)
+
+
+def test_a_dataset_is_read_by_any_name_of_its_directory(pristine: Path, tmp_path: Path) -> None:
+    """Composed and decomposed letters, as filesystems may change them; blanks; no UTF-8 at all."""
+    expected = samples_of(pristine)
+    names = [unicodedata.normalize(form, "größer") for form in ("NFC", "NFD")]
+    for name in [*names, " ", "a\nb", "*?[x]", os.fsdecode(b"\xff\xfe")]:
+        target = tmp_path / "in" / name
+        shutil.copytree(pristine, target)
+        assert samples_of(target) == expected
+        assert verify(target).ok
+        (tmp_path / "link").symlink_to(target, target_is_directory=True)
+        assert samples_of(tmp_path / "link") == expected
+        assert verify(tmp_path / "link").ok
+        (tmp_path / "link").unlink()
+
+
+def test_names_in_a_dataset_survive_a_filesystem_that_ignores_case(pristine: Path) -> None:
+    """It could not tell names apart that differ in case alone; nor may one change on the way."""
+    names = [str(path.relative_to(pristine)) for path in pristine.rglob("*")]
+    assert len({name.casefold() for name in names}) == len(names)
+    assert all(name.isascii() and name == name.lower() for name in names)

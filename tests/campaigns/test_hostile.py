@@ -1,0 +1,318 @@
+"""Hostile datasets: nothing of them is unpickled or executed, nothing outside of them is read."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import io
+import os
+import pickle
+import struct
+import sys
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from damage import EDITS, edit
+from helpers import FORMATS, make_dataset, make_folder
+
+from shardkit import open_dataset, verify
+from shardkit.dataset.index import row_check
+from shardkit.dataset.manifest import load_manifest
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.system.files import sha256_of
+from shardkit.testing.tools import call_in
+
+PACKAGE = Path(__file__).parents[2] / "shardkit"
+
+FORBIDDEN = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "code"}
+"""Modules that make code or objects of data."""
+
+CALLS = {"eval", "exec", "compile", "__import__", "input"}
+
+SECRET = b"a secret that stands in a file outside of the dataset " * 8
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(PACKAGE.rglob("*.py")) if "testing" not in path.parts],
+    ids=lambda path: path.relative_to(PACKAGE).as_posix(),
+)
+def test_the_package_makes_no_code_and_no_objects_of_data(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & FORBIDDEN
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in {*FORBIDDEN, "pickle"}
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name):
+                assert called.id not in CALLS, f"{path}:{node.lineno}"
+            if isinstance(called, ast.Attribute):
+                assert called.attr not in ("extractall", "extract"), f"{path}:{node.lineno}"
+                from_pickle = ast.unparse(called.value) == "pickle"
+                # Exceptions on their way from our own worker processes, as multiprocessing sends.
+                from_worker = path.name == "failure.py"
+                fine = not from_pickle or called.attr == "dumps" or from_worker
+                assert fine, f"{path}:{node.lineno}"
+            names = {keyword.arg: keyword.value for keyword in node.keywords}
+            allowed = names.get("allow_pickle")
+            assert allowed is None or ast.unparse(allowed) == "False", f"{path}:{node.lineno}"
+
+
+@pytest.fixture(scope="module")
+def _all_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Read before the watch begins: what is imported at first use is no event."""
+    root = tmp_path_factory.mktemp("loaded")
+    for to in FORMATS:
+        made = make_dataset(make_folder(root / "photos"), root / to, to=to)
+        for content in (b"", b"junk" * 10):
+            with_outcome(lambda: verify(made, "decode"))  # noqa: B023
+            with_outcome(lambda: read(made, [], verify=None))  # noqa: B023
+            (made / load_manifest(made).shards[0].name).write_bytes(content)
+
+
+# Hostile datasets, whose digests are all right.
+
+
+def sign(place: Path) -> None:
+    """Give the manifest the sizes and digests of the files as they are."""
+
+    def change(value: dict[str, Any]) -> None:
+        for entry in [*value["shards"], *value["files"]]:
+            entry["bytes"] = (place / entry["name"]).stat().st_size
+            entry["sha256"] = sha256_of(place / entry["name"])
+
+    edit(place, change)
+
+
+def unpack(place: Path) -> None:
+    """Let the index send every image through the format's own library."""
+    rows = np.load(place / "index/rows.npy")
+    rows["offset"] = -1
+    for row in range(len(rows)):
+        rows["check"][row] = tuple(row_check(rows[row : row + 1].tobytes()))
+    np.save(place / "index/rows.npy", rows)
+
+
+def pickled_index(place: Path, secret: Path) -> None:
+    count = load_manifest(place).rows
+    np.save(place / "index/rows.npy", np.array([Bomb(place / "bomb")] * count, object))
+
+
+def pickled_keys(place: Path, secret: Path) -> None:
+    np.save(place / "index/keys.npy", np.array([Bomb(place / "bomb")], object))
+
+
+def pickled_manifest(place: Path, secret: Path) -> None:
+    (place / "shardkit.json").write_bytes(pickle.dumps(Bomb(place / "bomb")))
+
+
+def index_header_of_code(place: Path, secret: Path) -> None:
+    content = (place / "index/rows.npy").read_bytes()
+    code = b"{'descr': __import__('os').mkdir('bomb'), 'fortran_order': False, 'shape': (6,)}"
+    header = content[:10] + code.ljust(int.from_bytes(content[8:10], "little") - 1) + b"\n"
+    (place / "index/rows.npy").write_bytes(header + content[len(header) :])
+
+
+def shard_of_another_kind(place: Path, secret: Path) -> None:
+    shard = load_manifest(place).shards[0].name
+    (place / shard).write_bytes(pickle.dumps(Bomb(place / "bomb")))
+
+
+def climbing_members(place: Path, secret: Path) -> None:
+    shard = load_manifest(place).shards[0].name
+    with tarfile.open(place / shard, "w") as archive:
+        for name in ("../climbed.jpg", "/climbed.jpg", "a/../../climbed.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = len(SECRET)
+            archive.addfile(info, io.BytesIO(SECRET))
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            info = tarfile.TarInfo("link.jpg")
+            info.type, info.linkname = kind, str(secret)
+            archive.addfile(info)
+
+
+def climbing_name(place: Path, secret: Path) -> None:
+    edit(place, EDITS["a name that climbs"][0])
+
+
+def _field_of(file: h5py.File) -> str:
+    return "jpg" if "jpg" in file else "png"
+
+
+def external_link(place: Path, secret: Path) -> None:
+    with _shard(place) as file:
+        name = _field_of(file)
+        with h5py.File(secret.with_suffix(".h5"), "w") as other:
+            file.copy(name, other)
+        del file[name]
+        file[name] = h5py.ExternalLink(str(secret.with_suffix(".h5")), f"/{name}")
+
+
+def external_storage(place: Path, secret: Path) -> None:
+    with _shard(place) as file:
+        name = _field_of(file)
+        size = len(file[name]["data"])
+        del file[name]["data"]
+        file[name].create_dataset(
+            "data", (size,), np.uint8, external=[(str(secret), 0, h5py.h5f.UNLIMITED)]
+        )
+
+
+def virtual_dataset(place: Path, secret: Path) -> None:
+    with _shard(place) as file:
+        name = _field_of(file)
+        size = len(file[name]["data"])
+        with h5py.File(secret.with_suffix(".h5"), "w") as other:
+            other["x"] = np.frombuffer((SECRET * size)[:size], np.uint8)
+        layout = h5py.VirtualLayout((size,), np.uint8)
+        layout[:] = h5py.VirtualSource(str(secret.with_suffix(".h5")), "x", (size,))
+        del file[name]["data"]
+        file[name].create_virtual_dataset("data", layout)
+
+
+def soft_link(place: Path, secret: Path) -> None:
+    with _shard(place) as file:
+        name = _field_of(file)
+        file["link"] = h5py.ExternalLink(str(secret.with_suffix(".h5")), "/x")
+        with h5py.File(secret.with_suffix(".h5"), "w") as other:
+            other["x"] = np.frombuffer(SECRET, np.uint8)
+        del file[name]["data"]
+        file[name]["data"] = h5py.SoftLink("/link")
+
+
+def objects(place: Path, secret: Path) -> None:
+    with _shard(place) as file:
+        name = _field_of(file)
+        del file[name]["data"]
+        values = np.array([pickle.dumps(Bomb(place / "bomb")).hex()], object)
+        file[name].create_dataset("data", data=values, dtype=h5py.string_dtype())
+
+
+def _shard(place: Path) -> h5py.File:
+    return h5py.File(place / load_manifest(place).shards[0].name, "r+")
+
+
+Attack = Callable[[Path, Path], None]
+
+ATTACKS: dict[str, list[Attack]] = {
+    "lmdb": [],
+    "webdataset": [climbing_members],
+    "hdf5": [external_link, external_storage, virtual_dataset, soft_link, objects],
+}
+for _attacks in ATTACKS.values():
+    _attacks += [pickled_index, pickled_keys, pickled_manifest]
+    _attacks += [index_header_of_code, shard_of_another_kind, climbing_name]
+
+CASES = [
+    (to, attack, through) for to in FORMATS for attack in ATTACKS[to] for through in (False, True)
+]
+
+
+@pytest.mark.usefixtures("_all_loaded")
+@pytest.mark.parametrize(
+    ("to", "attack", "through"),
+    CASES,
+    ids=[f"{to}-{attack.__name__}{'-library' * through}" for to, attack, through in CASES],
+)
+def test_nothing_of_a_hostile_dataset_is_run_and_nothing_outside_is_read(
+    tmp_path: Path, to: str, attack: Attack, *, through: bool
+) -> None:
+    """Once as it is, once with an index that asks the format's library for every image."""
+    place = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made", to=to)
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    if through:
+        unpack(place)
+    attack(place, secret)
+    if attack not in (pickled_manifest, climbing_name):
+        sign(place)
+    events, given = call_in("fork", watched, place)
+    assert not any(SECRET[:20] in data for data in given), "a secret is given out"
+    assert events == []
+    assert not (place / "bomb").exists()
+    assert not (tmp_path / "climbed.jpg").exists()
+
+
+def watched(place: Path) -> tuple[list[str], list[bytes]]:
+    """Read and verify a dataset; return what the interpreter did that data must not bring about."""
+    events: list[str] = []
+    root = str(place)
+    inside: list[bool] = []  # the hook itself must not be seen
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if inside:
+            return
+        inside.append(True)
+        try:
+            if event in ("pickle.find_class", "exec", "compile", "marshal.loads", "os.system"):
+                events.append(f"{event} {arguments!r:.200}")
+            elif event == "open" and isinstance(arguments[0], str | bytes):
+                name = os.fsdecode(arguments[0])
+                # A plain name, of which no link is followed, is one in an open folder.
+                plain = "/" not in name and arguments[2] & os.O_NOFOLLOW
+                if not plain and not name.startswith((root, "/proc/")):
+                    events.append(f"open {name}")
+        finally:
+            inside.clear()
+
+    outside = Opened(path for path in place.parent.iterdir() if path.name.startswith("secret"))
+    sys.addaudithook(hook)
+    given: list[bytes] = []
+    with_outcome(lambda: verify(place, "decode"))
+    for checks in (None, False):
+        with_outcome(lambda: read(place, given, verify=checks))  # noqa: B023
+    events += [f"open {name}" for name in outside.opened()]
+    inside.append(True)
+    return events, given
+
+
+class Opened:
+    """Notes who opens some files, by inotify: libraries in C tell no hook of Python's."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        library = ctypes.CDLL(None)
+        self._descriptor = library.inotify_init1(os.O_NONBLOCK)
+        self._names = {
+            library.inotify_add_watch(self._descriptor, os.fsencode(path), 0x20): path.name
+            for path in paths
+        }
+
+    def opened(self) -> set[str]:
+        """Return the names of those that were opened."""
+        try:
+            found = os.read(self._descriptor, 1 << 16)
+        except BlockingIOError:
+            return set()
+        return {self._names[event[0]] for event in struct.iter_unpack("iIII", found)}
+
+
+def with_outcome(work: Callable[[], object]) -> None:
+    with contextlib.suppress(CorruptDataset, UsageError):
+        work()
+
+
+def read(place: Path, given: list[bytes], *, verify: bool | None) -> None:
+    dataset = open_dataset(place, decode="bytes", verify=verify)
+    for row in range(len(dataset)):
+        try:
+            given.append(dataset[row][0])
+        except CorruptDataset:
+            continue
+    assert len(list(dataset.keys)) == len(list(dataset.paths))

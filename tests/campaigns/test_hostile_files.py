@@ -1,0 +1,104 @@
+"""Files that cannot be read: which of them are bad, and when it is the machine that is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import jpeg, make_tree, png, python
+
+from shardkit import BadImage
+from shardkit.sources.imagefolder import scan_imagefolder
+
+
+def failing_open(number: int) -> Callable[..., int]:
+    def failing(path: str, *_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    return failing
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_lack_of_handles_is_no_fault_of_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    source = scan_imagefolder(make_tree(tmp_path, {"a/1.jpg": jpeg()})).splits[""]
+    monkeypatch.setattr(os, "open", failing_open(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        source.read([0])
+    make_tree(tmp_path, {"a/2": jpeg()})
+    with pytest.raises(OSError, match=os.strerror(number)):
+        scan_imagefolder(tmp_path)
+
+
+def test_a_kernel_without_memory_is_no_fault_of_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = scan_imagefolder(make_tree(tmp_path, {"a/1.jpg": jpeg()})).splits[""]
+    monkeypatch.setattr(os, "open", failing_open(errno.ENOMEM))
+    with pytest.raises(MemoryError):
+        source.read([0])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_file_that_cannot_be_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    source = scan_imagefolder(make_tree(tmp_path, {"a/1.jpg": jpeg()})).splits[""]
+    monkeypatch.setattr(os, "open", failing_open(number))
+    with pytest.raises(BadImage, match=f"it cannot be read: {os.strerror(number)}"):
+        source.read([0])
+
+
+UNREADABLE = """
+import os, sys
+from shardkit import BadImage
+from shardkit.sources.imagefolder import scan_imagefolder
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+scan = scan_imagefolder(sys.argv[1])
+source = scan.splits[""]
+for row, entry in enumerate(source.entries):
+    try:
+        source.read([row])
+        print(entry.path, "is read")
+    except BadImage as error:
+        print(entry.path, "is bad:", error)
+for what, problems in (("is bad:", scan.problems[""]), ("is left out:", scan.ignored[""])):
+    for problem in problems:
+        print(problem.path, what, problem.reason)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_files_and_folders_that_may_not_be_read_are_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:-1]):
+        if not folder.stat().st_mode & 0o001:
+            if folder.parent == Path("/"):
+                pytest.skip(f"{folder} is closed to others")
+            folder.chmod(0o755)
+    source = make_tree(
+        tmp_path / "photos",
+        {
+            "a/1.jpg": jpeg(),
+            "a/2": jpeg(),
+            "b/3.jpg": jpeg(),
+            "c/x/4.jpg": jpeg(),
+            "d/5.jpg": png(),
+        },
+    )
+    for closed in ("a/1.jpg", "a/2", "b", "c/x"):
+        (source / closed).chmod(0)
+    done = python(UNREADABLE, source)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "a/1.jpg is bad: it cannot be read: Permission denied",
+        "d/5.jpg is read",
+        "b is bad: the folder cannot be read: Permission denied",
+        "c/x is bad: the folder cannot be read: Permission denied",
+        "a/2 is left out: cannot be read: Permission denied",
+    ]

@@ -1,0 +1,180 @@
+"""What hostile images may cost: bounded memory, no warnings, no hang."""
+
+from __future__ import annotations
+
+import os
+import resource
+import runpy
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import encoded, make_tree, picture, png, python, shardkit_command
+from hostile import CASES
+from hostile.folder import NEIGHBOURS, make_source
+from PIL import Image
+
+from shardkit import BadImage
+from shardkit.codecs import image as codec
+from shardkit.codecs.image import MAX_PIXELS, decode, inspect
+from shardkit.conversion.recipe import Recipe
+from shardkit.record import Record
+
+ROOT = Path(__file__).parents[2]
+
+ADDRESS_SPACE = 3 << 30
+"""Bytes that a conversion of the whole corpus may map, libraries and all."""
+GROWTH = 320 << 20
+"""Bytes by which its memory may exceed that of a conversion of the neighbours alone: it reads a
+file of 60 MB, and unpacks texts of up to 64 MB."""
+BYTES_PER_PIXEL = 16
+"""What decoding takes at most, for images of some size: under 2.7 GiB at the limit of pixels."""
+
+
+def peak_of(command: list[str]) -> tuple[int, str]:
+    """Run a command under the limit; return the most memory that it had, and what it said."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+        preexec_fn=limit,  # noqa: PLW1509 - the child only runs Python
+    ) as child:
+        assert child.stdout is not None
+        said = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, said
+    return usage.ru_maxrss * 1024, said
+
+
+def test_the_whole_corpus_takes_bounded_memory_and_gives_no_warning(tmp_path: Path) -> None:
+    """As a user with little memory runs it, for whom each warning is an error."""
+    healthy = make_tree(tmp_path / "healthy", NEIGHBOURS)
+    odd = make_source(tmp_path / "odd")
+    peaks = {}
+    for source in (healthy, odd):
+        command = shardkit_command(
+            "convert",
+            "imagefolder",
+            source,
+            tmp_path / f"{source.name}-set",
+            "--to",
+            "lmdb",
+            "--on-error",
+            "skip",
+        )
+        command[1:1] = ["-W", "error"]
+        peaks[source.name], said = peak_of([*command, "--workers", "1"])
+        assert "Warning" not in said
+        assert "Traceback" not in said
+    assert peaks["odd"] - peaks["healthy"] < GROWTH
+
+
+MEASURE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from PIL import Image
+from helpers import encoded, np, pixels, png_file
+from shardkit.codecs.image import decode, inspect
+import struct
+
+def peak():
+    status = open("/proc/self/status").read()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+side = 3600
+image = Image.fromarray(np.tile(pixels(60, 60), (side // 60, side // 60, 1)))
+deep = struct.pack(">IIBBBBB", side, side, 16, 6, 0, 0, 0)
+files = (
+    ("jpg", encoded(image, "JPEG", progressive=True, subsampling=0)),
+    ("jpg", encoded(image.convert("CMYK"), "JPEG")),
+    ("png", encoded(image.convert("RGBA"), "PNG", compress_level=1)),
+    ("png", png_file(deep, bytes((8 * side + 1) * side))),
+    ("webp", encoded(image, "WEBP", lossless=True, method=0)),
+    ("gif", encoded(image.quantize(16), "GIF")),
+    ("tiff", encoded(image, "TIFF", compression="tiff_adobe_deflate")),
+)
+for field, data in files:
+    decode(data, field)
+    with open("/proc/self/clear_refs", "w") as marks:
+        marks.write("5")
+    before = peak()
+    inspect(data, field)
+    inspected = peak()
+    decode(data, field)
+    print(field, (inspected - before) / side**2, (peak() - before) / side**2)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_decoding_takes_few_bytes_for_each_pixel() -> None:
+    done = python(MEASURE, ROOT / "tests/support")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 7
+    for field, inspected, decoded in lines:
+        assert float(inspected) < 1, f"{field}: a header is read without the pixels"
+        assert float(decoded) < BYTES_PER_PIXEL, field
+    assert BYTES_PER_PIXEL * MAX_PIXELS < ADDRESS_SPACE
+
+
+SAMPLES = {
+    "jpg": encoded(picture(mode="CMYK"), "JPEG"),
+    "png": png(),
+    "webp": encoded(kind="WEBP"),
+    "gif": encoded(kind="GIF"),
+    "bmp": encoded(kind="BMP"),
+    "tiff": encoded(kind="TIFF"),
+    "ppm": encoded(kind="PPM"),
+}
+
+
+@pytest.mark.parametrize("mode", ["shorter", "crop"])
+def test_a_strip_is_not_enlarged_beyond_the_limit(mode: str) -> None:
+    """A strip of 60,000 x 1 pixels would become four billion of them at 256 rows."""
+    strip = Record("a", {"png": encoded(Image.new("L", (60_000, 1)), "PNG")})
+    recipe = Recipe(resize=(256, 256), resize_mode=mode, enlarge=True)
+    with pytest.raises(BadImage, match="would become 15360000 x 256 pixels, over the limit"):
+        recipe.apply(strip)
+    Recipe(resize=(256, 256), resize_mode=mode).apply(strip)
+
+
+def test_the_limit_of_pixels_counts_for_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real bombs, small enough to be unpacked if the limit failed; just below it they are good."""
+    for field, data in SAMPLES.items():
+        monkeypatch.setattr(codec, "MAX_PIXELS", 24 * 16 - 1)
+        for function in (inspect, decode):
+            with pytest.raises(BadImage, match="24 x 16 pixels, over the limit of 383"):
+                function(data, field)
+        monkeypatch.setattr(codec, "MAX_PIXELS", 24 * 16)
+        assert inspect(data, field).upright == (24, 16)
+        assert decode(data, field).shape == (16, 24, 3)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA", "P", "CMYK", "I;16", "1"])
+def test_a_large_image_has_the_pixels_that_it_would_have_if_it_were_small(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """It is turned into RGB a few rows at a time."""
+    kind, field = ("TIFF", "tiff") if mode == "CMYK" else ("PNG", "png")
+    image = picture(40, 37, mode=mode)
+    options = {"transparency": 3} if mode == "P" else {}
+    data = encoded(image, kind, **options)
+    whole = decode(data, field, background=(9, 99, 199))
+    for band in (1, 40, 41, 120, 40 * 36, 40 * 37):
+        monkeypatch.setattr(codec, "_BAND", band)
+        assert np.array_equal(decode(data, field, background=(9, 99, 199)), whole)
+
+
+def test_the_page_of_the_cases_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "make_hostile_table.py"))
+    assert made["main"](["--check"]) == 0, capsys.readouterr().out
+    text = (ROOT / "docs" / "hostile-images.md").read_text("utf-8")
+    assert f"{len(CASES)} cases" in text

@@ -1,0 +1,283 @@
+"""Fifty epochs: memory, open files, shared memory, threads and processes stay as they are."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_dataset, make_tree, png, wait_until
+from loading import crc
+
+from shardkit import (
+    BlockShuffle,
+    Loader,
+    LoaderOptions,
+    RandomResizedCrop,
+    make_loader,
+    open_dataset,
+)
+from shardkit.torch.data import memory
+from shardkit.torch.engine.ring import Ring
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+EPOCHS = 50
+WARM_UP = 10
+ROWS = 20
+BATCH = 4
+SIDE = 192
+GROWTH = 8_000_000
+"""Bytes that a process may grow by after warming up, of caches and of the allocator. The images of
+a batch are 442 KB: to lose one block in each epoch would be 18 MB in the end."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 20 images in five shards."""
+    root = tmp_path_factory.mktemp("soak")
+    make_tree(root / "photos", {f"{'ab'[n % 2]}/{n:02d}.png": png(40, 30, n) for n in range(ROWS)})
+    return make_dataset(root / "photos", root / "made", to="webdataset")
+
+
+def new_loader(root: Path, engine: str, **options: Any) -> Loader:
+    dataset = open_dataset(root, decode=RandomResizedCrop(SIDE))
+    chosen: dict[str, Any] = {"num_workers": 2, "start_method": "fork", "timeout": 60.0, **options}
+    return make_loader(
+        dataset,
+        BATCH,
+        shuffle=BlockShuffle(rows=2, buffer=8),
+        options=LoaderOptions(engine=engine, **chosen),
+    )
+
+
+class Use(NamedTuple):
+    """What this process and its workers use."""
+
+    files: int
+    shared: int
+    """Mappings of shared memory."""
+    threads: int
+    processes: int
+    memory: int
+    """Resident bytes of this process that are its own."""
+    num_workers: int
+    """The same of all workers."""
+
+
+def in_use() -> Use:
+    gc.collect()
+    own = os.getpid()
+    children = [child.pid for child in multiprocessing.active_children() if child.pid]
+    every = (own, *children)
+    return Use(
+        files=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in every),
+        shared=sum(Path(f"/proc/{pid}/maps").read_text().count("/dev/shm") for pid in every),
+        threads=threading.active_count(),
+        processes=len(children),
+        memory=_resident(own),
+        num_workers=sum(map(_resident, children)),
+    )
+
+
+def _resident(pid: int) -> int:
+    """Return the bytes of a process that are in memory, without those shared with others."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def whole(loader: Loader, epoch: int) -> None:
+    """Read all of an epoch."""
+    assert sum(len(labels) for _, labels in loader) == ROWS
+
+
+def broken_off(loader: Loader, epoch: int) -> None:
+    """Read an epoch, or leave it in the midst, with batches under way."""
+    stop = epoch % 4 + 1
+    assert sum(1 for _ in itertools.islice(loader, stop)) == stop
+
+
+def held_on_to(loader: Loader, epoch: int) -> None:
+    """Read an epoch and keep its batches to the end of it, more than there are slots and blocks."""
+    assert len(list(loader)) == ROWS // BATCH
+
+
+def raising(loader: Loader, epoch: int) -> None:
+    """Leave an epoch by an error in the loop."""
+
+    def train() -> None:
+        for _ in loader:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        train()
+
+
+def resumed(loader: Loader, epoch: int) -> None:
+    """Save and load a state in each epoch."""
+    state = loader.state_dict()
+    assert len(list(itertools.islice(loader, 2))) == 2
+    loader.load_state_dict(state)
+    whole(loader, epoch)
+
+
+USES = (whole, broken_off, held_on_to, raising, resumed)
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_fifty_epochs_leave_nothing_behind(
+    root: Path, engine: str, use: Callable[[Loader, int], None]
+) -> None:
+    before = in_use()
+    with closing(new_loader(root, engine)) as loader:
+        held = [list(loader) for _ in range(4)]  # all blocks and slots that there may be
+        del held
+        for epoch in range(WARM_UP):
+            use(loader, epoch)
+        warm = settled(loader)
+        for epoch in range(WARM_UP, EPOCHS):
+            use(loader, epoch)
+        after = settled(loader)
+        assert after[:4] == warm[:4]
+        assert after.memory - warm.memory < GROWTH
+        assert after.num_workers - warm.num_workers < GROWTH
+    wait_until(lambda: in_use().processes == before.processes, "the workers' end")
+    assert in_use().threads == before.threads
+
+
+def settled(loader: Loader) -> Use:
+    """Return what is in use between two epochs, when no batch is under way."""
+    whole(loader, 0)
+    return in_use()
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_loaders_that_are_dropped_leave_nothing_behind(root: Path, engine: str) -> None:
+    uses = []
+    for number in range(12):
+        loader = new_loader(root, engine)
+        batches = iter(loader)
+        next(batches)
+        if number % 2:
+            loader.close()
+        del loader, batches
+        uses.append(in_use())
+        assert uses[-1].processes == uses[0].processes == 0
+    # No more than before; fewer if something of an earlier test went meanwhile.
+    assert all(now <= then for now, then in zip(uses[-1][:4], uses[2][:4], strict=True))
+    assert uses[-1].memory - uses[2].memory < GROWTH
+
+
+class Large:
+    """A dataset of large tensors in memory of their own: each is copied to a fresh shared file."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.zeros(1 << 20)
+
+
+def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
+    """A worker may be in the middle of making a shared file."""
+    shared = Path("/dev/shm")
+    pids = set()
+    for number in range(20):
+        options = LoaderOptions(
+            engine="process", num_workers=2, start_method="fork", collate_fn=list
+        )
+        loader = make_loader(Large(), 4, options=options)
+        batches = iter(loader)
+        for _ in range(1 + number % 3):
+            next(batches)
+        pids |= {process.pid for process in loader._engine._iterator._workers}  # type: ignore[union-attr]
+        loader.close()
+    left = [each for pid in pids for each in shared.glob(f"torch_{pid}_*")]
+    for each in left:
+        each.unlink()
+    assert left == []
+
+
+def test_workers_that_do_not_persist_leave_nothing_behind(root: Path) -> None:
+    before = in_use()
+    loader = new_loader(root, "process", persistent_workers=False)
+    for epoch in range(12):
+        whole(loader, epoch)
+        assert in_use().processes == 0
+    loader.close()
+    del loader
+    after = in_use()
+    assert all(now <= then for now, then in zip(after[:4], before[:4], strict=True))
+    assert after.memory - before.memory < GROWTH
+
+
+class Counting:
+    """NumPy, as the pool of blocks sees it: counts the blocks that are new."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, size: int, kind: Any) -> Any:
+        self.blocks += 1
+        return np.empty(size, kind)
+
+
+def test_blocks_of_threads_are_used_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting()
+    monkeypatch.setattr(memory, "np", counting)
+    loader = new_loader(root, "thread", num_workers=2, prefetch_factor=2)
+    for epoch in range(EPOCHS):
+        whole(loader, epoch)
+    # Those being made or ready, the one in use and the one before it.
+    assert 1 < counting.blocks <= 3 + 2
+
+
+def test_slots_of_processes_are_used_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, received = [], Ring.receive
+
+    def receive(ring: Ring, part: Any) -> torch.Tensor:
+        sent.append(part.memory is not None)
+        return received(ring, part)
+
+    monkeypatch.setattr(Ring, "receive", receive)
+    with closing(new_loader(root, "process", num_workers=2, prefetch_factor=2)) as loader:
+        for epoch in range(EPOCHS):
+            whole(loader, epoch)
+    assert len(sent) == EPOCHS * ROWS // BATCH  # no block came in any other way
+    assert 1 < sum(sent) <= 2 * (2 + 3)
+
+
+def kept(loader: Loader) -> Iterator[tuple[torch.Tensor, int]]:
+    """Give an image of each batch, a view, and what it is now."""
+    for images, _ in loader:
+        view = images[1:3, :, 5:]
+        yield view, crc(view)
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_what_is_kept_is_not_written_to_in_fifty_epochs(root: Path, engine: str) -> None:
+    with closing(new_loader(root, engine)) as loader:
+        views = list(kept(loader))
+        for epoch in range(EPOCHS):
+            whole(loader, epoch)
+            if epoch % 10 == 0:
+                views += list(itertools.islice(kept(loader), 1))
+        assert all(crc(view) == value for view, value in views)
+    assert all(crc(view) == value for view, value in views)  # and after the workers' end
+    assert len({value for _, value in views}) == len(views)

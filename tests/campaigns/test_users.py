@@ -1,0 +1,120 @@
+"""Several users and one dataset: who may replace, resume and block what."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import make_dataset, make_folder, tree
+
+from shardkit import verify
+from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.staging import WORK_NAME, workplace
+from shardkit.errors import UsageError
+from shardkit.sources.imagefolder import scan_imagefolder
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root, to become other users")
+
+OWNER, SECOND, READER, GROUP = 64101, 64102, 64103, 64100
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can reach, with photos and a dataset of another user."""
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    root.chmod(0o755)
+    make_folder(root / "photos", each=2)
+    make_dataset(root / "photos", root / "out")
+    for path in (root / "out", *(root / "out").rglob("*")):
+        os.chown(path, OWNER, GROUP)
+    yield root
+    shutil.rmtree(root)
+
+
+def as_user(user: int, group: int, work: Callable[[], object]) -> None:
+    """Call ``work`` in a child that is that user; it must not raise."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(group)
+            os.setuid(user)
+            os.umask(0o002)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def replace(root: Path) -> None:
+    convert(root / "photos", root / "out", to="hdf5", force=True)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_dataset_that_cannot_be_removed_completely_is_not_touched(
+    shared: Path, mode: int
+) -> None:
+    (shared / "out").chmod(mode)
+    if mode & 0o1000:
+        (shared / "out/index").chmod(0o777)
+    before = tree(shared / "out")
+
+    def refused() -> None:
+        with pytest.raises(UsageError, match=r"cannot be replaced.*It is unchanged"):
+            replace(shared)
+
+    as_user(SECOND, SECOND, refused)
+    assert tree(shared / "out") == before
+    assert verify(shared / "out").ok
+
+
+def test_a_dataset_of_another_user_that_may_be_removed_is_replaced(shared: Path) -> None:
+    for folder in (shared / "out", shared / "out/index"):
+        folder.chmod(0o777)
+    as_user(SECOND, SECOND, lambda: replace(shared))
+    assert verify(shared / "out").ok
+    assert (shared / "out/shardkit.json").stat().st_uid == SECOND
+
+
+def test_a_second_user_of_the_group_resumes_a_conversion(shared: Path) -> None:
+    os.chown(shared, 0, GROUP)
+    shared.chmod(0o2775)
+    options = ConvertOptions(to="webdataset", shard_samples=1)
+    target = shared / "new"
+
+    def interrupted() -> None:
+        def stop(_: object) -> None:
+            if len(list((target / WORK_NAME / "dataset").glob("shard-*"))) > 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            convert_scan(scan_imagefolder(shared / "photos"), target, options, on_progress=stop)
+
+    def resumed() -> None:
+        assert convert_scan(scan_imagefolder(shared / "photos"), target, options).reused_shards
+
+    as_user(OWNER, GROUP, interrupted)
+    as_user(SECOND, GROUP, resumed)
+    assert verify(target).ok
+
+
+def test_a_user_who_may_only_read_cannot_hold_the_lock(shared: Path) -> None:
+    def look() -> None:
+        lock = shared / "out" / WORK_NAME / "lock"
+        assert lock.stat().st_uid == 0
+        for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+            with pytest.raises(PermissionError):
+                fcntl.flock(os.open(lock, flags), fcntl.LOCK_EX)
+
+    with workplace(shared / "out", force=True):
+        as_user(READER, READER, look)

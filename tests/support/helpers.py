@@ -1,0 +1,213 @@
+"""What several test files need: images of all kinds, folders of them, and the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from shardkit.cli.main import cli
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.sources.imagefolder import scan_imagefolder
+
+Pixels = npt.NDArray[np.uint8]
+
+ORIENTATION = 0x0112
+"""The EXIF tag that says how an image is to be turned."""
+
+DEADLINE = 60.0
+"""Seconds after which a child process is taken for hung; none takes a tenth of it."""
+
+FORMATS = ("hdf5", "lmdb", "webdataset")
+
+
+def pixels(width: int = 24, height: int = 16, seed: int = 0, channels: int = 3) -> Pixels:
+    """Return smooth pixels with a little noise: uint8 of shape (height, width, channels)."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    planes = [
+        127
+        + 80 * np.sin((x * (c + 1) + seed) / 7.0)
+        + 40 * np.cos((y + c * 5) / 5.0)
+        + rng.integers(-6, 7, (height, width))
+        for c in range(channels)
+    ]
+    stacked: Pixels = np.clip(np.stack(planes, axis=-1), 0, 255).astype(np.uint8)
+    return stacked
+
+
+def picture(width: int = 24, height: int = 16, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    """Return an image of the given mode."""
+    if mode in ("RGBA", "CMYK", "LA"):
+        values = pixels(width, height, seed, len(mode))
+        return Image.frombytes(mode, (width, height), values.tobytes())
+    if mode.startswith("I;16"):
+        wide = pixels(width, height, seed)[:, :, 0].astype(np.uint16) * 256 + 17
+        return Image.fromarray(wide)
+    return Image.fromarray(pixels(width, height, seed)).convert(mode)
+
+
+def encoded(image: Image.Image | None = None, kind: str = "JPEG", **options: Any) -> bytes:
+    """Return an image as the bytes of a file; ``kind`` is Pillow's name of the format."""
+    buffer = io.BytesIO()
+    (image or picture()).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def jpeg(width: int = 24, height: int = 16, seed: int = 0, **options: Any) -> bytes:
+    """Return a JPEG file."""
+    return encoded(picture(width, height, seed), "JPEG", **{"quality": 90, **options})
+
+
+def png(width: int = 24, height: int = 16, seed: int = 0, mode: str = "RGB") -> bytes:
+    """Return a PNG file."""
+    return encoded(picture(width, height, seed, mode), "PNG")
+
+
+def exif(orientation: int) -> Image.Exif:
+    """Return EXIF data that hold an orientation and nothing else."""
+    data = Image.Exif()
+    data[ORIENTATION] = orientation
+    return data
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG file."""
+    return (
+        len(content).to_bytes(4, "big")
+        + name
+        + content
+        + zlib.crc32(name + content).to_bytes(4, "big")
+    )
+
+
+def png_file(header: bytes, rows: bytes, *extra: bytes) -> bytes:
+    """Return a PNG file from the content of its IHDR chunk and its unpacked rows."""
+    return b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            png_chunk(b"IHDR", header),
+            *extra,
+            png_chunk(b"IDAT", zlib.compress(rows)),
+            png_chunk(b"IEND", b""),
+        )
+    )
+
+
+def jpeg_stating(width: int, height: int) -> bytes:
+    """Return a small JPEG file whose header states another size than it has."""
+    data = bytearray(jpeg(32, 32))
+    start = data.index(b"\xff\xc0")
+    data[start + 5 : start + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return bytes(data)
+
+
+def opened(data: bytes) -> Image.Image:
+    """Return Pillow's opinion of an encoded image."""
+    return Image.open(io.BytesIO(data))
+
+
+def make_tree(root: Path, files: Mapping[str, bytes | None]) -> Path:
+    """Write files below ``root``, whose folders are made; None makes an empty folder."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = root / name
+        if content is None:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return root
+
+
+def make_folder(root: Path, classes: Sequence[str] = ("cat", "dog"), each: int = 3) -> Path:
+    """Make an image folder with ``each`` small JPEG and PNG files in every class."""
+    files: dict[str, bytes] = {}
+    for label, name in enumerate(classes):
+        for number in range(each):
+            seed = 100 * label + number
+            if number % 3 == 2:
+                files[f"{name}/{number:03d}.png"] = png(20 + number, 18, seed)
+            else:
+                files[f"{name}/{number:03d}.jpg"] = jpeg(20 + number, 18, seed)
+    return make_tree(root, files)
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Return all that is below ``root``: path to SHA-256, and "folder" for folders."""
+    return {
+        str(path.relative_to(root)): "folder"
+        if path.is_dir()
+        else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Wait until ``condition`` holds; fail at the deadline."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+def invoke(*arguments: object) -> Result:
+    """Call the command line in this process; the errors of shardkit come out as exceptions."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def shardkit_command(*arguments: object) -> list[str]:
+    """Return the command line that runs ``shardkit`` in a process of its own."""
+    return [
+        sys.executable,
+        "-m",
+        "shardkit",
+        *(os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments),
+    ]
+
+
+def run(
+    *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``shardkit`` in a process of its own to its end."""
+    return subprocess.run(
+        shardkit_command(*arguments),
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
+def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
+def make_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
+    """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``."""
+    convert_scan(
+        scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options)
+    )
+    return target

@@ -1,0 +1,241 @@
+"""What tests of loaders share: small datasets, prints of batches, and an epoch read by hand."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from helpers import FORMATS, make_dataset, make_tree, png
+from torch.utils.data import Dataset
+
+from shardkit import (
+    BlockShuffle,
+    IterableHDF5Dataset,
+    IterableLMDBDataset,
+    IterableShardDataset,
+    IterableTarDataset,
+    Loader,
+    LoaderOptions,
+    Order,
+    RandomResizedCrop,
+    RankShard,
+    ShardDataset,
+    collate,
+    make_loader,
+    open_dataset,
+)
+
+ROWS = 23
+"""A number that neither 2, 3 nor 4 divides, nor any product of them."""
+
+SEED = 5
+
+BATCH = 2
+
+CROP = RandomResizedCrop(8)
+"""Each sample depends on random numbers: so a tail is equal only if these are."""
+
+METHODS = ("fork", pytest.param("forkserver", marks=pytest.mark.slow))
+"""How worker processes start, for tests in which that hardly matters."""
+
+ITERABLE: dict[str, Callable[..., IterableShardDataset]] = {
+    "hdf5": IterableHDF5Dataset,
+    "lmdb": IterableLMDBDataset,
+    "webdataset": IterableTarDataset,
+}
+"""The iterable dataset of each format."""
+
+Print = tuple[int, int]
+"""CRC-32 of a sample's image, and its label."""
+
+Prints = list[Print]
+"""Those of a batch."""
+
+
+def make_datasets(root: Path, rows: int = ROWS, first: int = 0) -> Path:
+    """Make a dataset of ``rows`` images in each format, below ``root``; return ``root``."""
+    files: dict[str, bytes | None] = {
+        f"{'abc'[n % 3]}/{n:04d}.png": png(11 + n % 4, 10, first + n) for n in range(rows)
+    }
+    make_tree(root / "photos", files)
+    for to in FORMATS:
+        make_dataset(root / "photos", root / to, to=to)
+    return root
+
+
+def crc(image: Any) -> int:
+    """Return the CRC-32 of an image's values, in whatever memory order they are."""
+    return zlib.crc32(np.ascontiguousarray(np.asarray(image)).tobytes())
+
+
+def prints(batch: Any) -> Prints:
+    """Return what tells the samples of a batch apart from all others, in their order."""
+    images, labels = batch[0], batch[1]
+    return [(crc(image), int(label)) for image, label in zip(images, labels, strict=True)]
+
+
+def prints_of(batches: Iterable[Any]) -> list[Prints]:
+    """Return the prints of each batch."""
+    return [prints(batch) for batch in batches]
+
+
+def difference(found: Iterable[Any], expected: list[Prints]) -> str:
+    """Return where batches are not those that are expected, or nothing; pytest takes minutes."""
+    for number, (one, other) in enumerate(itertools.zip_longest(prints_of(found), expected)):
+        if one != other:
+            return f"batch {number} of {len(expected)} is {one}, not {other}"
+    return ""
+
+
+def epoch_by_hand(
+    dataset: ShardDataset, order: Order, epoch: int, batch_size: int, place: tuple[int, int]
+) -> list[Prints]:
+    """Return the batches of one rank in an epoch without a loader, as docs/order.md states them.
+
+    Args:
+        dataset: A dataset that no loader uses.
+        order: Of its rows.
+        epoch: The epoch.
+        batch_size: Samples in a batch.
+        place: Rank and world_size; what does not divide evenly is left out.
+    """
+    rank, world_size = place
+    dataset.set_epoch(epoch, order.seed)
+    rows = order.rows(epoch, np.arange(order.size))
+    batches = []
+    for start in range(0, order.size, world_size * batch_size):
+        step = rows[start : start + world_size * batch_size]
+        each = len(step) // world_size
+        if each:
+            batches.append(prints(collate(dataset[step[rank * each : (rank + 1) * each]])))
+    return batches
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two batches are equal: their types, structure and every value."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def loader_of(
+    path: Path, kind: str, shuffle: bool | BlockShuffle, options: LoaderOptions
+) -> Loader:
+    if kind == "map":
+        dataset = open_dataset(path, decode=CROP)
+        return make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, options=options)
+    opened = ITERABLE[path.name](path, decode=CROP, shuffle=shuffle, seed=SEED)
+    return make_loader(opened, BATCH, options=options)
+
+
+def close(batches: Iterator[Any]) -> None:
+    """End an iteration where it stands, as the end of its process would."""
+    batches.close()  # type: ignore[attr-defined]
+
+
+class Counted(Dataset[torch.Tensor]):
+    """Counts in shared memory how often each row was read."""
+
+    def __init__(self, rows: int) -> None:
+        self.read = torch.zeros(rows, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        self.read[row] += 1
+        return torch.tensor(row)
+
+
+class Topology(NamedTuple):
+    """What may change at a stop."""
+
+    kind: str
+    engine: str
+    num_workers: int
+    world_size: int
+    batch: int
+
+    def ranks(self, path: Path, shuffle: bool | BlockShuffle, **rank_shard: Any) -> list[Any]:
+        """Return what each rank iterates over."""
+        return [self._rank(path, shuffle, r, rank_shard) for r in range(self.world_size)]
+
+    def _rank(
+        self, path: Path, shuffle: bool | BlockShuffle, rank: int, rank_shard: dict[str, Any]
+    ) -> Any:
+        place = RankShard(rank=rank, world_size=self.world_size, **rank_shard)
+        if self.kind == "alone":  # the iterable dataset itself, without any loader
+            return ITERABLE[path.name](
+                path,
+                decode=CROP,
+                shuffle=shuffle,
+                seed=SEED,
+                batch_size=self.batch,
+                rank_shard=place,
+            )
+        dataset: Any = open_dataset(path, decode=CROP)
+        if self.kind == "iterable":
+            dataset = IterableShardDataset(dataset, shuffle=shuffle, seed=SEED)
+        options = LoaderOptions(
+            rank_shard=place,
+            engine=self.engine,
+            num_workers=self.num_workers,
+            with_rows=True,
+            start_method="fork",
+        )
+        if self.kind == "iterable":
+            return make_loader(dataset, self.batch, options=options)
+        return make_loader(dataset, self.batch, shuffle=shuffle, seed=SEED, options=options)
+
+
+class Samples:
+    """Which row of an epoch a print is."""
+
+    def __init__(self, path: Path, shuffle: bool | BlockShuffle) -> None:
+        self.order = Order(size=ROWS, shuffle=shuffle, seed=SEED)
+        self._dataset = open_dataset(path, decode=CROP)
+
+    def rows(self, epoch: int) -> list[int]:
+        """Return the rows of an epoch in their order."""
+        return [int(row) for row in self.order.rows(epoch, np.arange(ROWS))]
+
+    def of(self, epoch: int) -> dict[Print, int]:
+        """Return the row of each print; no two samples of an epoch have the same."""
+        self._dataset.set_epoch(epoch, SEED)
+        every = prints((*zip(*self._dataset[:], strict=True),))
+        assert len(set(every)) == ROWS
+        return {found: row for row, found in enumerate(every)}
+
+
+def rows_in(batch: Any, known: Mapping[Print, int]) -> list[int]:
+    """Return the rows that a batch holds; what the batch says of them must be true."""
+    if batch is None:
+        return []
+    found = [known[one] for one in prints(batch)]
+    if len(batch) == 3:
+        stated = batch[2].tolist()
+        assert [row for row in stated if row >= 0] == found[: len(stated) - stated.count(-1)]
+    return found
+
+
+def step(iterators: list[Iterator[Any]], known: Mapping[Print, int]) -> list[int]:
+    """Return what all ranks together give in one step."""
+    return [row for one in iterators for row in rows_in(next(one, None), known)]
+
+
+def read_epoch(ranks: list[Any], known: Mapping[Print, int]) -> list[int]:
+    """Return the rows that all ranks give until the last has no more, step by step."""
+    iterators = list(map(iter, ranks))
+    return list(itertools.chain(*iter(lambda: step(iterators, known), [])))

@@ -1,0 +1,277 @@
+"""What files name cannot command a terminal, and what the caller closed cannot change the work.
+
+Click removes escape sequences where the output is no terminal, so these tests have one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forging import forge, with_meta
+from helpers import DEADLINE, make_dataset, make_folder, make_tree, shardkit_command
+
+from shardkit import verify
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.record import Record, dump_json
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.verification.receipt import save_receipt
+
+EVIL = "\x1b]0;owned\x07\x9b31m\u202e\udcff\r\nFAKE\x08"
+"""A title, a color, another direction, a byte that is no text, a line of its own, a deletion."""
+
+KEY = EVIL.replace("\udcff", "")  # a key is text
+
+ALLOWED = re.compile(rb"\x1b\[A|\r|\n")
+"""What progress bars and lines consist of."""
+
+ALONE = ("--workers", 1)
+
+MANY = """
+import json, sys
+from shardkit.cli.main import main
+for arguments in json.loads(open(sys.argv[1]).read()):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        print("code", end.code, flush=True)
+"""
+
+
+def on_terminal(command: Sequence[str], **options: Any) -> bytes:
+    """Return what a command prints whose standard streams are a terminal."""
+    mine, other = pty.openpty()
+    with subprocess.Popen(command, stdin=other, stdout=other, stderr=other, **options) as process:
+        os.close(other)
+        shown, end = b"", time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            try:
+                part = os.read(mine, 1 << 16)
+            except OSError:  # nobody has the other end anymore
+                break
+            shown += part
+        os.close(mine)
+        assert process.wait(DEADLINE) == 0, shown[-3000:].decode(errors="backslashreplace")
+    return shown
+
+
+def show(tmp_path: Path, commands: Sequence[Sequence[object]]) -> str:
+    """Run commands on one terminal, check all that they print, and return it."""
+    (tmp_path / "commands").write_text(json.dumps([[str(a) for a in each] for each in commands]))
+    shown = on_terminal([sys.executable, "-c", MANY, str(tmp_path / "commands")])
+    text = ALLOWED.sub(b"", shown).decode()
+    assert [each for each in text if not each.isprintable()] == []
+    assert not re.search(rb"[\r\n]FAKE", shown)
+    assert b"Traceback" not in shown
+    assert shown.count(b"code") >= len(commands)
+    return shown.decode()
+
+
+def texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give the place of each text in JSON; a name of an entry is a place of its own."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield (*path, name, None)
+            yield from texts(each, (*path, name))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from texts(each, (*path, number))
+    elif isinstance(value, str):
+        yield path
+
+
+def planted(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return a copy of JSON with `EVIL` at the end of one text."""
+    value = inner = copy.deepcopy(value)
+    name = path[-2] if path[-1] is None else path[-1]
+    for each in path[: -2 if path[-1] is None else -1]:
+        inner = inner[each]
+    if path[-1] is None:
+        inner[name + EVIL] = inner.pop(name)
+    else:
+        inner[name] += EVIL
+    return value
+
+
+def flip(path: Path) -> None:
+    """Change a byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def sealed(value: dict[str, Any]) -> str:
+    body = {name: part for name, part in value.items() if name != "digest"}
+    body["digest"] = hashlib.sha256(dump_json(body)).hexdigest()
+    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    make_tree(folder, {"cat/bad.jpg": b"x", "cat/list.txt": b"x"})
+    options = ConvertOptions(to="lmdb", shard_samples=4, on_error="skip")
+    convert_scan(scan_imagefolder(folder), tmp_path / "made", options)
+    return tmp_path / "made"
+
+
+@pytest.mark.slow
+def test_each_text_of_a_manifest(place: Path, folder: Path, tmp_path: Path) -> None:
+    value = json.loads((place / MANIFEST_NAME).read_bytes())
+    paths = [path for path in texts(value) if path[0] != "digest"]
+    commands = []
+    for number, path in enumerate(paths):
+        copied = shutil.copytree(place, tmp_path / f"copy {number}")
+        (copied / MANIFEST_NAME).write_text(sealed(planted(value, path)))
+        commands += [["info", copied], ["verify", copied, *ALONE], ["index", copied]]
+        commands += [["repair", copied, "--from", folder, *ALONE]]
+    shown = show(tmp_path, commands)
+    assert len(paths) > 30
+    assert shown.count("owned") > 30
+
+
+@pytest.mark.slow
+def test_each_text_of_a_receipt(place: Path, folder: Path, tmp_path: Path) -> None:
+    save_receipt(tmp_path / "receipt", place, verify(place, against=folder))
+    value = json.loads((tmp_path / "receipt").read_bytes())
+    commands = []
+    for number, path in enumerate(texts(value)):
+        forged = tmp_path / f"receipt {number}"
+        forged.write_text(sealed(planted(value, path)))
+        commands.append(["verify", place, "--check-receipt", forged, *ALONE])
+    assert "owned" in show(tmp_path, commands)
+
+
+def test_keys_and_paths_of_records(place: Path, folder: Path, tmp_path: Path) -> None:
+    def change(records: list[Record]) -> list[Record]:
+        return [
+            with_meta(replace(record, key=f"{record.key}{KEY}"), path=f"{number}{EVIL}")
+            for number, record in enumerate(records)
+        ]
+
+    forge(place, change)
+    flip(place / load_manifest(place).shards[0].name)
+    commands: list[list[object]] = [
+        ["verify", place, *how, *ALONE] for how in (["--level", "decode"], ["--against", folder])
+    ]
+    commands += [["repair", place, "--from", folder, *ALONE], ["index", place], ["info", place]]
+    assert "owned" in show(tmp_path, commands)
+
+
+@pytest.mark.slow
+def test_names_in_a_source(tmp_path: Path) -> None:
+    name = f"n{EVIL}"
+    source = tmp_path / f"photos{name}"
+    make_folder(source, ["cat", name])
+    make_tree(source, {f"{name}/{name}.jpg": b"bad", f"cat/{name}.txt": b"x", f".{name}": b"x"})
+    made, photos = tmp_path / f"made{name}", str(source)
+    how = ["convert", "imagefolder", photos, made, "--to", "lmdb", *ALONE]
+    commands = [[*how, "--dry-run"], how, [*how, "--on-error", "skip"], ["info", made]]
+    commands += [["verify", made, "--against", photos, *ALONE], ["verify", f"{made}{name}"]]
+    commands += [
+        ["repair", made, "--from", photos, *ALONE],
+        ["index", made],
+        [name],
+        ["info", f"--{name}"],
+    ]
+    commands += [["convert", name, "out"], [*how, "--class-order", name], [*how, "--resize", name]]
+    bench = ["--rounds", "1", "--seconds", "0.1", "--cache", "warm", "--loader", "plain"]
+    commands += [["bench", made, photos, *bench], ["bench", name], ["doctor", name], ["tune", name]]
+    assert show(tmp_path, commands).count("owned") >= len(commands) - 2
+
+
+def test_json_is_exact_on_a_terminal(place: Path) -> None:
+    value = json.loads((place / MANIFEST_NAME).read_bytes())
+    value["software"][EVIL] = EVIL
+    (place / MANIFEST_NAME).write_text(sealed(value))
+    shown = on_terminal(shardkit_command("info", place, "--json"))
+    assert json.loads(shown)[""]["software"][EVIL] == EVIL
+    assert shown.isascii()
+    assert b"\x1b" not in shown
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    code = f"""
+import warnings
+from shardkit.cli.console import open_streams
+open_streams()
+warnings.warn({EVIL!r})
+"""
+    shown = on_terminal([sys.executable, "-c", code])
+    assert shown.startswith(b"shardkit: warning: \\x1b]0;owned")
+    assert shown.count(b"\n") == 1
+
+
+def test_a_long_text_is_cut(tmp_path: Path) -> None:
+    code = "from shardkit.cli.console import say; say('begin' + 'x' * (1 << 22) + 'end')"
+    shown = on_terminal([sys.executable, "-c", code])
+    assert len(shown) < 30_000
+    assert shown.startswith(b"begin")
+    assert shown.endswith(b"end\r\n")
+
+
+# --- streams that are closed ---
+
+
+CLOSED = ((0,), (1,), (2,), (1, 2), (0, 1, 2))
+
+
+def code_without(numbers: Sequence[int], *arguments: object) -> int:
+    """Return the exit code of a command that is started without these standard streams."""
+    closing = " ".join(f"{number}>&-" for number in numbers)
+    return subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {closing}', "sh", *shardkit_command(*arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=DEADLINE,
+        check=False,
+    ).returncode
+
+
+@pytest.mark.parametrize("numbers", CLOSED, ids=str)
+@pytest.mark.slow
+def test_closed_streams_change_no_exit_code(
+    folder: Path, tmp_path: Path, numbers: Sequence[int]
+) -> None:
+    made = tmp_path / "made"
+    how = ("convert", "imagefolder", folder, made, "--to", "webdataset", "--workers", 2)
+    assert code_without(numbers, *how) == 0
+    assert load_manifest(made).rows == 6
+    assert code_without(numbers, "verify", made) == 0
+    flip(made / load_manifest(made).shards[0].name)
+    assert code_without(numbers, "verify", made) == 1
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.slow
+def test_a_reader_that_goes_away_changes_no_exit_code(
+    folder: Path, tmp_path: Path, as_json: bool
+) -> None:
+    made = make_dataset(folder, tmp_path / "made")
+    for code in (0, 1):
+        command = shardkit_command("verify", made, *["--json"] * as_json)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout
+            assert process.stderr
+            process.stdout.close()
+            said = process.stderr.read().decode()
+            assert process.wait(DEADLINE) == code, said
+        assert "Traceback" not in said
+        assert "Exception ignored" not in said
+        flip(made / load_manifest(made).shards[0].name)

@@ -1,0 +1,183 @@
+"""Whose fault it is that an image cannot be decoded: its own, or the machine's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import FORMATS, encoded, jpeg, make_tree, picture, png, python
+from PIL import Image, ImageFile
+
+from shardkit import BadImage
+from shardkit.codecs import image as codec
+from shardkit.codecs.decode_errors import as_bad_image, require_memory
+from shardkit.codecs.image import decode, encode, inspect
+from shardkit.conversion.convert import convert
+from shardkit.conversion.recipe import Recipe
+from shardkit.record import Record
+
+SCARCE = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from helpers import encoded, np, picture, png
+from shardkit.codecs.image import decode, inspect
+from shardkit.errors import BadImage
+
+image = picture(1200, 1200)
+files = (
+    ("jpg", encoded(image, "JPEG")),
+    ("jpg", encoded(image, "JPEG", progressive=True, subsampling=0)),
+    ("jpg", encoded(image.convert("CMYK"), "JPEG")),
+    ("png", encoded(image.convert("RGBA"), "PNG", compress_level=1)),
+    ("webp", encoded(image, "WEBP", quality=50, method=0)),
+    ("webp", encoded(image, "WEBP", lossless=True, method=0)),
+    ("gif", encoded(image.quantize(16), "GIF")),
+    ("tiff", encoded(image, "TIFF", compression="tiff_lzw")),
+    ("bmp", encoded(image, "BMP")),
+    ("ppm", encoded(image, "PPM")),
+)
+for field, data in files:
+    good = decode(data, field).tobytes()
+    for room in range(0, 40, 2):
+        status = open("/proc/self/status").read()
+        mapped = int(status.split("VmSize:")[1].split()[0]) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (room << 20), -1))
+        try:
+            inspect(data, field)
+            pixels = decode(data, field)
+            found = "good" if pixels.tobytes() == good else "other pixels"
+            del pixels
+        except MemoryError:
+            found = "no memory"
+        except BadImage as error:
+            found = f"blamed: {error}"
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        print(field, found)
+"""
+
+
+def test_an_image_is_never_blamed_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is gone
+    done = python(SCARCE, (Path(__file__).parents[2] / "support"))
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.splitlines())
+    kinds = ("jpg", "png", "webp", "gif", "tiff", "bmp", "ppm")
+    assert found <= {f"{kind} {end}" for kind in kinds for end in ("good", "no memory")}
+    assert found >= {f"{kind} good" for kind in kinds}
+    assert found >= {f"{kind} no memory" for kind in ("jpg", "png", "webp")}
+
+
+SAMPLES = {
+    "jpg": encoded(picture(mode="CMYK"), "JPEG"),
+    "png": png(mode="P"),  # others may be checked without Pillow
+    "webp": encoded(kind="WEBP"),
+    "gif": encoded(kind="GIF"),
+    "bmp": encoded(kind="BMP"),
+    "tiff": encoded(kind="TIFF"),
+    "ppm": encoded(kind="PPM"),
+}
+SHORTAGES = (
+    MemoryError(),
+    OSError("out of memory error when reading image file"),
+)
+
+
+def fail(error: Exception) -> Callable[..., Any]:
+    def failing(*_: object, **__: object) -> Any:
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+@pytest.mark.parametrize("shortage", SHORTAGES, ids=repr)
+def test_a_lack_of_memory_passes_through(
+    monkeypatch: pytest.MonkeyPatch, field: str, shortage: Exception
+) -> None:
+    record = Record("a", {field: SAMPLES[field]})
+    monkeypatch.setitem(codec._OPENERS, field, fail(shortage))
+    with pytest.raises(MemoryError):
+        decode(SAMPLES[field], field)
+    with pytest.raises(MemoryError):
+        Recipe().apply(record)
+    if field != "jpg":  # whose header simplejpeg reads
+        with pytest.raises(MemoryError):
+            Recipe(check="none").apply(record)
+    monkeypatch.undo()
+    monkeypatch.setattr(Image.Image, "load", fail(shortage))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail(shortage))
+    for kind in ("Tiff", "Gif", "WebP", "Png"):
+        plugin = vars(codec)[f"{kind}ImagePlugin"]
+        monkeypatch.setattr(vars(plugin)[f"{kind}ImageFile"], "load", fail(shortage))
+    with pytest.raises(MemoryError):
+        decode(SAMPLES[field], field)
+
+
+@pytest.mark.parametrize("reason", ["Insufficient memory (case 4)", "Memory allocation failure"])
+def test_what_turbojpeg_says_of_memory_is_understood(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr("simplejpeg.decode_jpeg", fail(ValueError(reason)))
+    with pytest.raises(MemoryError, match=re.escape(reason)):
+        decode(jpeg(), "jpg")
+
+
+@pytest.mark.parametrize("field", ["jpg", "png", "webp"])
+def test_a_lack_of_memory_while_encoding_passes_through(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    for shortage in (MemoryError(), OSError("out of memory error when writing image file")):
+        monkeypatch.setattr(Image.Image, "save", fail(shortage))
+        with pytest.raises(MemoryError):
+            encode(picture(), field, 90)
+
+
+def test_a_lack_of_memory_while_metadata_are_read_passes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Image.Image, "getexif", fail(MemoryError()))
+    with pytest.raises(MemoryError):
+        inspect(jpeg(exif=b"Exif\0\0"), "jpg")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_conversion_never_skips_an_image_for_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    source = make_tree(tmp_path / "photos", {"a/1.png": png(mode="P"), "a/2.jpg": jpeg()})
+    monkeypatch.setitem(codec._OPENERS, "png", fail(MemoryError()))
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - the kind is for others to choose
+        convert(source, tmp_path / "set", to=to, on_error="skip")
+    assert not isinstance(caught.value, BadImage)
+    assert not (tmp_path / "set" / "shardkit.json").exists()
+
+
+def test_a_reason_is_given_in_words() -> None:
+    for error, said in (
+        (AssertionError(), "its parts contradict each other (AssertionError)"),
+        (IndexError("list index out of range"), "contradict each other (IndexError: list index"),
+        (OSError("decoder error -2"), "it is odd: its data are damaged"),
+        (SyntaxError("not a <_io.BytesIO object at 0x7f00> file"), "it is odd: not a file"),
+        (ValueError("no memory of this"), "it is odd: no memory of this"),
+    ):
+        with pytest.raises(BadImage, match=re.escape(said)), as_bad_image("it is odd"):
+            raise error
+
+
+def test_what_an_image_says_of_memory_is_not_believed() -> None:
+    require_memory("Too much memory used in text chunks")
+    require_memory("Token too long: out of memory")
+
+
+def test_an_error_that_may_mean_two_things_is_decided_by_what_memory_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(BadImage, match="its data are damaged"), as_bad_image("it is odd", 1 << 20):
+        raise OSError("decoder error -9")
+    monkeypatch.setattr("numpy.empty", fail(MemoryError()))
+    with pytest.raises(MemoryError), as_bad_image("it is odd", 1 << 20):
+        raise OSError("decoder error -9")

@@ -1,0 +1,173 @@
+"""Images of formats that no shard stores: listed as bad, with a remedy that works."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import Pixels, encoded, invoke, jpeg, make_tree, picture
+from PIL import Image
+
+from shardkit import BadImage, BadImages, open_dataset, verify
+from shardkit.codecs.foreign import FORMATS, identify
+from shardkit.codecs.image import inspect
+from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.record import FOREIGN_FIELD
+from shardkit.sources.imagefolder import scan_imagefolder
+
+SAVED = {
+    "avif": ("AVIF", "RGB"),
+    "blp": ("BLP", "P"),
+    "dds": ("DDS", "RGBA"),
+    "dib": ("DIB", "RGB"),
+    "icns": ("ICNS", "RGBA"),
+    "ico": ("ICO", "RGBA"),
+    "jp2": ("JPEG2000", "RGB"),
+    "msp": ("MSP", "1"),
+    "pcx": ("PCX", "RGB"),
+    "qoi": ("QOI", "RGB"),
+    "sgi": ("SGI", "RGB"),
+    "tga": ("TGA", "RGB"),
+    "xbm": ("XBM", "1"),
+}
+"""Suffix to Pillow's name of the format and a mode that it saves."""
+
+
+def psd() -> bytes:
+    """Return a Photoshop file of 4 x 3 pixels, without layers."""
+    head = b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 3, 4, 8, 3)
+    return head + bytes(12) + b"\0\0" + bytes(range(36))
+
+
+FILES = {suffix: encoded(picture(32, 32, 1, mode), kind) for suffix, (kind, mode) in SAVED.items()}
+FILES["psd"] = psd()
+TEXTS = {
+    "notes.txt": b"width 10\nheight 10\n" * 20,
+    "data.json": b'{"a": 1}',
+    "table.csv": b"1,2,3\n",
+    "zeros.bin": bytes(4096),
+    "figure.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    "numbers.idx": b"\0\0\x08\x03" + bytes(60),
+}
+
+
+def shown(data: bytes) -> Pixels:
+    """Return what Pillow decodes, over white."""
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        layer = image.convert("RGBA")
+    ground = Image.new("RGBA", layer.size, "white")
+    return np.asarray(Image.alpha_composite(ground, layer).convert("RGB"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    make_tree(root, {f"a/image.{suffix}": data for suffix, data in FILES.items()})
+    make_tree(root, {f"a/{name}": data for name, data in TEXTS.items()})
+    make_tree(root, {"b/usual.jpg": jpeg(), "b/an avif, really.jpg": FILES["avif"]})
+    return root
+
+
+def foreign_paths() -> set[str]:
+    return {f"a/image.{suffix}" for suffix in FILES} | {"b/an avif, really.jpg"}
+
+
+def test_what_pillow_opens_is_an_image_and_the_rest_is_listed(folder: Path) -> None:
+    scan = scan_imagefolder(folder)
+    assert {entry.path for entry in scan.splits[""].entries} == {*foreign_paths(), "b/usual.jpg"}
+    ignored = {problem.path: problem.reason for problem in scan.ignored[""]}
+    assert ignored == {f"a/{name}": "not an image" for name in TEXTS}
+
+
+def test_a_plain_copy_names_each_and_the_remedy(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadImages) as caught:
+        convert(folder, tmp_path / "made", to="lmdb")
+    reasons = {problem.path: problem.reason for problem in caught.value.problems}
+    assert reasons.keys() == foreign_paths()
+    assert all("--encode jpeg, png or webp" in reason for reason in reasons.values())
+    assert "the format TGA" in reasons["a/image.tga"]
+
+
+def test_on_error_skip_leaves_them_out(folder: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    command = ("convert", "imagefolder", folder, made, "--to", "lmdb", "--workers", 1)
+    assert invoke(*command, "--on-error", "skip").exit_code == 0
+    assert open_dataset(made).paths[:] == ["b/usual.jpg"]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(encode="png"),
+        Recipe(encode="jpeg"),
+        Recipe(encode="webp"),
+        Recipe(encode="raw", resize=(8, 8), resize_mode="stretch", enlarge=True),
+        Recipe(resize=(32, 32)),
+    ],
+    ids=str,
+)
+def test_the_remedy_works_for_all(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
+    scan = scan_imagefolder(folder)
+    convert_scan(scan, tmp_path / "made", ConvertOptions(to="webdataset", recipe=recipe))
+    dataset = open_dataset(tmp_path / "made", decode="numpy")
+    assert {*dataset.paths} == {*foreign_paths(), "b/usual.jpg"}
+    assert verify(tmp_path / "made", "decode", against=folder).findings == []
+    if recipe.encode != "png":
+        return
+    for row, path in enumerate(dataset.paths):
+        assert np.array_equal(dataset[row][0], shown((folder / path).read_bytes())), path
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_a_cut_file_is_bad_or_not_an_image(suffix: str, tmp_path: Path) -> None:
+    data = FILES[suffix]
+    for part in (0.02, 0.3, 0.6, 0.95):
+        content = data[: int(part * len(data))]
+        if identify(io.BytesIO(content)):
+            with contextlib.suppress(BadImage):
+                assert inspect(content, FOREIGN_FIELD).width > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"qoif" + struct.pack(">IIBB", 8000, 8000, 3, 0) + bytes(64), "over the limit"),
+        (b"qoif" + struct.pack(">IIBB", 60000, 60000, 3, 0) + bytes(64), "exceeds limit"),
+        (struct.pack("<BBB5xHHHHBB", 0, 0, 2, 0, 0, 65535, 65535, 24, 0), "exceeds limit"),
+    ],
+)
+def test_a_bomb_is_refused_by_its_header(content: bytes, words: str) -> None:
+    assert identify(io.BytesIO(content))
+    with pytest.raises(BadImage, match=words):
+        inspect(content, FOREIGN_FIELD)
+
+
+def test_no_plugin_that_runs_or_opens_something_else_is_used() -> None:
+    left_out = {"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG", "IPTC", "FPX", "MIC"}
+    assert not left_out & set(FORMATS)
+    Image.init()
+    known = set(Image.OPEN) - left_out
+    assert known - set(FORMATS) == {"BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"}
+
+
+def test_a_scan_opens_a_file_at_most_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    plain_open = open
+
+    def counted(path: Any, *rest: Any, **options: Any) -> Any:
+        opened.append(path)
+        return plain_open(path, *rest, **options)
+
+    monkeypatch.setattr("builtins.open", counted)
+    scan_imagefolder(folder)
+    inside = [path for path in map(str, opened) if path.startswith(str(folder))]
+    assert len(inside) == len(set(inside))
+    assert not any(path.endswith((".jpg", ".avif", ".tga")) for path in inside)

@@ -1,0 +1,628 @@
+from __future__ import annotations
+
+import contextlib
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    Pixels,
+    encoded,
+    exif,
+    jpeg,
+    jpeg_stating,
+    opened,
+    picture,
+    pixels,
+    png,
+    png_chunk,
+    png_file,
+)
+from pairwise import pairwise
+from PIL import Image, ImageOps
+
+from shardkit.codecs import image as codec
+from shardkit.codecs.image import (
+    ImageInfo,
+    apply_orientation,
+    decode,
+    encode,
+    inspect,
+    sniff,
+    to_rgb,
+)
+from shardkit.errors import BadImage
+
+MAGENTA = (255, 0, 255)
+
+
+def oracle(data: bytes) -> Pixels:
+    """Return what Pillow makes of an opaque 8-bit image."""
+    return np.asarray(opened(data).convert("RGB"))
+
+
+def over(image: Image.Image, background: tuple[int, int, int]) -> Pixels:
+    """Return an image laid over a colour, by the formula and not by Pillow."""
+    layer = np.asarray(image.convert("RGBA")).astype(np.float64)
+    alpha = layer[:, :, 3:] / 255
+    mixed = layer[:, :, :3] * alpha + np.array(background) * (1 - alpha)
+    result: Pixels = np.rint(mixed).astype(np.uint8)
+    return result
+
+
+def differ(one: Pixels, other: Pixels) -> int:
+    """Return the largest difference between two images of equal shape."""
+    assert one.shape == other.shape
+    return int(np.abs(one.astype(int) - other.astype(int)).max())
+
+
+# What it is.
+
+SAMPLES = {
+    "jpg": encoded(kind="JPEG"),
+    "png": encoded(kind="PNG"),
+    "webp": encoded(kind="WEBP"),
+    "bmp": encoded(kind="BMP"),
+    "gif": encoded(kind="GIF"),
+    "tiff": encoded(kind="TIFF"),
+    "ppm": encoded(kind="PPM"),
+}
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+def test_content_tells_the_kind(field: str) -> None:
+    assert sniff(SAMPLES[field][: codec.SNIFF_BYTES]) == field
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_every_kind_of_netpbm_is_known(mode: str, plain: bool) -> None:
+    image = picture(8, 6, mode=mode)
+    data = encoded(image, "PPM")
+    if plain:
+        number = {"1": 1, "L": 2, "RGB": 3}[mode]
+        top = b"P%d\n# comment\n8 6\n" % number + (b"" if mode == "1" else b"255\n")
+        values = np.asarray(image).astype(int).reshape(-1)
+        values = 1 - values if mode == "1" else values
+        data = top + b" ".join(b"%d" % value for value in values)
+    assert sniff(data[:32]) == "ppm"
+    assert np.array_equal(decode(data, "ppm"), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"BM",
+        b"BM is the beginning of this text, which goes on for a while",
+        b"P1 is a plan",
+        b"P6",
+        b"P9 1 1",
+        b"GIF is a format",
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"II* is no TIFF",
+        b"%PDF-1.7",
+        b"\xff\xd8",
+        b"\x89PNG\n",
+        b"<svg/>",
+    ],
+)
+def test_other_content_is_no_image(text: bytes) -> None:
+    assert sniff(text[: codec.SNIFF_BYTES]) is None
+
+
+def test_both_byte_orders_and_big_tiffs_are_known() -> None:
+    assert sniff(b"MM\0*\0\0\0\x08") == sniff(b"II+\0\x08\0\0\0") == "tiff"
+    big = encoded(kind="TIFF", big_tiff=True)
+    assert sniff(big[:32]) == "tiff"
+    assert np.array_equal(decode(big, "tiff"), oracle(big))
+
+
+# How large, how turned, how many frames.
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+def test_the_header_gives_the_size(field: str) -> None:
+    assert inspect(SAMPLES[field], field) == ImageInfo(24, 16)
+
+
+def with_exif(orientation: int, kind: str) -> bytes:
+    return encoded(picture(24, 16), kind, exif=exif(orientation))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_is_found(kind: str, orientation: int) -> None:
+    field = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}[kind]
+    info = inspect(with_exif(orientation, kind), field)
+    assert info == ImageInfo(24, 16, orientation)
+    assert type(info.orientation) is int
+    assert info.upright == ((16, 24) if orientation > 4 else (24, 16))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_is_turned_exactly_once(orientation: int) -> None:
+    """Pillow turns a TIFF when it loads it, and no other kind."""
+    data = with_exif(orientation, "TIFF")
+    info = inspect(data, "tiff")
+    image = apply_orientation(Image.fromarray(decode(data, "tiff")), info.orientation)
+    assert image.size == info.upright
+    upright = apply_orientation(picture(24, 16), orientation)
+    assert np.array_equal(np.asarray(image), np.asarray(upright))
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 255])
+def test_an_orientation_out_of_range_is_upright(orientation: int) -> None:
+    assert inspect(with_exif(orientation, "JPEG"), "jpg").orientation == 1
+
+
+def jpeg_with_segments(*segments: bytes) -> bytes:
+    data = jpeg(24, 16)
+    made = b"".join(
+        marker + (len(content) + 2).to_bytes(2, "big") + content
+        for marker, content in ((segment[:2], segment[2:]) for segment in segments)
+    )
+    return data[:2] + made + data[2:]
+
+
+def test_an_orientation_behind_large_segments_is_found() -> None:
+    padding = b"\xff\xed" + bytes(60_000)
+    data = jpeg_with_segments(padding, padding, b"\xff\xe1" + exif(6).tobytes())
+    assert inspect(data, "jpg").orientation == 6
+
+
+def test_an_orientation_that_stands_in_xmp_alone_is_found_as_pillow_finds_it() -> None:
+    packet = (
+        b'\xff\xe1http://ns.adobe.com/xap/1.0/\0<x:xmpmeta xmlns:x="adobe:ns:meta/">'
+        b'<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description '
+        b'xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+    )
+    data = jpeg_with_segments(packet)
+    assert ImageOps.exif_transpose(opened(data)).size == (16, 24)
+    assert inspect(data, "jpg").upright == (16, 24)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "beyond"),
+    [
+        (5, 26, struct.pack("<II", 6, 1)),  # a fraction
+        (12, 26, struct.pack("<d", 6.0)),  # a double
+        (2, 0x36, b""),  # the text "6"
+    ],
+)
+def test_an_orientation_of_the_wrong_type_is_still_a_plain_number(
+    kind: int, value: int, beyond: bytes
+) -> None:
+    entry = struct.pack("<HHHIII", 1, 0x0112, kind, 1, value, 0)
+    data = jpeg_with_segments(b"\xff\xe1Exif\0\0II*\0\x08\0\0\0" + entry + beyond)
+    info = inspect(data, "jpg")
+    assert type(info.orientation) is int
+    assert info.orientation in (1, 6)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
+@pytest.mark.parametrize(
+    "rest", [b"", b"garbage", b"II*\0\x08\0\0\0\xff\xff", b"MM\0*\xff\xff\xff\xff"]
+)
+def test_damaged_exif_data_do_not_make_an_image_bad(rest: bytes) -> None:
+    data = jpeg_with_segments(b"\xff\xe1Exif\0\0" + rest)
+    assert inspect(data, "jpg") == ImageInfo(24, 16)
+
+
+@pytest.mark.parametrize("field", ["gif", "webp", "png", "tiff"])
+def test_frames_are_counted_and_the_first_is_taken(field: str) -> None:
+    frames = [picture(24, 16, seed) for seed in range(3)]
+    options = {"lossless": True} if field == "webp" else {}
+    data = encoded(frames[0], field.upper(), save_all=True, append_images=frames[1:], **options)
+    assert inspect(data, field).frames == 3
+    assert np.array_equal(decode(data, field), oracle(encoded(frames[0], field.upper(), **options)))
+
+
+# Pixels.
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        *[("JPEG", mode) for mode in ("L", "RGB", "CMYK")],
+        *[("PNG", mode) for mode in ("1", "L", "P", "RGB")],
+        *[("WEBP", mode) for mode in ("L", "RGB")],
+        *[("BMP", mode) for mode in ("1", "L", "P", "RGB")],
+        *[("GIF", mode) for mode in ("1", "L", "P", "RGB")],
+        *[("TIFF", mode) for mode in ("1", "L", "P", "RGB", "CMYK")],
+        *[("PPM", mode) for mode in ("1", "L", "RGB")],
+    ],
+)
+def test_opaque_images_become_rgb_as_pillow_makes_them(kind: str, mode: str) -> None:
+    data = encoded(picture(23, 17, mode=mode), kind)
+    field = {"JPEG": "jpg"}.get(kind, kind.lower())
+    got = decode(data, field)
+    assert got.dtype == np.uint8
+    assert np.array_equal(got, oracle(data))
+
+
+@pytest.mark.parametrize(
+    ("size", "subsampling", "progressive"),
+    pairwise(
+        [(1, 1), (7, 5), (8, 8), (17, 16), (16, 17), (33, 31), (9, 1), (1, 9)],
+        [0, 1, 2],
+        [False, True],
+    ),
+)
+def test_jpegs_are_bit_equal_to_pillow(
+    size: tuple[int, int], subsampling: int, progressive: bool
+) -> None:
+    data = jpeg(*size, subsampling=subsampling, progressive=progressive, quality=75)
+    assert np.array_equal(decode(data, "jpg"), oracle(data))
+
+
+@pytest.mark.parametrize(
+    "options", [{"restart_marker_rows": 1}, {"keep_rgb": True}, {"optimize": True}]
+)
+def test_unusual_jpegs_are_bit_equal_to_pillow(options: dict[str, Any]) -> None:
+    data = jpeg(40, 33, **options)
+    assert np.array_equal(decode(data, "jpg"), oracle(data))
+
+
+def test_a_ycck_jpeg_is_bit_equal_to_pillow() -> None:
+    """Pillow writes CMYK; its Adobe segment is changed to say that it is YCCK."""
+    data = bytearray(encoded(picture(24, 16, mode="CMYK"), "JPEG"))
+    start = data.index(b"Adobe")
+    assert data[start + 11] == 0
+    data[start + 11] = 2
+    assert np.array_equal(decode(bytes(data), "jpg"), oracle(bytes(data)))
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+@pytest.mark.parametrize("background", [(255, 255, 255), MAGENTA])
+@pytest.mark.parametrize(("kind", "field"), [("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tiff")])
+def test_transparent_images_are_laid_over_the_background(
+    mode: str, background: tuple[int, int, int], kind: str, field: str
+) -> None:
+    options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+    data = encoded(picture(16, 12, mode=mode), kind, **options)
+    assert differ(decode(data, field, background=background), over(opened(data), background)) <= 1
+
+
+def test_wholly_transparent_pixels_are_exactly_the_background() -> None:
+    data = encoded(Image.new("RGBA", (4, 4), (10, 20, 30, 0)), "PNG")
+    assert (decode(data, "png", background=MAGENTA) == MAGENTA).all()
+    assert (decode(data, "png") == 255).all()
+
+
+def test_palette_entries_may_be_transparent() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    for transparency in (0, b"\0\xff"):
+        data = encoded(image, "PNG", transparency=transparency)
+        assert decode(data, "png", background=MAGENTA).tolist() == [[[*MAGENTA], [40, 50, 60]]]
+    gif = encoded(image, "GIF", transparency=0)
+    assert decode(gif, "gif", background=MAGENTA).tolist() == [[[*MAGENTA], [40, 50, 60]]]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_transparent_colour_of_an_rgb_png_is_transparent(bits: int) -> None:
+    form = ">6B" if bits == 8 else ">6H"
+    key = 200 if bits == 8 else 200 * 257
+    rows = b"\0" + struct.pack(form, key, 0, 0, 0, key, 0)
+    header = struct.pack(">IIBBBBB", 2, 1, bits, 2, 0, 0, 0)
+    data = png_file(header, rows, png_chunk(b"tRNS", struct.pack(">3H", key, 0, 0)))
+    assert decode(data, "png", background=MAGENTA).tolist() == [[[*MAGENTA], [0, 200, 0]]]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_transparent_grey_of_a_png_is_transparent(bits: int) -> None:
+    form = ">2B" if bits == 8 else ">2H"
+    key = 100 if bits == 8 else 100 * 257
+    header = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
+    rows = b"\0" + struct.pack(form, key, key // 2)
+    data = png_file(header, rows, png_chunk(b"tRNS", struct.pack(">H", key)))
+    assert decode(data, "png", background=MAGENTA).tolist() == [[[*MAGENTA], [50, 50, 50]]]
+
+
+WIDE = (np.arange(12, dtype=np.uint16) * 5461).reshape(3, 4)
+"""16-bit values from 0 to 60071."""
+
+
+def test_sixteen_bit_grey_keeps_its_upper_byte() -> None:
+    expected = np.repeat((WIDE >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    as_png = encoded(Image.fromarray(WIDE), "PNG")
+    as_tiff = encoded(Image.fromarray(WIDE), "TIFF")
+    as_pgm = b"P5 4 3 65535\n" + WIDE.astype(">u2").tobytes()
+    for data, field in ((as_png, "png"), (as_tiff, "tiff"), (as_pgm, "ppm")):
+        assert np.array_equal(decode(data, field), expected), field
+
+
+def test_sixteen_bit_big_endian_tiff_keeps_its_upper_byte() -> None:
+    data = encoded(Image.fromarray(WIDE), "TIFF")
+    header = struct.unpack("<4sI", data[:8])
+    assert header[0] == b"II*\0"
+    image = Image.frombytes("I;16B", (4, 3), WIDE.astype(">u2").tobytes())
+    assert np.array_equal(np.asarray(to_rgb(image))[:, :, 0], (WIDE >> 8).astype(np.uint8))
+
+
+def test_a_grey_map_of_ten_bits_uses_the_whole_range() -> None:
+    values = np.array([[0, 512, 1023]], ">u2")
+    got = decode(b"P5 3 1 1023\n" + values.tobytes(), "ppm")
+    assert got[0, :, 0].tolist() == [0, 128, 255]
+
+
+def test_a_png_of_48_bits_keeps_upper_bytes() -> None:
+    values = np.array([0, 0x1234, 0xFFFF, 0x80FF, 0x7F00, 0x00FF], ">u2")
+    header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
+    got = decode(png_file(header, b"\0" + values.tobytes()), "png")
+    assert got.reshape(-1).tolist() == [0, 0x12, 0xFF, 0x80, 0x7F, 0]
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pixels_without_a_range_are_refused(mode: str) -> None:
+    data = encoded(Image.new(mode, (4, 4), 7), "TIFF")
+    with pytest.raises(BadImage, match="no defined range"):
+        decode(data, "tiff")
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+def test_pixels_go_where_they_are_wanted(field: str) -> None:
+    out = np.zeros((16, 24, 3), np.uint8)
+    assert np.shares_memory(decode(SAMPLES[field], field, out=out), out)
+    assert np.array_equal(out, oracle(SAMPLES[field]))
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+def test_a_view_of_memory_is_as_good_as_bytes(field: str) -> None:
+    view = memoryview(SAMPLES[field])
+    assert np.array_equal(decode(view, field), oracle(SAMPLES[field]))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(
+    "at_least", [(1, 1), (20, 15), (40, 30), (41, 30), (40, 31), (160, 120), (500, 1)]
+)
+def test_a_reduced_jpeg_suffices(mode: str, at_least: tuple[int, int]) -> None:
+    data = encoded(picture(160, 120, mode=mode), "JPEG")
+    height, width, _ = decode(data, "jpg", at_least=at_least).shape
+    assert width >= min(160, at_least[0])
+    assert height >= min(120, at_least[1])
+
+
+def test_without_simplejpeg_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [jpeg(23, 17), encoded(picture(mode="L"), "JPEG"), with_exif(6, "JPEG")]
+    fast = [(inspect(data, "jpg"), decode(data, "jpg")) for data in files]
+    monkeypatch.setattr(codec, "simplejpeg", None)
+    for data, (info, values) in zip(files, fast, strict=True):
+        assert inspect(data, "jpg") == info
+        assert np.array_equal(decode(data, "jpg"), values)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turning_upright_is_what_pillow_does(orientation: int) -> None:
+    data = with_exif(orientation, "PNG")
+    expected = ImageOps.exif_transpose(opened(data))
+    assert np.array_equal(
+        np.asarray(apply_orientation(Image.fromarray(decode(data, "png")), orientation)),
+        np.asarray(expected),
+    )
+
+
+# Bad images.
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_cut_image_is_bad(field: str, part: float) -> None:
+    data = SAMPLES[field]
+    with pytest.raises(BadImage):
+        decode(data[: int(len(data) * part)], field)
+
+
+@pytest.mark.parametrize("field", SAMPLES)
+def test_content_of_another_kind_is_bad(field: str) -> None:
+    other = SAMPLES["png" if field != "png" else "gif"]
+    for data in (other, b"", b"text"):
+        with pytest.raises(BadImage):
+            decode(data, field)
+        with pytest.raises(BadImage):
+            inspect(data, field)
+
+
+def test_every_flipped_byte_of_a_png_is_found_or_harmless() -> None:
+    """A PNG has a checksum for each of its chunks: no pixel can change unnoticed."""
+    data = png(16, 12)
+    good = oracle(data)
+    wrong = []
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        try:
+            inspect(bytes(damaged), "png")
+            if not np.array_equal(decode(bytes(damaged), "png"), good):
+                wrong.append(at)
+        except BadImage:
+            pass
+    assert wrong == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about metadata
+@pytest.mark.parametrize("field", SAMPLES)
+@pytest.mark.parametrize("mask", [0x10, 0xFF])
+def test_damage_raises_bad_image_or_nothing(field: str, mask: int) -> None:
+    data = encoded(picture(12, 9), codec._PILLOW_NAMES[field])
+    for at in range(0, len(data), 1 if len(data) < 600 else 3):
+        damaged = bytearray(data)
+        damaged[at] ^= mask
+        with contextlib.suppress(BadImage):
+            inspect(bytes(damaged), field)
+            decode(bytes(damaged), field)
+
+
+@pytest.mark.parametrize("field", ["gif", "png", "webp", "tiff"])
+def test_an_animation_that_is_cut_raises_bad_image_or_nothing(field: str) -> None:
+    frames = [picture(6, 5, seed) for seed in range(3)]
+    data = encoded(frames[0], field.upper(), save_all=True, append_images=frames[1:])
+    for end in range(32, len(data)):
+        with contextlib.suppress(BadImage):
+            inspect(data[:end], field)
+            decode(data[:end], field)
+
+
+def overwritten(seed: int) -> bytes:
+    """Return a JPEG that has 64 bytes of rubbish in the middle."""
+    data = bytearray(jpeg(64, 64, seed, quality=95))
+    middle = len(data) // 2
+    data[middle : middle + 64] = np.random.default_rng(seed).bytes(64)
+    return bytes(data)
+
+
+def test_rubbish_in_the_middle_of_a_jpeg_is_noticed() -> None:
+    """Some rubbish is valid by chance; libjpeg warns about most of it."""
+    unnoticed = 0
+    for seed in range(40):
+        warnings: list[str] = []
+        with contextlib.suppress(BadImage):
+            decode(overwritten(seed), "jpg", warnings=warnings)
+            unnoticed += not warnings
+    assert unnoticed <= 8
+
+
+def test_superfluous_bytes_are_no_damage() -> None:
+    data = jpeg()
+    end = data + b"trailing rubbish"
+    before_end = data[:-2] + b"\0\0\0" + data[-2:]
+    for odd in (end, before_end):
+        assert np.array_equal(decode(odd, "jpg"), oracle(data))
+
+
+def test_the_reason_does_not_hold_an_address() -> None:
+    with pytest.raises(BadImage, match="cannot be identified") as caught:
+        inspect(b"text", "png")
+    assert "BytesIO" not in str(caught.value)
+
+
+def bomb(kind: str) -> bytes:
+    if kind == "png":
+        return png_file(struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0), b"")
+    if kind == "bmp":
+        data = bytearray(SAMPLES["bmp"])
+        data[18:26] = struct.pack("<II", 60_000, 60_000)
+        return bytes(data)
+    if kind == "gif":
+        data = bytearray(SAMPLES["gif"])
+        data[6:10] = struct.pack("<HH", 60_000, 60_000)
+        return bytes(data)
+    if kind == "ppm":
+        return b"P6 60000 60000 255\n" + bytes(100)
+    return jpeg_stating(16_000, 16_000)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "bmp", "gif", "ppm"])
+@pytest.mark.parametrize("function", [inspect, decode])
+def test_a_bomb_is_refused_by_its_header(kind: str, function: object) -> None:
+    assert callable(function)
+    data = bomb(kind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadImage):
+            function(data, kind)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_progressive_bomb_does_not_take_the_memory() -> None:
+    """Libjpeg would take room for all coefficients: it is tried in a process with little memory."""
+    code = """
+import resource, sys
+import numpy, PIL.Image, simplejpeg
+from shardkit.codecs.image import decode
+from shardkit.errors import BadImage
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+try:
+    decode(sys.stdin.buffer.read(), "jpg")
+except BadImage as error:
+    print("refused:", error)
+"""
+    data = bytearray(jpeg(32, 32, progressive=True))
+    start = data.index(b"\xff\xc2")
+    data[start + 5 : start + 9] = struct.pack(">HH", 60_000, 60_000)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
+    assert done.stdout.startswith(b"refused:"), done.stderr[-500:]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_large_image_within_the_limit_is_taken() -> None:
+    """Above half of the limit Pillow warns."""
+    width, height = 12_000, 8_000
+    rows = zlib.compress(bytes((1 + width // 8) * height))
+    data = b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)),
+            png_chunk(b"IDAT", rows),
+            png_chunk(b"IEND", b""),
+        )
+    )
+    assert inspect(data, "png") == ImageInfo(width, height)
+
+
+# Back to bytes.
+
+
+@pytest.mark.parametrize(("field", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
+def test_encoded_images_are_what_was_asked_for(field: str, kind: str) -> None:
+    image = picture(33, 21)
+    data = encode(image, field, 90)
+    assert sniff(data[:32]) == field
+    assert opened(data).format == kind
+    assert decode(data, field).shape == (21, 33, 3)
+    assert differ(decode(data, field), np.asarray(image)) <= (0 if field == "png" else 60)
+
+
+def test_quality_counts() -> None:
+    image = picture(40, 40)
+    for field in ("jpg", "webp"):
+        assert len(encode(image, field, 30)) < len(encode(image, field, 95))
+
+
+def test_a_jpeg_is_baseline_and_has_half_the_colour() -> None:
+    data = encode(picture(32, 32), "jpg", 90)
+    start = data.index(b"\xff\xc0")
+    assert data[start + 11] == 0x22  # two by two luma samples for each chroma sample
+    assert b"\xff\xc2" not in data
+
+
+def test_raw_is_the_pixels() -> None:
+    assert encode(picture(5, 4), "raw", 90) == pixels(5, 4).tobytes()
+
+
+def test_metadata_are_not_encoded_again() -> None:
+    image = opened(with_exif(6, "JPEG"))
+    image.load()
+    for field in ("jpg", "png", "webp"):
+        data = encode(image.convert("RGB"), field, 90)
+        assert dict(opened(data).getexif()) == {}
+
+
+@pytest.mark.parametrize(("field", "width"), [("webp", 16_384), ("jpg", 65_501)])
+def test_an_image_that_its_encoding_cannot_hold_is_bad(field: str, width: int) -> None:
+    with pytest.raises(BadImage):
+        encode(Image.new("RGB", (width, 1)), field, 90)
+
+
+def test_the_orientation_of_a_jpeg_and_its_number_of_images_are_found() -> None:
+    frames = encoded(picture(), "MPO", save_all=True, append_images=[picture(seed=1)])
+    assert inspect(jpeg(30, 20, exif=exif(6)), "jpg").orientation == 6
+    assert inspect(frames, "jpg").frames == 2
+
+
+@pytest.mark.parametrize("fill", [b"\xff", b"\xff\xff\xff"])
+def test_padding_before_a_marker_is_no_length(fill: bytes) -> None:
+    data = jpeg()
+    at = data.index(b"\xff\xdb")
+    assert inspect(data[:at] + fill + data[at:], "jpg") == inspect(data, "jpg")

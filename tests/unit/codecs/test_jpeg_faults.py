@@ -1,0 +1,236 @@
+"""JPEGs that libjpeg warns about: harmless faults are stored, lost data is refused or tolerated."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import FORMATS, Pixels, encoded, invoke, jpeg, make_tree, picture
+from PIL import Image
+
+from shardkit import BadImages, CenterCrop, open_dataset, repair, verify
+from shardkit.codecs.image import decode
+from shardkit.codecs.jpeg import jpeg_loss
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.sources.imagefolder import scan_imagefolder
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about metadata
+
+BASE = jpeg(96, 80, 3, quality=90)
+PROGRESSIVE = jpeg(96, 80, 4, progressive=True)
+RESTARTS = jpeg(96, 80, 5, restart_marker_blocks=4)
+CMYK = encoded(picture(96, 80, 6, "CMYK"), "JPEG")
+JUNK = bytes(range(1, 61))
+
+
+def at(data: bytes, marker: int, start: int = 0) -> int:
+    return data.index(bytes((0xFF, marker)), start)
+
+
+def inserted(data: bytes, where: int, content: bytes) -> bytes:
+    return data[:where] + content + data[where:]
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def cut(data: bytes, end: bytes = b"\xff\xd9") -> bytes:
+    """Return a JPEG that ends in the middle of its first scan."""
+    return data[: (at(data, 0xDA) + len(data)) // 2] + end
+
+
+def repeated(data: bytes, size: int) -> bytes:
+    """Return a JPEG with some bytes in the middle of its scan twice, or fewer if negative."""
+    half = (at(data, 0xDA) + len(data)) // 2
+    return data[:half] + data[half - size :]
+
+
+BAD_ICC = segment(0xE2, b"ICC_PROFILE\0\x05\x01abc")
+ADOBE = segment(0xEE, b"Adobe\0\x64\0\0\0\0\x07")
+SECOND = at(PROGRESSIVE, 0xC4, at(PROGRESSIVE, 0xDA))
+SCAN = at(BASE, 0xDA)
+
+HARMLESS = {
+    "bytes before the end": inserted(BASE, -2, JUNK),
+    "one byte, often, before the end": inserted(BASE, -2, b"\0" * 20),
+    "bytes between segments": inserted(BASE, 20, b"\x11\x22"),
+    "bytes before the scan": inserted(BASE, SCAN, b"\x11\x22"),
+    "bytes between scans": inserted(PROGRESSIVE, SECOND, JUNK),
+    "a bad ICC marker": inserted(BASE, 2, BAD_ICC),
+    "an unknown Adobe transform": BASE[:2] + ADOBE + BASE[20:],
+    "an unknown JFIF version": BASE.replace(b"JFIF\0\1\1", b"JFIF\0\2\0"),
+    "parameters of another scan": BASE[:SCAN] + BASE[SCAN:].replace(b"\0\x3f\0", b"\1\x3e\0", 1),
+    "two at a time": inserted(inserted(BASE, -2, JUNK), 2, BAD_ICC),
+    "a bad ICC marker, CMYK": inserted(CMYK, 2, BAD_ICC),
+    "a bad ICC marker, YCCK": inserted(
+        CMYK.replace(b"Adobe\0\x64\0\0\0\0\0", b"Adobe\0\x64\0\0\0\0\2"), 2, BAD_ICC
+    ),
+    "a bad ICC marker, restart markers": inserted(RESTARTS, 2, BAD_ICC),
+}
+"""Faults that leave data for each pixel. libjpeg warns about each."""
+
+SILENT = {
+    "bad EXIF data": inserted(BASE, 2, segment(0xE1, b"Exif\0\0MM\0*garbage")),
+    "bytes behind the end": BASE + JUNK,
+}
+"""Faults that libjpeg does not mention."""
+
+LOST = {
+    "a premature end of the scan": cut(BASE),
+    "a premature end, progressive": cut(PROGRESSIVE),
+    "a premature end, CMYK": cut(CMYK),
+    "a restart marker lost": RESTARTS.replace(b"\xff\xd3", b"", 1),
+    "a restart marker out of order": RESTARTS.replace(b"\xff\xd3", b"\xff\xd5", 1),
+    "bytes before a restart marker": RESTARTS.replace(b"\xff\xd3", JUNK + b"\xff\xd3", 1),
+    "bad Huffman codes": repeated(BASE, -8),
+    "a scan that ends too early": repeated(BASE, 40),
+    "a premature end behind a bad ICC marker": inserted(cut(BASE), 2, BAD_ICC),
+    "Huffman codes read as arithmetic codes": BASE.replace(b"\xff\xc0", b"\xff\xc9", 1),
+    "no first scan": PROGRESSIVE[: at(PROGRESSIVE, 0xDA)] + PROGRESSIVE[SECOND:],
+}
+"""Damage that Pillow decodes without a word."""
+
+ENDLESS = {"no end": BASE[:-2], "cut": cut(BASE, b"")}
+"""Damage that Pillow refuses at its default settings."""
+
+
+def oracle(data: bytes) -> Pixels:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def folder_of(root: Path, files: dict[str, bytes]) -> Path:
+    make_tree(root, {f"a/{name}.jpg": data for name, data in files.items()})
+    return root
+
+
+def made(root: Path, files: dict[str, bytes], to: str = "lmdb", **recipe: Any) -> Path:
+    scan = scan_imagefolder(folder_of(root / "photos", files))
+    convert_scan(scan, root / "made", ConvertOptions(to=to, recipe=Recipe(**recipe)))
+    return root / "made"
+
+
+def require_pillows_pixels(place: Path, files: dict[str, bytes]) -> None:
+    """Compare every way to decode with Pillow."""
+    ways: dict[str, Callable[[Any], Pixels]] = {
+        "pil": lambda image: np.asarray(image.convert("RGB")),
+        "numpy": np.asarray,
+        "torch": lambda image: image.permute(1, 2, 0).numpy(),
+    }
+    for way, as_array in ways.items():
+        for speed in ("exact", "fast"):
+            dataset = open_dataset(place, decode=way, jpeg=speed)
+            for row, path in enumerate(dataset.paths):
+                name = path.removeprefix("a/").removesuffix(".jpg")
+                if speed == "fast" and name in SILENT:
+                    continue  # no warning: a fast decode, as of any image
+                found = as_array(dataset[row][0])
+                assert np.array_equal(found, oracle(files[name])), (way, speed, name)
+    cropped = open_dataset(place, decode=CenterCrop(32))
+    for row, path in enumerate(cropped.paths):
+        whole = oracle(files[path.removeprefix("a/").removesuffix(".jpg")])
+        top, left = (whole.shape[0] - 32) // 2, (whole.shape[1] - 32) // 2
+        found = cropped[row][0].permute(1, 2, 0).numpy()
+        assert np.array_equal(found, whole[top : top + 32, left : left + 32]), path
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_harmless_warning_is_no_loss(name: str) -> None:
+    warnings: list[str] = []
+    pixels = decode(HARMLESS[name], "jpg", warnings=warnings)
+    assert np.array_equal(pixels, oracle(HARMLESS[name]))
+    assert warnings
+    assert jpeg_loss(HARMLESS[name], warnings[0]) == ""
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_lost_data_is_loss_behind_any_harmless_warning(name: str) -> None:
+    warnings: list[str] = []
+    pixels = decode(LOST[name], "jpg", warnings=warnings)
+    assert np.array_equal(pixels, oracle(LOST[name]))
+    assert jpeg_loss(LOST[name], warnings[0])
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_harmless_faults_are_stored_noted_and_read_as_pillow_reads_them(
+    to: str, tmp_path: Path
+) -> None:
+    files = {**HARMLESS, **SILENT}
+    place = made(tmp_path, files, to)
+    manifest = open_dataset(place).manifest
+    assert manifest.rows == len(files)
+    assert manifest.notes == {"odd": len(HARMLESS)}
+    require_pillows_pixels(place, files)
+    assert verify(place, "decode", against=tmp_path / "photos").findings == []
+
+
+def test_lost_data_is_refused_and_the_remedy_named(tmp_path: Path) -> None:
+    with pytest.raises(BadImages) as caught:
+        made(tmp_path, {**LOST, **ENDLESS})
+    reasons = {problem.path: problem.reason for problem in caught.value.problems}
+    assert len(reasons) == len(LOST) + len(ENDLESS)
+    assert all("damaged" in reason for reason in reasons.values())
+    helped = [path for path, reason in reasons.items() if "--tolerate-damage" in reason]
+    assert len(helped) == len(LOST)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_tolerated_damage_is_noted_and_read_as_pillow_reads_it(to: str, tmp_path: Path) -> None:
+    place = made(tmp_path, LOST, to, tolerate_damage=True)
+    assert open_dataset(place).manifest.notes == {"damaged": len(LOST)}
+    require_pillows_pixels(place, LOST)
+    assert verify(place, "decode", against=tmp_path / "photos").findings == []
+    assert repair(place, tmp_path / "photos").ok
+
+
+def test_what_pillow_refuses_is_never_tolerated(tmp_path: Path) -> None:
+    with pytest.raises(BadImages) as caught:
+        made(tmp_path, ENDLESS, tolerate_damage=True)
+    assert len(caught.value.problems) == len(ENDLESS)
+
+
+def test_tolerated_damage_can_be_resized(tmp_path: Path) -> None:
+    place = made(tmp_path, LOST, tolerate_damage=True, resize=(16, 16), encode="png")
+    manifest = open_dataset(place).manifest
+    assert manifest.notes["damaged"] == manifest.rows == len(LOST)
+
+
+def test_an_unchecked_image_is_read_as_pillow_reads_it(tmp_path: Path) -> None:
+    place = made(tmp_path, {**LOST, **HARMLESS}, check="none")
+    assert open_dataset(place).manifest.notes == {}
+    require_pillows_pixels(place, {**LOST, **HARMLESS})
+
+
+def test_verify_and_repair_agree_about_bad_images(tmp_path: Path) -> None:
+    """`verify` names images that were stored damaged, and does not send anyone to `repair`."""
+    place = made(tmp_path, {**LOST, **ENDLESS, **HARMLESS}, check="none")
+    findings = verify(place, "decode").findings
+    assert len(findings) == len(LOST) + len(ENDLESS)
+    assert all(finding.as_stored and not finding.source for finding in findings)
+    shown = invoke("verify", place, "--level", "decode", "--workers", 1)
+    assert shown.exit_code == 1
+    assert shown.stderr.count("  bad image: ") == len(findings)
+    assert "shardkit repair" not in shown.stdout
+    assert "`repair` cannot fix it" in shown.stdout
+    mended = invoke("repair", place, "--from", tmp_path / "photos", "--workers", 1)
+    assert mended.exit_code == 0
+    assert "nothing to repair: 6 files as the conversion wrote them" in mended.stdout
+
+
+def test_the_command_line_tolerates_and_counts(tmp_path: Path) -> None:
+    photos = folder_of(tmp_path / "photos", {**LOST, **HARMLESS})
+    command = ("convert", "imagefolder", photos, tmp_path / "made", "--to", "lmdb", "--workers", 1)
+    assert invoke(*command).exit_code == 1
+    shown = invoke(*command, "--tolerate-damage", "--force")
+    assert shown.exit_code == 0, shown.output
+    assert f"{len(LOST)} images with lost JPEG data" in shown.stdout
+    assert f"{len(HARMLESS)} images with harmless JPEG faults" in shown.stdout
+    told = json.loads(invoke("info", tmp_path / "made", "--json").stdout)
+    assert '"tolerate_damage": true' in json.dumps(told)

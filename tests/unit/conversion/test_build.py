@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import FORMATS, jpeg, make_tree, png, tree
+
+from shardkit.conversion import build
+from shardkit.conversion.build import (
+    ShardResult,
+    ShardTask,
+    build_shard,
+    load_part,
+    load_result,
+)
+from shardkit.conversion.recipe import Recipe
+from shardkit.errors import ConversionFailed
+from shardkit.formats.webdataset import TarWriter
+from shardkit.record import Record
+from shardkit.registry import get_format
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.files import sha256_of
+from shardkit.system.pool import Team
+
+
+def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTask:
+    """Return the task of making one shard of six images, the third of which is bad."""
+    files: dict[str, bytes | None] = {f"cat/{n}.jpg": jpeg(20 + n, 18, n) for n in range(5)}
+    files["cat/2.jpg"] = b"no image"
+    files["dog/5.png"] = png(20, 18, 5)
+    source = scan_imagefolder(make_tree(tmp_path / "photos", files)).splits[""]
+    folder = tmp_path / "dataset"
+    folder.mkdir(exist_ok=True)
+    task = ShardTask(
+        split="",
+        number=7,
+        folder=folder,
+        part=tmp_path / "parts" / "000007",
+        format=to,
+        recipe=Recipe(),
+        source=source,
+        meta={"classes": ["cat", "dog"]},
+        software={"pillow": "1"},
+        keep=True,
+    )
+    return replace(task, **changes)
+
+
+def built(task: ShardTask) -> ShardResult:
+    return build_shard(task).result
+
+
+def good(task: ShardTask) -> ShardTask:
+    return replace(task, source=task.source.take([0, 1, 3, 4, 5]))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_shard_holds_its_images_in_order_and_says_what_it_is(tmp_path: Path, to: str) -> None:
+    task = good(make_task(tmp_path, to))
+    result = built(task)
+    assert result.entry is not None
+    assert result.entry.name == task.path.name == f"shard-000007{get_format(to).suffix}"
+    assert result.entry.bytes == task.path.stat().st_size
+    assert result.entry.sha256 == sha256_of(task.path)
+    assert result.entry.rows == 5
+    assert result.fields == {"cls": 5, "jpg": 4, "json": 5, "png": 1}
+    assert result.labels == {0: 4, 1: 1}
+    assert result.bad == []
+    reader = get_format(to).read(task.path)
+    try:
+        stored = reader.read(range(5))
+        assert reader.meta["shard"] == 7
+        assert reader.meta["classes"] == ["cat", "dog"]
+    finally:
+        reader.close()
+    for row, (record, entry) in enumerate(zip(stored, task.source.entries, strict=True)):
+        assert record.key == entry.key
+        assert record.fields[record.image_field or ""] == Path(task.source.locate(row)).read_bytes()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("to", FORMATS)
+def test_several_workers_change_nothing(
+    tmp_path: Path, to: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere(Team):
+        """Does as other processes would: what goes there and comes back is pickled."""
+
+        @property
+        def ready(self) -> int:
+            return self._workers
+
+        def map_in_order(self, function: Any, tasks: Any) -> Iterator[Any]:
+            assert self._workers == min(task.workers, len(tasks))
+            return map(through_pickle(function), tasks)
+
+        def map_at_once(self, function: Any, tasks: Any) -> list[Any]:
+            assert len(tasks) == min(self._workers, 1 + 5 // rows)
+            return [*map(through_pickle(function), tasks)]
+
+    def through_pickle(function: Any) -> Any:
+        return lambda task: pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(task)))))
+
+    recipe = Recipe(resize=(8, 8), encode="png")
+    results = []
+    made = make_task(tmp_path, to, recipe=recipe)
+    for count in (1, 3):
+        task = replace(made, workers=count)
+        if count > 1:
+            monkeypatch.setattr("shardkit.conversion.build._CHUNK_ROWS", rows)
+            monkeypatch.setattr(build, "team", lambda count: nullcontext(Elsewhere(count)))
+        results.append((built(task), tree(task.folder), tree(task.part)))
+        for path in (*task.folder.iterdir(), task.part / "result.json"):
+            path.unlink()
+    assert results[0] == results[1]
+
+
+def test_bad_images_are_left_out_where_that_is_wanted(tmp_path: Path) -> None:
+    result = built(make_task(tmp_path))
+    assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
+    assert result.entry is not None
+    assert result.entry.rows == 5
+
+
+def test_a_shard_with_bad_images_is_not_kept_where_it_is_not_wanted(tmp_path: Path) -> None:
+    task = make_task(tmp_path, keep=False)
+    result = built(task)
+    assert result.entry is None
+    assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
+    assert os.listdir(task.folder) == []
+    assert load_result(task) is None
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_shard_without_any_image_can_be_made(tmp_path: Path, to: str) -> None:
+    task = make_task(tmp_path, to)
+    result = built(replace(task, source=task.source.take([])))
+    assert result.entry is not None
+    assert result.entry.rows == 0
+    assert list(load_part(task, 0).keys) == []
+
+
+def test_the_result_of_a_finished_shard_is_found_again(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    assert load_result(task) is None
+    result = built(task)
+    assert load_result(task) == result
+    written = task.path.stat().st_mtime_ns
+    assert built(task) == result
+    assert task.path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("file", ["shard", "rows", "paths"])
+def test_a_shard_that_the_disk_has_changed_is_made_anew(tmp_path: Path, file: str) -> None:
+    task = make_task(tmp_path)
+    build_shard(task)
+    before = tree(tmp_path)
+    path = {
+        "shard": task.path,
+        "rows": task.part / "index/rows.npy",
+        "paths": task.part / "index/paths.npy",
+    }[file]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert not build_shard(task).kept
+    assert tree(tmp_path) == before
+    assert build_shard(task).kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"software": {"pillow": "2"}},
+        {"meta": {"classes": ["cat"]}},
+        {"recipe": Recipe(orient=True)},
+    ],
+    ids=str,
+)
+def test_a_shard_that_was_made_of_something_else_is_made_anew(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    task = make_task(tmp_path)
+    build_shard(task)
+    assert load_result(replace(task, **change)) is None
+    assert load_result(replace(task, source=task.source.take(range(5)))) is None
+    assert load_result(replace(task, keep=False, workers=3)) is not None
+
+
+def test_memory_that_runs_out_is_not_blamed_on_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Recipe, "apply_with_notes", fail)
+    with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer --workers"):
+        build_shard(make_task(tmp_path))
+
+
+def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    result = built(task)
+    assert result.entry is not None
+    part = load_part(task, result.entry.rows)
+    entries = [entry for entry in task.source.entries if entry.path != "cat/2.jpg"]
+    assert part.keys == [entry.key for entry in entries]
+    assert part.paths == [entry.path for entry in entries]
+    assert part.rows["label"].tolist() == [entry.label for entry in entries]
+    content = task.path.read_bytes()
+    good = task.source.of(entries)
+    for row, place in enumerate(part.rows):
+        data = content[place["offset"] : place["offset"] + place["length"]]
+        assert data == Path(good.locate(row)).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["shard missing", "shard cut", "result missing", "result cut"])
+def test_a_shard_that_is_not_whole_is_made_anew(tmp_path: Path, damage: str) -> None:
+    task = make_task(tmp_path)
+    result = built(task)
+    content = task.path.read_bytes()
+    path = task.path if damage.startswith("shard") else task.part / "result.json"
+    if damage.endswith("missing"):
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-10])
+    assert load_result(task) is None
+    assert built(task) == result
+    assert task.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"entry": null}', b'{"entry": {"a": 1}}'])
+def test_a_result_that_is_something_else_is_none(tmp_path: Path, content: bytes) -> None:
+    task = make_task(tmp_path)
+    result = built(task)
+    (task.part / "result.json").write_bytes(content)
+    assert built(task) == result
+
+
+def test_a_lost_shard_is_made_again(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    result = built(task)
+    content = task.path.read_bytes()
+    task.path.unlink()
+    assert built(task) == result
+    assert tree(task.folder).keys() == {task.path.name}
+    assert task.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("method", ["write", "close"])
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_failing_disk_is_reported_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, method: str
+) -> None:
+    task = make_task(tmp_path, to)
+    for code, message in [
+        (errno.ENOSPC, "is full.*the same command again"),
+        (errno.EDQUOT, "quota.*is full"),
+        (errno.EIO, "cannot be written: Input/output error"),
+    ]:
+
+        def fail(*_: object, code: int = code) -> None:
+            raise OSError(code, os.strerror(code), "shard")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(get_format(to).write, method, fail)
+            with pytest.raises(ConversionFailed, match=message):
+                build_shard(task)
+        assert os.listdir(task.folder) == []
+        assert load_result(task) is None
+    assert built(task).entry is not None
+
+
+def test_the_message_of_a_failing_disk_does_not_speak_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("Can't write data (file write failed)")
+
+    monkeypatch.setattr(TarWriter, "write", fail)
+    with pytest.raises(ConversionFailed, match="Can't write data") as caught:
+        build_shard(make_task(tmp_path))
+    assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["content", "order", "loss"])
+def test_what_reads_back_otherwise_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A writer (or a disk, or memory) that changes what it was given is found out at once."""
+    write = TarWriter.write
+    held: list[Record] = []
+
+    def forge(self: TarWriter, record: Record) -> None:
+        if change == "content":
+            fields = dict(record.fields)
+            fields["cls"] = b"1"
+            write(self, Record(record.key, fields))
+        elif change == "order":
+            held.append(record)
+            if len(held) == 2:
+                write(self, held.pop())
+                write(self, held.pop())
+        elif record.key != "dog/5":
+            write(self, record)
+
+    task = make_task(tmp_path)
+    monkeypatch.setattr(TarWriter, "write", forge)
+    with pytest.raises(ConversionFailed, match=r"reads back other|lost records"):
+        build_shard(replace(task, source=task.source.take([0, 1, 3, 5])))
+    assert os.listdir(task.folder) == []
+
+
+def test_an_interruption_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    task = make_task(tmp_path)
+    monkeypatch.setattr(build, "index_shard", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build_shard(task)
+    assert os.listdir(task.folder) == []
+
+
+def test_an_error_of_shardkit_itself_is_not_taken_for_a_bad_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(Recipe, "apply_with_notes", fail)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        build_shard(make_task(tmp_path))
+
+
+def test_the_result_is_plain_json(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    build_shard(task)
+    value = json.loads((task.part / "result.json").read_bytes())
+    assert value["labels"] == {"0": 4, "1": 1}
+    assert value["entry"]["rows"] == 5

@@ -1,0 +1,252 @@
+"""An older dataset is replaced in one step, where the file system can exchange two folders."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_folder, make_tree, tree
+
+from shardkit import CorruptDataset, open_dataset, verify
+from shardkit.conversion import exchange as module
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.errors import ConversionFailed, UsageError
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system import files
+
+STEPS = ("rename", "replace", "unlink", "rmdir", "mkdir", "link")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", each=3)
+
+
+@pytest.fixture
+def out(photos: Path, tmp_path: Path) -> Path:
+    """A dataset that is to be replaced."""
+    into(photos, tmp_path / "out", seed=1)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def expected(photos: Path, tmp_path: Path) -> dict[str, str]:
+    into(photos, tmp_path / "expected")
+    return tree(tmp_path / "expected")
+
+
+@pytest.fixture(autouse=True)
+def _can_exchange(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    try:
+        files.exchange(tmp_path, "one", "other")
+    except OSError:
+        pytest.skip("this file system cannot exchange folders")
+    for name in ("one", "other"):
+        (tmp_path / name).rmdir()
+
+
+def into(photos: Path, target: Path, *, seed: int = 0, force: bool = False) -> None:
+    options = ConvertOptions(to="webdataset", shard_samples=2, seed=seed)
+    convert_scan(scan_imagefolder(photos), target, options, force=force)
+
+
+@contextmanager
+def at_each_step(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> Iterator[list[str]]:
+    """Call ``look`` before and after each step on the disk; give the names of the steps."""
+    seen: list[str] = []
+
+    def watched(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            look()
+            seen.append(name)
+            result = act(*args, **kwargs)
+            look()
+            return result
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in STEPS:
+            patch.setattr(os, name, watched(name, getattr(os, name)))
+        patch.setattr(module, "exchange", watched("exchange", files.exchange))
+        yield seen
+
+
+def test_a_dataset_is_readable_at_each_step(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look() -> None:
+        dataset = open_dataset(out, decode="bytes")
+        assert len({bytes(dataset[row][0]) for row in range(len(dataset))}) == 6
+
+    with at_each_step(monkeypatch, look) as steps:
+        into(photos, out, force=True)
+    assert steps.count("exchange") == 1
+    assert tree(out) == expected
+    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
+
+
+def test_a_reader_that_opens_again_and_again_never_fails(photos: Path, out: Path) -> None:
+    opened = 0
+    failures: list[BaseException] = []
+    end = threading.Event()
+
+    def read() -> None:
+        nonlocal opened
+        while not end.is_set():
+            try:
+                dataset = open_dataset(out, decode="bytes")
+                opened += 1
+            except Exception as error:
+                failures.append(error)
+                return
+            try:
+                dataset[0]
+            except CorruptDataset as error:
+                if "since it was opened" not in str(error):
+                    failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for seed in range(6):
+        into(photos, out, seed=seed % 2, force=True)
+    end.set()
+    reader.join()
+    assert not failures
+    assert opened > 6
+
+
+def test_a_folder_keeps_its_mode_and_group(photos: Path, out: Path) -> None:
+    out.chmod(0o2751)
+    if os.geteuid() == 0:
+        os.chown(out, 64101, 64100)
+    before = out.stat()
+    into(photos, out, force=True)
+    after = out.stat()
+    assert after.st_ino != before.st_ino
+    assert stat.S_IMODE(after.st_mode) == stat.S_IMODE(before.st_mode)
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+
+
+def test_a_target_behind_a_link_is_exchanged_where_it_is(
+    photos: Path, out: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    before = out.stat().st_ino
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/out").symlink_to(out)
+    into(photos, tmp_path / "links/out", force=True)
+    assert tree(out) == expected
+    assert out.stat().st_ino != before
+    assert os.listdir(tmp_path / "links") == ["out"]
+    assert (tmp_path / "links/out").is_symlink()
+
+
+# --- the other way ---
+
+
+def test_other_files_stay_where_they_are(photos: Path, out: Path, expected: dict[str, str]) -> None:
+    make_tree(out, {"notes.txt": b"1", "more/notes.txt": b"2"})
+    before = out.stat().st_ino
+    into(photos, out, force=True)
+    assert out.stat().st_ino == before
+    assert (out / "notes.txt").read_bytes() == b"1"
+    assert (out / "more/notes.txt").read_bytes() == b"2"
+    assert verify(out).ok
+
+
+def test_the_working_directory_is_not_exchanged(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target in (Path(), out):
+        monkeypatch.chdir(out)
+        into(photos, target, seed=int(target == out), force=True)
+        assert Path.cwd().samefile(out)
+        assert verify(Path()).ok
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EOPNOTSUPP]
+)
+def test_a_file_system_that_cannot_exchange_folders_replaces_file_by_file(
+    photos: Path,
+    out: Path,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module, "exchange", refuse)
+    before = out.stat().st_ino
+    into(photos, out, force=True)
+    assert out.stat().st_ino == before
+    assert tree(out) == expected
+    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
+
+
+@pytest.mark.parametrize("name", ["exchange", "_make_alike"])
+def test_a_disk_that_fails_is_an_error_and_the_next_run_resumes(
+    photos: Path,
+    out: Path,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = (out / "shardkit.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fail)
+        with pytest.raises(ConversionFailed, match=os.strerror(errno.EIO)):
+            into(photos, out, force=True)
+    assert (out / "shardkit.json").read_bytes() == before
+    assert verify(out).ok
+    into(photos, out, force=True)
+    assert tree(out) == expected
+    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
+
+
+def test_files_that_arrive_at_the_last_moment_are_kept(
+    photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act = files.exchange
+
+    def late(*args: Any) -> None:
+        make_tree(out, {"late.txt": b"1", "index/late.txt": b"2", "new/late.txt": b"3"})
+        act(*args)
+
+    monkeypatch.setattr(module, "exchange", late)
+    into(photos, out, force=True)
+    found = [(out / folder / "late.txt").read_bytes() for folder in ("", "index", "new")]
+    assert found == [b"1", b"2", b"3"]
+    assert verify(out).ok
+
+
+def test_another_command_finishes_an_exchange_that_was_interrupted(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("exchange", "remove_empty"):  # before it, and after it
+        into(photos, out, seed=1, force=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, stop)
+            with pytest.raises(KeyboardInterrupt):
+                into(photos, out, force=True)
+        with pytest.raises(UsageError, match="now holds the dataset of an earlier run"):
+            into(photos, out, seed=2)
+        assert tree(out) == expected
+        assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]

@@ -1,0 +1,129 @@
+"""Rerunning a finished conversion: nothing is done, unless anything would come out different."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import invoke, jpeg, make_folder, make_tree, tree
+
+from shardkit.conversion.convert import Converted, convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.errors import UsageError
+from shardkit.sources.imagefolder import scan_imagefolder
+
+
+def run(source: Path, target: Path, *, force: bool = False, **options: Any) -> Converted:
+    chosen = ConvertOptions(**{"to": "webdataset", "shard_samples": 2, **options})
+    return convert_scan(scan_imagefolder(source), target, chosen, force=force)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", each=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"to": "hdf5", "recipe": Recipe(resize=(8, 8), resize_mode="stretch", encode="raw")},
+        {"to": "lmdb", "limit": 3, "shuffle": False},
+    ],
+)
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_finished_conversion_is_not_done_twice(
+    tmp_path: Path, options: dict[str, Any], splits: bool
+) -> None:
+    for name in ("train", "val") if splits else ("",):
+        make_folder(tmp_path / "photos" / name, each=3)
+    first = run(tmp_path / "photos", tmp_path / "out", **options)
+    make_tree(tmp_path / "out" / ".shardkit-trash", {"left": b"by a kill in the end"})
+    again = run(tmp_path / "photos", tmp_path / "out", **options)
+    assert (first.unchanged, again.unchanged) == (False, True)
+    assert again.manifests == first.manifests
+    assert not (tmp_path / "out" / ".shardkit-trash").exists()
+
+
+def test_the_command_says_so_in_one_line(photos: Path) -> None:
+    command = ["convert", "imagefolder", photos, photos.parent / "out", "--to", "lmdb"]
+    assert invoke(*command).exit_code == 0
+    before = tree(photos.parent / "out")
+    again = invoke(*command)
+    assert (again.exit_code, again.stdout.count("\n")) == (0, 1)
+    assert "already holds the dataset" in again.stdout
+    assert tree(photos.parent / "out") == before
+
+
+def larger(photos: Path, out: Path) -> None:
+    path = next(photos.rglob("*.jpg"), None) or next(p for p in photos.rglob("*") if p.is_file())
+    path.write_bytes(jpeg(40, 40))
+
+
+def renamed(photos: Path, out: Path) -> None:
+    path = next(p for p in photos.rglob("*") if p.is_file())
+    path.rename(path.with_stem("other"))
+
+
+def one_more(photos: Path, out: Path) -> None:
+    make_tree(photos / "cat", {"more.jpg": jpeg()})
+
+
+def another_class(photos: Path, out: Path) -> None:
+    make_tree(photos / "ant", {"more.jpg": jpeg()})
+
+
+def a_text(photos: Path, out: Path) -> None:
+    make_tree(photos / "cat", {"notes.txt": b"x"})
+
+
+def damaged(photos: Path, out: Path) -> None:
+    os.truncate(out / "shard-000000.tar", 1024)
+
+
+def missing(photos: Path, out: Path) -> None:
+    (out / "index/keys.npy").unlink()
+
+
+@pytest.mark.parametrize(
+    "change", [larger, renamed, one_more, another_class, a_text, damaged, missing]
+)
+def test_anything_else_is_refused_as_before(
+    photos: Path, change: Callable[[Path, Path], None]
+) -> None:
+    out = photos.parent / "out"
+    run(photos, out)
+    change(photos, out)
+    before = tree(out)
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(photos, out)
+    assert tree(out) == before
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed": 1}, {"shard_samples": 3}, {"recipe": Recipe(quality=80)}, {"to": "lmdb"}]
+)
+def test_other_options_are_refused_as_before(photos: Path, options: dict[str, Any]) -> None:
+    run(photos, photos.parent / "out")
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(photos, photos.parent / "out", **options)
+
+
+def test_force_makes_it_again(photos: Path) -> None:
+    run(photos, photos.parent / "out")
+    before = tree(photos.parent / "out")
+    assert not run(photos, photos.parent / "out", force=True).unchanged
+    assert tree(photos.parent / "out") == before
+
+
+def test_files_left_out_must_still_be_bad(photos: Path) -> None:
+    make_tree(photos / "cat", {"bad.jpg": jpeg()[:-60]})
+    run(photos, photos.parent / "out", on_error="skip")
+    assert run(photos, photos.parent / "out", on_error="skip").unchanged
+    (photos / "cat/bad.jpg").write_bytes(jpeg())
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(photos, photos.parent / "out", on_error="skip")

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import FORMATS, jpeg, make_folder, make_tree, png
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.contracts import Entry, Images, Scan
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions, Plan, make_plan, stored_order
+from shardkit.conversion.recipe import Recipe
+from shardkit.errors import UsageError
+from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
+
+NAMES = st.lists(st.binary(min_size=1, max_size=6).map(os.fsdecode), max_size=20, unique=True)
+
+
+def scan_of(sizes: list[int]) -> Scan:
+    """Return a scan of images of the given sizes that exist nowhere."""
+    entries = [Entry(f"{n:04d}.jpg", f"{n:04d}", -1, size, 0) for n, size in enumerate(sizes)]
+    source = ImageFolder("photos")
+    return Scan(source=source, splits={"": Images(source, "", entries)}, classes=None)
+
+
+def planned(sizes: list[int], **options: Any) -> Plan:
+    return make_plan(scan_of(sizes), ConvertOptions(to="lmdb", **options))
+
+
+@given(NAMES, st.integers(-5, 5))
+def test_the_order_is_a_permutation(names: list[str], seed: int) -> None:
+    assert sorted(stored_order(names, seed)) == list(range(len(names)))
+
+
+@given(NAMES, st.integers(0, 5), st.randoms(use_true_random=False))
+def test_the_order_of_two_images_depends_on_them_and_the_seed_alone(
+    names: list[str], seed: int, random: Any
+) -> None:
+    whole = [names[row] for row in stored_order(names, seed)]
+    some = [name for name in names if random.random() < 0.5]
+    random.shuffle(some)
+    assert [some[row] for row in stored_order(some, seed)] == [n for n in whole if n in set(some)]
+
+
+def test_the_order_depends_on_the_seed() -> None:
+    names = [f"{n}.jpg" for n in range(100)]
+    orders = {tuple(stored_order(names, seed)) for seed in range(5)}
+    assert len(orders) == 5
+    assert list(range(100)) not in map(list, orders)
+
+
+def test_the_order_mixes_classes() -> None:
+    names = [f"{'ab'[n // 500]}/{n}.jpg" for n in range(1000)]
+    first = stored_order(names, 0)[:500]
+    assert 200 < sum(row < 500 for row in first) < 300
+
+
+def test_the_order_is_what_it_was_in_version_1() -> None:
+    names = ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg", "dog/größe.png", "bird/\udcff.jpg"]
+    assert stored_order(names, 0) == GOLDEN_0
+    assert stored_order(names, 1) == GOLDEN_1
+
+
+GOLDEN_0 = [2, 1, 3, 4, 0]
+GOLDEN_1 = [2, 1, 3, 0, 4]
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 120))
+def test_shards_hold_at_most_their_size_or_one_image(sizes: list[int], room: int) -> None:
+    cuts = planned(sizes, shard_bytes=room, shuffle=False).splits[0].cuts
+    assert cuts[0] == 0
+    assert cuts[-1] == len(sizes)
+    assert list(cuts) == sorted(cuts)
+    for start, stop in itertools.pairwise(cuts):
+        assert stop > start or not sizes
+        assert sum(sizes[start:stop]) <= room or stop == start + 1
+        if stop < len(sizes):  # no shard is cut too early
+            assert sum(sizes[start : stop + 1]) > room
+
+
+@given(st.integers(0, 40), st.integers(1, 15))
+def test_shards_hold_exactly_as_many_images_as_asked_for(images: int, samples: int) -> None:
+    split = planned([10**9] * images, shard_samples=samples).splits[0]
+    sizes = [stop - start for start, stop in itertools.pairwise(split.cuts)]
+    assert sum(sizes) == images
+    assert all(size == samples for size in sizes[:-1])
+    assert images == 0 or 1 <= sizes[-1] <= samples
+
+
+def test_shards_share_out_all_images_in_order() -> None:
+    split = planned([10] * 25, shard_bytes=70).splits[0]
+    parts = [entry for shard in range(split.shards) for entry in split.shard_source(shard).entries]
+    assert parts == list(split.source.entries)
+    assert split.shards == 4
+
+
+def test_no_images_are_still_one_shard() -> None:
+    split = planned([]).splits[0]
+    assert (split.shards, len(split.shard_source(0))) == (1, 0)
+
+
+def test_the_folders_order_stays_without_a_shuffle() -> None:
+    plan = planned([1] * 20, shuffle=False)
+    assert [entry.path for entry in plan.splits[0].source.entries] == [
+        f"{n:04d}.jpg" for n in range(20)
+    ]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_limit_takes_the_first_in_stored_order(shuffle: bool) -> None:
+    whole = planned([1] * 20, shuffle=shuffle).splits[0].source.entries
+    some = planned([1] * 20, shuffle=shuffle, limit=7).splits[0].source.entries
+    assert list(some) == list(whole)[:7]
+    assert len(planned([1] * 20, limit=99).splits[0].source) == 20
+
+
+def test_a_limit_counts_for_each_split(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", each=4)
+    make_folder(tmp_path / "val", each=1)
+    plan = make_plan(scan_imagefolder(tmp_path), ConvertOptions(to="lmdb", limit=3))
+    assert {split.name: len(split.source) for split in plan.splits} == {"train": 3, "val": 2}
+
+
+def test_equal_plans_have_equal_digests_wherever_the_source_is(tmp_path: Path) -> None:
+    scans = []
+    for place in ("one", "two"):
+        root = make_tree(tmp_path / place / "photos", {"cat/a.jpg": jpeg(), "dog/b.jpg": png()})
+        for path in root.rglob("*.jpg"):
+            os.utime(path, ns=(0, 10**18))
+        scans.append(scan_imagefolder(root))
+    digests = {make_plan(scan, ConvertOptions(to="lmdb")).terms().digest for scan in scans}
+    assert len(digests) == 1
+
+
+def test_all_that_decides_the_result_is_in_the_digest(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos")
+    scan = scan_imagefolder(root)
+    options: list[dict[str, Any]] = [
+        {},
+        {"seed": 1},
+        {"shuffle": False},
+        {"limit": 2},
+        {"shard_samples": 1},
+        {"on_error": "skip"},
+        {"recipe": Recipe(quality=50)},
+        {"recipe": Recipe(check="none")},
+    ]
+    digests = [
+        make_plan(scan, ConvertOptions(to="lmdb", **given)).terms().digest for given in options
+    ]
+    digests.append(make_plan(scan, ConvertOptions(to="hdf5")).terms().digest)
+    os.utime(root / "cat/000.jpg", ns=(0, 0))
+    digests.append(make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).terms().digest)
+    (root / "empty").mkdir()
+    digests.append(make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).terms().digest)
+    (root / "cat/broken.jpg").symlink_to("nowhere")
+    digests.append(make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).terms().digest)
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(encode="raw", resize=(90, 120), resize_mode="crop"),
+        Recipe(resize=(100, 100), encode="png"),
+    ],
+    ids=["kept", "raw", "resized"],
+)
+def test_the_size_of_a_dataset_is_foreseen(tmp_path: Path, to: str, recipe: Recipe) -> None:
+    files = {f"cat/{n:03d}.png": png(150 + n, 110, n) for n in range(30)}
+    scan = scan_imagefolder(make_tree(tmp_path / "photos", files))
+    options = ConvertOptions(to=to, recipe=recipe, shard_samples=10)
+    (split,) = make_plan(scan, options).splits
+    convert_scan(scan, tmp_path / "out", options)
+    taken = sum(p.stat().st_size for p in (tmp_path / "out").rglob("*") if p.is_file())
+    assert 0.9 * taken < split.estimated_bytes < 1.1 * taken
+    assert (len(split.shard_bytes), sum(split.shard_bytes)) == (3, split.estimated_bytes)
+
+
+def test_a_bad_image_on_trial_does_not_spoil_the_estimate(tmp_path: Path) -> None:
+    scan = scan_imagefolder(make_folder(tmp_path))
+    (tmp_path / "cat/000.jpg").write_bytes(b"x" * (tmp_path / "cat/000.jpg").stat().st_size)
+    recipe = Recipe(resize=(8, 8), encode="png")
+    split = make_plan(scan, ConvertOptions(to="hdf5", recipe=recipe)).splits[0]
+    assert 6 * 400 < split.estimated_bytes < 6 * 700
+
+
+def test_classes_are_counted_with_the_empty_ones(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": jpeg(), "bird": None})
+    plan = make_plan(scan_imagefolder(tmp_path), ConvertOptions(to="lmdb"))
+    assert plan.class_counts(plan.splits[0]) == {"bird": 0, "cat": 1}
+
+
+def test_the_software_is_named(tmp_path: Path) -> None:
+    for name, package in (("lmdb", "lmdb"), ("hdf5", "h5py")):
+        plan = make_plan(scan_of([1]), ConvertOptions(to=name))
+        assert {"shardkit", "pillow", "simplejpeg", package} <= plan.software.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "zip"}, "unknown format 'zip'; known are hdf5, lmdb, webdataset"),
+        ({"shard_bytes": 0}, "shard size 0"),
+        ({"shard_samples": 0}, "shard_samples 0"),
+        ({"limit": -1}, "limit -1"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ConvertOptions(**{"to": "lmdb", **options})

@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import make_folder, make_tree, tree
+
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.staging import WORK_NAME, StagingDirectory, check_target, workplace
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.sources.imagefolder import scan_imagefolder
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset that stands in the way."""
+    scan = scan_imagefolder(make_folder(tmp_path / "old photos", each=1))
+    convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
+    return tmp_path / "out"
+
+
+def terms(seed: str = "d", on_error: str = "fail", **files: str) -> ConversionFingerprint:
+    """Return terms of a conversion with the given seed, whatever that is."""
+    return ConversionFingerprint(
+        settings={"--seed": seed}, images={"": len(files)}, files=files, on_error=on_error
+    )
+
+
+def hold(target: Path, seed: str = "d", *, force: bool = False) -> StagingDirectory:
+    return resume(target, terms(seed), force=force)
+
+
+def resume(target: Path, wanted: ConversionFingerprint, *, force: bool = False) -> StagingDirectory:
+    with workplace(target, force=force) as place:
+        place.begin(wanted, force=force)
+        return place
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_new_or_empty_directory_is_taken(tmp_path: Path, force: bool) -> None:
+    check_target(tmp_path / "new" / "deeper", force=force)
+    check_target(tmp_path, force=force)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_that_holds_something_else_is_refused(tmp_path: Path, force: bool) -> None:
+    make_tree(tmp_path / "out", {"thesis.txt": b"years of work"})
+    before = tree(tmp_path)
+    with pytest.raises(UsageError, match=r"holds something else \(thesis.txt\)"):
+        hold(tmp_path / "out", force=force)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_is_refused(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "out").write_bytes(b"x")
+    for target in (tmp_path / "out", tmp_path / "out" / "below"):
+        with pytest.raises(UsageError):
+            hold(target, force=force)
+    assert tree(tmp_path).keys() == {"out"}
+
+
+def test_a_dataset_is_refused_without_force(dataset: Path) -> None:
+    before = tree(dataset)
+    with pytest.raises(UsageError, match="holds a dataset already; --force replaces it"):
+        hold(dataset)
+    assert tree(dataset) == before
+
+
+def test_force_does_not_replace_what_may_not_be_a_dataset(dataset: Path) -> None:
+    (dataset / "shardkit.json").write_text("{}")
+    before = tree(dataset)
+    with pytest.raises(CorruptDataset):
+        hold(dataset, force=True)
+    assert tree(dataset) == before
+
+
+def test_a_place_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UsageError, match="out cannot be written: Permission denied"):
+        hold(tmp_path / "out")
+
+
+def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name in ("loop", "dangling"):
+        with pytest.raises(UsageError):
+            hold(tmp_path / name)
+
+
+def test_only_one_conversion_works_in_a_place(tmp_path: Path) -> None:
+    with workplace(tmp_path / "out", force=False) as place:
+        place.begin(terms(), force=False)
+        with pytest.raises(UsageError, match="another conversion is writing into"):
+            hold(tmp_path / "out", force=True)
+        assert (place.state / "plan.json").exists()
+    hold(tmp_path / "out")  # and the lock ends with the work
+
+
+def test_a_conversion_that_ends_while_the_next_begins_is_not_overwritten(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between looking at the target and getting the lock, another one may have finished."""
+    target = tmp_path / "contested"
+    (target / WORK_NAME).mkdir(parents=True)
+    flock = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        for path in sorted((target / WORK_NAME).rglob("*")):
+            path.unlink()
+        (target / WORK_NAME).rmdir()
+        for path in dataset.rglob("*"):
+            if path.is_file():
+                goal = target / path.relative_to(dataset)
+                goal.parent.mkdir(exist_ok=True, parents=True)
+                goal.write_bytes(path.read_bytes())
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UsageError):
+        hold(target)
+    assert tree(target) == tree(dataset)
+
+
+def test_the_same_work_is_taken_up(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    (place.dataset / "shard").write_bytes(b"done")
+    again = hold(tmp_path / "out")
+    assert (again.dataset / "shard").read_bytes() == b"done"
+
+
+def test_other_work_needs_force_and_begins_anew(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    (place.dataset / "shard").write_bytes(b"done")
+    with pytest.raises(UsageError, match=r"--seed was one and is two\. --force starts over"):
+        hold(tmp_path / "out", "two")
+    assert (place.dataset / "shard").exists()
+    again = hold(tmp_path / "out", "two", force=True)
+    assert list(again.dataset.iterdir()) == []
+    hold(tmp_path / "out", "two")
+
+
+def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: Path) -> None:
+    with workplace(tmp_path / "out", force=False) as place:
+        place.begin(terms(a="1", b="1", c="1"), force=False)
+        (place.dataset / "shard").write_bytes(b"done")
+        place.keep_for_mending(["b", "c"])
+    for wanted in (terms(a="1", b="2", c="1"), terms(a="1", b="3"), terms("d", "skip", a="1")):
+        assert (resume(tmp_path / "out", wanted).dataset / "shard").exists()
+    for wanted in (terms(a="2"), terms(b="1"), terms(a="1", d="1"), terms("e", a="1")):
+        with pytest.raises(UsageError, match="--force starts over"):
+            resume(tmp_path / "out", wanted)
+    assert (place.dataset / "shard").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (terms(a="1", b="2", c="1"), r"1 file is changed \(b\)"),
+        (terms(a="1", c="1"), r"1 file is gone \(b\)"),
+        (
+            terms(a="2", b="2", c="2", d="1"),
+            r"3 files are changed \(a, b, c\); 1 file is new \(d\)",
+        ),
+        (terms(v="1", w="1", x="1", y="1"), r"4 files are new \(v, w, x and 1 more\)"),
+        (
+            ConversionFingerprint(
+                {"--seed": [1, 2]}, {"": 3}, {"a": "1", "b": "1", "c": "1"}, "fail"
+            ),
+            "--seed was d and is 1x2",
+        ),
+        (
+            ConversionFingerprint({"--seed": "d"}, {"": 4}, {"a": "1", "b": "1", "c": "1"}, "fail"),
+            "another number of images",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_refusal_says_what_is_different(
+    tmp_path: Path, wanted: ConversionFingerprint, said: str
+) -> None:
+    place = resume(tmp_path / "out", terms(a="1", b="1", c="1"))
+    (place.dataset / "shard").write_bytes(b"done")
+    with pytest.raises(UsageError, match=said):
+        resume(tmp_path / "out", wanted)
+    again = resume(tmp_path / "out", wanted, force=True)
+    assert list(again.dataset.iterdir()) == []
+
+
+def test_lost_records_of_earlier_work_are_not_guessed(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    (place.state / "files.jsonl").write_bytes(b"{")
+    hold(tmp_path / "out", "one")
+    with pytest.raises(UsageError, match="the record of what it was begun with is damaged"):
+        hold(tmp_path / "out", "two")
+
+
+def test_work_without_a_plan_is_not_taken_up(tmp_path: Path) -> None:
+    """Whatever stands there, nobody knows what it is: the removal of it was interrupted."""
+    place = hold(tmp_path / "out", "one")
+    (place.dataset / "shard").write_bytes(b"of another plan")
+    (place.state / "ready").write_bytes(b"")
+    (place.state / "plan.json").unlink()
+    again = hold(tmp_path / "out", "two")
+    assert list(again.dataset.iterdir()) == []
+    assert not again.is_ready
+
+
+def test_a_damaged_plan_is_not_a_traceback(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    for content in (b"", b"[]", b"{}", b"nonsense"):
+        (place.state / "plan.json").write_bytes(content)
+        try:
+            hold(tmp_path / "out", "one", force=True)
+        except ShardkitError:
+            continue
+        assert json.loads((place.state / "plan.json").read_bytes())["digest"] == terms("one").digest
+
+
+def test_work_that_is_being_put_in_its_place_is_not_thrown_away(tmp_path: Path) -> None:
+    for force in (False, True):
+        target = tmp_path / f"out-{force}"
+        place = hold(target, "one")
+        make_tree(place.dataset, {"a": b"1"})
+        (place.state / "ready").write_bytes(b"")
+        if force:
+            hold(target, "two", force=True)
+        else:
+            with pytest.raises(UsageError, match="now holds the dataset of an earlier run"):
+                hold(target, "two")
+        assert (target / "a").read_bytes() == b"1"
+
+
+def test_publishing_moves_everything_up(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    make_tree(place.dataset, {"a": b"1", "index/b": b"2", "train/index/c": b"3"})
+    place.publish()
+    assert {name for name, kind in tree(tmp_path / "out").items() if kind != "folder"} == {
+        "a",
+        "index/b",
+        "train/index/c",
+    }
+
+
+def test_manifests_come_last_and_the_outermost_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = hold(tmp_path / "out")
+    names = ["shardkit.json", "train/shardkit.json", "train/z", "val/a", "val/shardkit.json"]
+    make_tree(place.dataset, dict.fromkeys(names, b"x"))
+    moved: list[str] = []
+    replace = os.replace
+
+    def note(name: str, goal: str, **folders: int) -> None:
+        above = os.readlink(f"/proc/self/fd/{folders.get('dst_dir_fd', -1)}") if folders else ""
+        if WORK_NAME not in above and folders and goal != ".shardkit-trash":
+            moved.append(os.path.relpath(os.path.join(above, goal), place.target))
+        replace(name, goal, **folders)
+
+    monkeypatch.setattr(os, "replace", note)
+    place.publish()
+    assert set(moved[:2]) == {"train/z", "val/a"}
+    assert set(moved[2:4]) == {"train/shardkit.json", "val/shardkit.json"}
+    assert moved[4:] == ["shardkit.json"]
+
+
+def test_discarding_leaves_no_trace(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    place.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_discarding_leaves_an_empty_directory_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    hold(tmp_path / "out").discard()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_discarding_removes_the_folders_above_that_it_made(tmp_path: Path) -> None:
+    hold(tmp_path / "a" / "b" / "out").discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_discarding_touches_nothing_else(dataset: Path) -> None:
+    before = tree(dataset)
+    hold(dataset, force=True).discard()
+    assert tree(dataset) == before
+
+
+@pytest.mark.parametrize("step", ["unlink", "rmdir"])
+def test_work_whose_removal_was_interrupted_is_no_danger_to_the_dataset(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """After each possible interruption of `discard`, `begin` must not take rests for work."""
+    function: Callable[..., None] = getattr(os, step)
+    before = tree(dataset)
+    for fatal in range(20):
+        place = hold(dataset, force=True)
+        (place.state / "ready").write_bytes(b"")
+        (place.state / "retired.json").write_bytes(b"[]")
+        calls = 0
+
+        def interrupt(*args: object, stop: int = fatal, **kwargs: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > stop:
+                raise KeyboardInterrupt
+            function(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, interrupt)
+            try:
+                place.discard()
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        again = hold(dataset, force=True)
+        if again.is_ready:
+            again.publish()
+        assert {n: h for n, h in tree(dataset).items() if not n.startswith(WORK_NAME)} == before
+    else:
+        pytest.fail("discard does not end")
+
+
+def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    photos = make_folder(tmp_path / "photos", each=1)
+    scan, options = scan_imagefolder(photos), ConvertOptions(to="webdataset")
+    target = tmp_path / "out"
+
+    def kill(_: object) -> None:
+        made = target / WORK_NAME / "dataset"
+        if made.exists():
+            (made / f".shard-000000.tar.{'0a' * 8}.tmp").write_bytes(b"half a shard")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_scan(scan, target, options, on_progress=kill)
+    convert_scan(scan, target, options)
+    convert_scan(scan, tmp_path / "expected", options)
+    assert tree(target) == tree(tmp_path / "expected")
+
+
+# Where the file system has no locks.
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def lockless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) -> None:
+    with workplace(tmp_path / "out", force=False) as place:
+        place.begin(terms(), force=False)
+        with pytest.raises(UsageError, match=f"process {os.getpid()} on .*owner"):
+            hold(tmp_path / "out")
+    hold(tmp_path / "out").discard()
+    assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_nobody_removes_the_name_of_another(tmp_path: Path) -> None:
+    """The work folder may have gone and come again, with another process in it."""
+    with workplace(tmp_path / "out", force=False) as place:
+        (place.folder / "owner").write_bytes(b"another")
+    assert (place.folder / "owner").read_bytes() == b"another"
+    assert {path.name for path in place.folder.iterdir()} == {"lock", "owner"}
+
+
+@pytest.mark.usefixtures("lockless")
+def test_without_locks_the_work_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out")
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    owner = {"machine": socket.gethostname(), "process": int(child.stdout)}
+    (place.folder / "owner").write_text(json.dumps(owner))
+    hold(tmp_path / "out")
+    assert not (place.folder / "owner").exists()
+
+
+@pytest.mark.usefixtures("lockless")
+@pytest.mark.parametrize(
+    "owner", [b'{"machine": "another", "process": 1}', b"", b"[]", b'{"process": "x"}']
+)
+@pytest.mark.slow
+def test_without_locks_nothing_is_taken_over_that_may_be_in_work(
+    tmp_path: Path, owner: bytes
+) -> None:
+    place = hold(tmp_path / "out")
+    (place.folder / "owner").write_bytes(owner)
+    with pytest.raises(UsageError, match=r"If it no longer runs, remove .*owner"):
+        hold(tmp_path / "out", force=True)
+    (place.folder / "owner").unlink()
+    hold(tmp_path / "out")

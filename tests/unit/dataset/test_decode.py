@@ -1,0 +1,317 @@
+"""From stored images to pixels, with the size that the index promises."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import encoded, jpeg, opened, picture, pixels, png
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardkit.codecs.image import Pixels
+from shardkit.codecs.quantizers import allow_fast_dct
+from shardkit.codecs.reduced import reduction, sufficient_eighths
+from shardkit.codecs.turbo import Region
+from shardkit.dataset import decode as decoding
+from shardkit.dataset.decode import (
+    EXACT,
+    Decoding,
+    decode_part,
+    decode_stored,
+    enclosing,
+)
+from shardkit.dataset.shardset import EncodedImage
+from shardkit.errors import BadImage
+
+
+def stored(data: bytes, field: str, width: int = 24, height: int = 16) -> EncodedImage:
+    return EncodedImage(data, field, 0, width, height)
+
+
+def oracle(data: bytes) -> Pixels:
+    return np.asarray(opened(data).convert("RGB"))
+
+
+@pytest.mark.parametrize(
+    ("field", "data"),
+    [
+        ("jpg", jpeg()),
+        ("jpg", jpeg(subsampling=0)),
+        ("jpg", jpeg(progressive=True)),
+        ("jpg", encoded(picture(mode="L"))),
+        ("png", png()),
+        ("png", png(mode="L")),
+        ("webp", encoded(kind="WEBP", lossless=True)),
+        ("bmp", encoded(kind="BMP")),
+        ("gif", encoded(kind="GIF")),
+        ("tiff", encoded(kind="TIFF")),
+        ("ppm", encoded(kind="PPM")),
+    ],
+)
+def test_pixels_are_those_of_pillow(field: str, data: bytes) -> None:
+    found = decode_stored(stored(data, field))
+    assert found.dtype == np.uint8
+    assert found.shape == (16, 24, 3)
+    np.testing.assert_array_equal(found, oracle(data))
+    out = np.zeros((16, 24, 3), np.uint8)
+    assert np.shares_memory(decode_stored(stored(data, field), out=out), out)
+    np.testing.assert_array_equal(out, found)
+
+
+def test_raw_pixels_come_back_and_are_the_callers_own() -> None:
+    values = pixels()
+    found = decode_stored(stored(values.tobytes(), "raw"))
+    np.testing.assert_array_equal(found, values)
+    found[0] = 0  # a user may write to it
+    out = np.zeros((16, 24, 3), np.uint8)
+    assert decode_stored(stored(values.tobytes(), "raw"), out=out) is out
+    np.testing.assert_array_equal(out, values)
+
+
+@pytest.mark.parametrize("length", [0, 1, 16 * 24 * 3 - 1, 16 * 24 * 3 + 1])
+def test_raw_pixels_of_another_length_are_refused(length: int) -> None:
+    with pytest.raises(BadImage, match="bytes of raw pixels"):
+        decode_stored(stored(bytes(length), "raw"))
+
+
+@pytest.mark.parametrize(("width", "height"), [(24, 17), (23, 16), (16, 24), (0, 0), (48, 32)])
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("field", ["jpg", "png"])
+def test_another_size_than_the_index_says_is_refused(
+    field: str, block: bool, width: int, height: int
+) -> None:
+    data = jpeg() if field == "jpg" else png()
+    out = np.zeros((height, width, 3), np.uint8) if block else None
+    with pytest.raises(BadImage):
+        decode_stored(stored(data, field, width, height), out=out)
+
+
+@pytest.mark.parametrize("field", ["jpg", "png"])
+def test_a_one_pixel_image_does_not_spread_over_the_block(field: str) -> None:
+    data = jpeg(1, 1) if field == "jpg" else png(1, 1)
+    with pytest.raises(BadImage):
+        decode_stored(stored(data, field), out=np.zeros((16, 24, 3), np.uint8))
+
+
+@pytest.mark.parametrize("field", ["jpg", "png"])
+def test_an_image_of_one_row_does_not_spread_over_the_block(field: str) -> None:
+    data = jpeg(24, 1) if field == "jpg" else png(24, 1)
+    with pytest.raises(BadImage):
+        decode_stored(stored(data, field), out=np.zeros((16, 24, 3), np.uint8))
+
+
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("field", ["jpg", "png", "webp"])
+def test_what_cannot_be_decoded_is_a_bad_image(field: str, block: bool) -> None:
+    out = np.zeros((16, 24, 3), np.uint8) if block else None
+    whole = {"jpg": jpeg(), "png": png(), "webp": encoded(kind="WEBP")}[field]
+    for data in (b"", b"junk", whole[: len(whole) // 2], bytes(len(whole))):
+        with pytest.raises(BadImage):
+            decode_stored(stored(data, field), out=out)
+
+
+def test_transparent_pixels_show_the_background() -> None:
+    clear = encoded(picture(mode="RGBA").point(lambda value: 0), "PNG")
+    found = decode_stored(stored(clear, "png"), Decoding(background=(1, 2, 3)))
+    assert np.unique(found.reshape(-1, 3), axis=0).tolist() == [[1, 2, 3]]
+
+
+# Faster decoding of JPEGs.
+
+
+def test_fast_is_for_jpegs_alone() -> None:
+    for field, data in {"png": png(), "raw": pixels().tobytes()}.items():
+        image = stored(data, field)
+        np.testing.assert_array_equal(
+            decode_stored(image, Decoding(fast=True)), decode_stored(image)
+        )
+
+
+def test_fast_is_what_simplejpeg_calls_so() -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    data = jpeg(97, 61)
+    found = decode_stored(stored(data, "jpg", 97, 61), Decoding(fast=True))
+    expected = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=False)
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found, oracle(data))
+
+
+@pytest.mark.parametrize("quality", [10, 30, 50, 75, 90, 92, 96, 100])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_fast_stays_within_one_and_a_half_levels_at_saturated_edges(
+    quality: int, subsampling: int
+) -> None:
+    pytest.importorskip("simplejpeg")
+    random = np.random.default_rng(quality)
+    for cell in (1, 2, 3, 5, 8, 13):
+        corners = random.integers(0, 2, (120 // cell + 1, 160 // cell + 1, 3)) * np.uint8(255)
+        values = corners.astype(np.uint8).repeat(cell, 0).repeat(cell, 1)[:120, :160]
+        options = {"quality": quality, "subsampling": subsampling}
+        image = stored(encoded(Image.fromarray(values), "JPEG", **options), "jpg", 160, 120)
+        exact, fast = decode_stored(image), decode_stored(image, Decoding(fast=True))
+        # Blocks of 8 pixels overflow the fast DCT, whose sums have 16 bits.
+        assert np.abs(exact.astype(int) - fast).mean() < (5 if cell == 8 else 1.5)
+        assert np.array_equal(exact, fast) == (quality > 90)
+
+
+def test_quantizers_are_found_wherever_they_are() -> None:
+    data = jpeg(24, 16, quality=85)
+    assert allow_fast_dct(data)
+    assert allow_fast_dct(memoryview(data))
+    assert not allow_fast_dct(jpeg(24, 16, quality=96))
+    table = data.index(b"\xff\xdb")
+    for end in (2, table, table + 3, table + 30):
+        assert not allow_fast_dct(data[:end])
+    wide = data.replace(b"\xff\xdb\0\x43\0", b"\xff\xdb\0\x43\x10")  # says 16 bits
+    assert not allow_fast_dct(wide)
+
+
+# Reduced images.
+
+
+@functools.cache
+def black(width: int, height: int) -> bytes:
+    return encoded(picture(width, height).point(lambda value: 0))
+
+
+@given(st.data())
+def test_as_many_eighths_suffice_as_simplejpeg_takes(data: st.DataObject) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    width, height = size = data.draw(st.tuples(*[st.integers(1, 80)] * 2))
+    enough = data.draw(st.tuples(*[st.integers(1, side) for side in size]))
+    options = dict(zip(("min_width", "min_height"), enough, strict=True))
+    found = simplejpeg.decode_jpeg(black(*size), min_factor=2, **options)
+    eighths = sufficient_eighths(size, enough)
+    assert found.shape == reduced_shape(size, eighths)
+    if max(size) >= 8:  # of a smaller image several scales have the same shape
+        assert reduction(found.shape, (height, width)) == eighths / 8
+
+
+def reduced_shape(size: tuple[int, int], eighths: int) -> tuple[int, int, int]:
+    width, height = (-(-side * eighths // 8) for side in size)
+    return height, width, 3
+
+
+@pytest.mark.parametrize(
+    ("at_least", "eighths"),
+    [
+        ((0, 0), 8),
+        ((1, 1), 1),
+        ((13, 8), 1),
+        ((14, 8), 2),
+        ((13, 9), 2),
+        ((25, 16), 2),
+        ((26, 16), 3),
+        ((37, 23), 3),
+        ((38, 23), 4),
+        ((49, 31), 4),
+        ((50, 31), 8),
+        ((49, 32), 8),
+        ((97, 61), 8),
+        ((500, 500), 8),
+    ],
+)
+def test_the_least_eighths_that_suffice_are_taken(at_least: tuple[int, int], eighths: int) -> None:
+    assert sufficient_eighths((97, 61), at_least) == eighths
+
+
+@given(st.data())
+def test_the_enclosing_region_holds_all_that_is_shown_and_no_more(data: st.DataObject) -> None:
+    sides = data.draw(st.tuples(*[st.integers(1, 200)] * 2))
+    begin = [data.draw(st.integers(0, side - 1)) for side in sides]
+    length = [data.draw(st.integers(1, side - at)) for side, at in zip(sides, begin, strict=True)]
+    eighths = data.draw(st.sampled_from([1, 2, 3, 4, 8]))
+    height, width, _ = reduced_shape(sides, eighths)
+    found = enclosing(Region(*begin, *length), (width, height), eighths / 8)
+    for first, among, at, side, most in zip(
+        found[:2], found[2:], begin, length, (width, height), strict=True
+    ):
+        assert 0 <= first < first + among <= most
+        assert first * 8 <= at * eighths < (first + 1) * 8
+        assert (first + among - 1) * 8 < (at + side) * eighths <= (first + among) * 8
+
+
+# Parts.
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "piece"])
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a library is asked for, which decodes nothing or, if it is to give pieces, zeros."""
+    calls: list[Any] = []
+
+    def decode(
+        data: bytes, size: tuple[int, int], eighths: int, region: Region, *, fast: bool
+    ) -> Pixels | None:
+        calls.append((size, eighths, region, fast))
+        return np.zeros((region.height, region.width, 3), np.uint8) if request.param else None
+
+    monkeypatch.setattr(decoding, "decode_region", decode)
+    monkeypatch.setattr(decoding, "available", lambda: True)
+    return calls
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_library_is_asked_for_the_pixels_that_are_needed(asked: list[Any], fast: bool) -> None:
+    image = stored(jpeg(97, 61), "jpg", 97, 61)
+    for at_least, eighths, region in (
+        ((0, 0), 8, (9, 6, 30, 21)),
+        ((49, 31), 4, (4, 3, 16, 11)),
+        ((30, 20), 3, (3, 2, 12, 9)),
+    ):
+        part = decode_part(image, Region(9, 6, 30, 21), Decoding(fast=fast), at_least)
+        assert asked.pop() == ((97, 61), eighths, region, fast)
+        assert part.scale == eighths / 8
+        if not part.pixels.any():
+            assert (part.left, part.top) == region[:2]
+            assert part.pixels.shape == (region[3], region[2], 3)
+        else:
+            assert (part.left, part.top) == (0, 0)
+            np.testing.assert_array_equal(
+                part.pixels, decode_stored(image, Decoding(fast=fast), at_least=at_least)
+            )
+    assert asked == []
+
+
+def test_a_library_is_not_asked_for_whole_images_and_other_kinds(asked: list[Any]) -> None:
+    contents = {
+        "jpg": jpeg(),
+        "png": png(),
+        "webp": encoded(kind="WEBP"),
+        "raw": pixels().tobytes(),
+    }
+    inside, whole = Region(3, 2, 9, 7), Region(0, 0, 24, 16)
+    for (field, data), region in itertools.product(contents.items(), (inside, whole)):
+        if (field, region) == ("jpg", inside):
+            continue
+        image = stored(data, field)
+        part = decode_part(image, region, EXACT)
+        assert part[1:] == (0, 0, 1.0)
+        np.testing.assert_array_equal(part.pixels, decode_stored(image))
+    assert asked == []
+
+
+def test_a_part_of_raw_pixels_may_be_written_to() -> None:
+    for data in (pixels().tobytes(), bytearray(pixels().tobytes())):
+        part = decode_part(stored(bytes(data), "raw"), Region(1, 1, 2, 2), EXACT)
+        assert part.pixels.flags.writeable
+
+
+@pytest.mark.parametrize(("width", "height"), [(24, 17), (23, 16), (48, 32)])
+@pytest.mark.parametrize("field", ["jpg", "png", "raw"])
+def test_a_part_of_an_image_of_another_size_is_refused(field: str, width: int, height: int) -> None:
+    data = {"jpg": jpeg(), "png": png(), "raw": pixels().tobytes()}[field]
+    for region in (Region(1, 1, 2, 2), Region(0, 0, width, height)):
+        with pytest.raises(BadImage):
+            decode_part(stored(data, field, width, height), region, EXACT)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", jpeg()[:2], jpeg()[:200]])
+def test_a_part_of_what_cannot_be_decoded_is_a_bad_image(data: bytes) -> None:
+    for at_least in ((0, 0), (5, 4)):
+        with pytest.raises(BadImage):
+            decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), EXACT, at_least)

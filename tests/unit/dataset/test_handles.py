@@ -1,0 +1,267 @@
+"""The pool of open shards: bounded, safe across forks and threads, and never stale."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkit.contracts import Range
+from shardkit.dataset import handles
+from shardkit.dataset.handles import MAX_OPEN, ShardFile, shard_file, shard_reader
+from shardkit.errors import CorruptShard
+from shardkit.record import Record
+
+
+def make_file(path: Path, content: bytes = b"0123456789") -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def open_below(folder: Path) -> list[str]:
+    """Return the files below ``folder`` that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+        if target.startswith(f"{folder}/"):
+            found.append(target)
+    return found
+
+
+def test_a_shard_gives_the_bytes_of_a_range(tmp_path: Path) -> None:
+    file = shard_file(make_file(tmp_path / "a"), 10, "id")
+    assert file.read(0, 10) == b"0123456789"
+    assert file.read(3, 2) == b"34"
+    assert file.read(10, 0) == b""
+    for offset, length in ((0, 10), (5, 0), (9, 100), (2**62, 2**32 - 1), (-1, 5)):
+        file.announce(offset, length)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 11), (10, 1), (9, 2), (2**62, 1), (0, 2**62), (-1, 5), (-(2**63), 1)]
+)
+def test_a_range_outside_of_the_file_is_damage(tmp_path: Path, offset: int, length: int) -> None:
+    file = shard_file(make_file(tmp_path / "a"), 10, "id")
+    with pytest.raises(CorruptShard, match=str(tmp_path / "a")):
+        file.read(offset, length)
+
+
+def test_a_file_that_is_cut_while_open_is_damage(tmp_path: Path) -> None:
+    file = shard_file(make_file(tmp_path / "a"), 10, "id")
+    os.truncate(tmp_path / "a", 5)
+    with pytest.raises(CorruptShard, match="ends at byte 5"):
+        file.read(3, 4)
+
+
+@pytest.mark.parametrize("size", [0, 9, 11])
+def test_another_size_than_the_manifest_gives_is_damage(tmp_path: Path, size: int) -> None:
+    make_file(tmp_path / "a")
+    with pytest.raises(CorruptShard, match=f"has 10 bytes; the manifest says {size}"):
+        shard_file(tmp_path / "a", size, "id")
+    assert open_below(tmp_path) == []
+
+
+def test_a_missing_shard_is_damage_and_can_come_back(tmp_path: Path) -> None:
+    with pytest.raises(CorruptShard, match="cannot be opened"):
+        shard_file(tmp_path / "a", 10, "id")
+    make_file(tmp_path / "a")
+    assert shard_file(tmp_path / "a", 10, "id").read(0, 1) == b"0"
+
+
+def test_the_same_shard_is_opened_once(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "a")
+    assert shard_file(path, 10, "id") is shard_file(path, 10, "id")
+    assert len(open_below(tmp_path)) == 1
+
+
+def test_no_more_than_so_many_files_stay_open(tmp_path: Path) -> None:
+    for number in range(MAX_OPEN + 40):
+        path = make_file(tmp_path / str(number))
+        assert shard_file(path, 10, "id").read(0, 1) == b"0"
+    assert len(open_below(tmp_path)) == MAX_OPEN
+
+
+def test_the_least_recently_used_is_closed_first(tmp_path: Path) -> None:
+    paths = [make_file(tmp_path / str(number)) for number in range(MAX_OPEN + 1)]
+    for path in paths[:-1]:
+        shard_file(path, 10, "id")
+    shard_file(paths[0], 10, "id")
+    shard_file(paths[-1], 10, "id")
+    assert set(open_below(tmp_path)) == set(map(str, paths)) - {str(paths[1])}
+
+
+def test_what_is_evicted_can_be_read_until_it_is_let_go(tmp_path: Path) -> None:
+    held = shard_file(make_file(tmp_path / "held", b"abcdefghij"), 10, "id")
+    for number in range(MAX_OPEN + 5):
+        shard_file(make_file(tmp_path / str(number)), 10, "id")
+    assert held.read(2, 3) == b"cde"
+    assert str(tmp_path / "held") in open_below(tmp_path)
+    del held
+    assert str(tmp_path / "held") not in open_below(tmp_path)
+
+
+def test_a_shard_written_anew_in_the_same_place_is_another(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "a")
+    assert shard_file(path, 10, "old").read(0, 3) == b"012"
+    make_file(tmp_path / "b", b"abcdefghij").replace(path)
+    assert shard_file(path, 10, "new").read(0, 3) == b"abc"
+
+
+class FakeReader:
+    """A format's reader that counts who is inside of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.closed = 0
+        self.meta: Mapping[str, Any] = {}
+        self.inside = 0
+        self.crowded = False
+
+    def __len__(self) -> int:
+        return 1000
+
+    def read(self, rows: Sequence[int]) -> list[Record]:
+        self.inside += 1
+        self.crowded |= self.inside > 1
+        records = [Record(str(row), {}) for row in rows for _ in range(50)][::50]
+        self.inside -= 1
+        return records
+
+    def ranges(self) -> Sequence[Mapping[str, Range]]:
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_library_reads_for_one_thread_at_a_time(tmp_path: Path) -> None:
+    made: list[FakeReader] = []
+
+    def read(path: Path) -> FakeReader:
+        made.append(FakeReader(path))
+        return made[-1]
+
+    wrong: list[int] = []
+
+    def work(first: int) -> None:
+        for row in range(first, first + 200):
+            (record,) = shard_reader(tmp_path / "a", "id", read).read([row])
+            if record.key != str(row):
+                wrong.append(row)
+
+    threads = [threading.Thread(target=work, args=(n * 200,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(made) == 1
+    assert not made[0].crowded
+
+
+def test_a_library_is_closed_when_its_shard_is_evicted(tmp_path: Path) -> None:
+    made: list[FakeReader] = []
+
+    def read(path: Path) -> FakeReader:
+        made.append(FakeReader(path))
+        return made[-1]
+
+    held = shard_reader(tmp_path / "held", "id", read)
+    shard_reader(tmp_path / "a", "id", read)
+    for number in range(MAX_OPEN):
+        shard_file(make_file(tmp_path / str(number)), 10, "id")
+    assert [reader.closed for reader in made] == [0, 1]
+    assert held.read([7])[0].key == "7"
+    del held
+    assert [reader.closed for reader in made] == [1, 1]
+
+
+def test_file_and_library_of_one_shard_do_not_mix(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "a")
+    assert shard_reader(path, "id", FakeReader).read([1])[0].key == "1"
+    assert shard_file(path, 10, "id").read(0, 1) == b"0"
+
+
+def test_threads_read_the_right_bytes_while_handles_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "MAX_OPEN", 128)
+    paths = [make_file(tmp_path / str(number), f"{number:010d}".encode()) for number in range(158)]
+    wrong: list[int] = []
+
+    def work(step: int) -> None:
+        for turn in range(1500):
+            number = turn * step % len(paths)
+            if shard_file(paths[number], 10, "id").read(0, 10) != f"{number:010d}".encode():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(step,)) for step in (1, 7, 11, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(open_below(tmp_path)) == 128
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_reads_although_a_thread_of_its_parent_held_the_lock(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "a")
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> FakeReader:
+        inside.set()
+        leave.wait(30)
+        return FakeReader(path)
+
+    thread = threading.Thread(target=shard_reader, args=(tmp_path / "slow", "id", slow))
+    thread.start()
+    assert inside.wait(30)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            reader = threading.Thread(target=shard_file, args=(path, 10, "id"), daemon=True)
+            reader.start()
+            reader.join(20)  # a lock that is never released would hold it for ever
+            code = 0 if not reader.is_alive() and shard_file(path, 10, "id").read(0, 1) else 2
+        finally:
+            os._exit(code)
+    leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_does_not_keep_the_files_of_its_parent_open(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "a")
+    shard_file(path, 10, "id")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            before = open_below(tmp_path)
+            content = shard_file(path, 10, "id").read(0, 10)
+            code = 0 if (before, content) == ([], b"0123456789") else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shard_file(path, 10, "id").read(0, 10) == b"0123456789"
+
+
+def test_files_are_not_inherited_by_programs(tmp_path: Path) -> None:
+    file = ShardFile(make_file(tmp_path / "a"), 10)
+    assert not os.get_inheritable(file._descriptor)
+
+
+@pytest.fixture(autouse=True)
+def _empty_pool() -> None:
+    """Begin each test with nothing open, so that counts are exact."""
+    handles._POOL.reset()

@@ -1,0 +1,295 @@
+"""The index: its bytes are frozen, its checksums cover what it says, and damage is refused."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardkit.dataset.index import (
+    HEAD,
+    ROW,
+    ROWS_NAME,
+    Index,
+    IndexPart,
+    StringTable,
+    as_rows,
+    checksum,
+    pack_row,
+    row_check,
+    save_index,
+)
+from shardkit.errors import CorruptDataset
+
+NAMES = [
+    "index/rows.npy",
+    "index/keys.npy",
+    "index/keys-ends.npy",
+    "index/paths.npy",
+    "index/paths-ends.npy",
+]
+
+
+def make_part(rows: int = 3) -> IndexPart:
+    return IndexPart(
+        as_rows(
+            pack_row(offset=n, image=b"x" * n, label=n, size=(n + 1, n + 2), field="png")
+            for n in range(rows)
+        ),
+        [f"key{n}" for n in range(rows)],
+        [f"päth {n}\udcff" for n in range(rows)],
+    )
+
+
+def open_all(directory: Path, rows: int = 3) -> tuple[Any, list[str], list[str]]:
+    index = Index(directory, rows)
+    return index.rows(), list(index.keys()), list(index.paths())
+
+
+def table_of(texts: list[str]) -> StringTable:
+    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    return StringTable(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+
+def test_a_row_is_these_32_bytes_for_ever() -> None:
+    assert ROW.itemsize == 32
+    assert {name: (ROW[name].str, ROW.fields[name][1]) for name in ROW.names or ()} == {  # type: ignore[index]
+        "offset": ("<i8", 0),
+        "length": ("<u4", 8),
+        "checksum": ("<u4", 12),
+        "label": ("<i4", 16),
+        "width": ("<u4", 20),
+        "height": ("<u4", 24),
+        "field": ("|u1", 28),
+        "check": ("|V3", 29),
+    }
+    row = pack_row(offset=0x0102, image=b"image", label=7, size=(8, 9), field="png")
+    head = bytes.fromhex("07000000 08000000 09000000 01")
+    crc = zlib.crc32(head + b"image").to_bytes(4, "little")
+    start = bytes.fromhex("0201000000000000 05000000") + crc + head
+    assert row == start + zlib.crc32(start).to_bytes(4, "little")[:3]
+
+
+def test_a_row_notices_every_flipped_bit_of_itself() -> None:
+    row = pack_row(offset=0x0102, image=b"image", label=7, size=(8, 9), field="png")
+    assert row_check(row) == row[29:]
+    for bit in range(8 * 29):
+        damaged = bytearray(row)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert row_check(damaged) != row[29:]
+
+
+@pytest.mark.parametrize("at", range(HEAD.start, HEAD.stop))
+def test_the_checksum_covers_label_width_height_and_field(at: int) -> None:
+    row = as_rows([pack_row(offset=1, image=b"image", label=7, size=(8, 9), field="jpg")])
+    changed = bytearray(row.tobytes())
+    changed[at] ^= 1
+    assert checksum(bytes(changed)[HEAD], b"image") != row["checksum"][0]
+    assert checksum(row.tobytes()[HEAD], b"image") == row["checksum"][0]
+    assert checksum(row.tobytes()[HEAD], b"imagf") != row["checksum"][0]
+
+
+def test_an_index_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    part = make_part()
+    assert save_index([part], tmp_path) == NAMES
+    rows, keys, paths = open_all(tmp_path)
+    assert rows.tobytes() == part.rows.tobytes()
+    assert (keys, paths) == (part.keys, part.paths)
+
+
+def test_parts_are_put_one_after_the_other(tmp_path: Path) -> None:
+    save_index([make_part(2), make_part(0), make_part(3)], tmp_path)
+    rows, keys, _ = open_all(tmp_path, 5)
+    assert rows["label"].tolist() == [0, 1, 0, 1, 2]
+    assert keys == ["key0", "key1", "key0", "key1", "key2"]
+
+
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_an_index_of_no_rows_is_an_index(tmp_path: Path, parts: int) -> None:
+    save_index([make_part(0)] * parts, tmp_path)
+    rows, keys, paths = open_all(tmp_path, 0)
+    assert (len(rows), keys, paths) == (0, [], [])
+
+
+def test_equal_parts_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_index([make_part()], tmp_path / name)
+    for name in NAMES:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_rows_are_mapped_and_read_only(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    rows = Index(tmp_path, 3).rows()
+    assert isinstance(rows.base, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        rows["label"][0] = 1
+
+
+def test_numpy_alone_opens_the_files(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    assert np.load(tmp_path / ROWS_NAME)["height"].tolist() == [2, 3, 4]
+    assert np.load(tmp_path / "index/keys.npy").tobytes() == b"key0key1key2"
+    assert np.load(tmp_path / "index/keys-ends.npy").tolist() == [4, 8, 12]
+
+
+def test_strings_are_found_from_either_end() -> None:
+    table = table_of(["a", "", "ccc", "d"])
+    assert len(table) == 4
+    assert [table[n] for n in range(-4, 4)] == ["a", "", "ccc", "d"] * 2
+    assert list(reversed(table)) == ["d", "ccc", "", "a"]
+    assert table.index("ccc") == 2
+    assert "d" in table
+    assert "x" not in table
+
+
+@pytest.mark.parametrize("row", [4, -5, 2**40, -(2**70)])
+def test_a_string_outside_of_the_table_is_an_index_error(row: int) -> None:
+    with pytest.raises(IndexError):
+        table_of(["a", "b", "c", "d"])[row]
+
+
+def test_slices_of_strings_are_lists() -> None:
+    table = table_of(["a", "b", "c"])
+    assert table[1:] == ["b", "c"]
+    assert table[::-1] == ["c", "b", "a"]
+    assert table[5:] == []
+
+
+def test_numpy_integers_name_a_string() -> None:
+    table = table_of(["a", "b", "c"])
+    assert table[np.int64(-1)] == "c"  # type: ignore[call-overload]
+
+
+def test_file_names_that_are_no_utf_8_keep_their_bytes() -> None:
+    assert list(table_of(["\udcff\udc80", "ok"])) == ["\udcff\udc80", "ok"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.binary(max_size=6).map(lambda b: b.decode("utf-8", "surrogateescape"))))
+def test_any_strings_come_back(texts: list[str]) -> None:
+    assert list(table_of(texts)) == texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_file_is_refused_and_the_remedy_named(tmp_path: Path, name: str) -> None:
+    save_index([make_part()], tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(CorruptDataset, match="shardkit index"):
+        open_all(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_cut_is_refused(tmp_path: Path, name: str) -> None:
+    save_index([make_part()], tmp_path)
+    good = (tmp_path / name).read_bytes()
+    for length in range(len(good)):
+        (tmp_path / name).write_bytes(good[:length])
+        with pytest.raises(CorruptDataset, match="shardkit index"):
+            open_all(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("flip", [0x01, 0x04, 0x10, 0x40, 0x50, 0x71])
+def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str, flip: int) -> None:
+    save_index([make_part()], tmp_path)
+    expected = open_all(tmp_path)
+    good = (tmp_path / name).read_bytes()
+    escaped = []
+    header = 256 if name == ROWS_NAME else 128
+    for at in range(header):
+        bad = bytearray(good)
+        bad[at] ^= flip
+        (tmp_path / name).write_bytes(bad)
+        try:
+            rows, keys, paths = open_all(tmp_path)
+        except CorruptDataset:
+            continue
+        except Exception as error:
+            escaped.append((at, repr(error)))
+            continue
+        assert rows.tobytes() == expected[0].tobytes()
+        assert (keys, paths) == expected[1:]
+    assert escaped == []
+
+
+def test_another_number_of_rows_is_refused(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    for rows in (0, 2, 4, 10**30):
+        for use in (Index.rows, Index.keys, Index.paths):
+            with pytest.raises(CorruptDataset, match=f"does not describe {rows} rows"):
+                use(Index(tmp_path, rows))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.zeros(3, np.int64),
+        np.zeros((3, 1), ROW),
+        np.zeros((), ROW),
+        np.zeros(3, ROW.newbyteorder(">")),
+        np.zeros(3, "V32"),
+    ],
+)
+def test_rows_of_another_type_or_shape_are_refused(tmp_path: Path, column: Any) -> None:
+    save_index([make_part()], tmp_path)
+    np.save(tmp_path / ROWS_NAME, column)
+    with pytest.raises(CorruptDataset):
+        Index(tmp_path, 3).rows()
+
+
+def test_ends_that_do_not_fit_the_text_are_refused(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    np.save(tmp_path / "index/keys-ends.npy", np.array([4, 8, 13]))
+    with pytest.raises(CorruptDataset):
+        Index(tmp_path, 3).keys()
+    np.save(tmp_path / "index/keys-ends.npy", np.array([4.0, 8.0, 12.0]))
+    with pytest.raises(CorruptDataset):
+        Index(tmp_path, 3).keys()
+
+
+class Trap:
+    """Leaves a mark if it is ever unpickled."""
+
+    sprung: list[int] = []  # noqa: RUF012 - shared on purpose
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trap.sprung.append, (1,)
+
+
+def test_pickled_objects_are_refused_and_not_loaded(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Trap()] * 3, object), allow_pickle=True)
+    for content in (buffer.getvalue(), pickle.dumps(Trap())):
+        (tmp_path / ROWS_NAME).write_bytes(content)
+        with pytest.raises(CorruptDataset):
+            Index(tmp_path, 3).rows()
+    assert Trap.sprung == []
+
+
+def test_a_zip_file_in_the_place_of_a_column_is_refused(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    buffer = io.BytesIO()
+    np.savez(buffer, rows=make_part().rows)
+    for content in (buffer.getvalue(), b"PK\x03\x04 and no more"):
+        (tmp_path / ROWS_NAME).write_bytes(content)
+        with pytest.raises(CorruptDataset):
+            Index(tmp_path, 3).rows()
+
+
+def test_a_directory_in_the_place_of_a_column_is_refused(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    (tmp_path / ROWS_NAME).unlink()
+    (tmp_path / ROWS_NAME).mkdir()
+    with pytest.raises(CorruptDataset):
+        Index(tmp_path, 3).rows()

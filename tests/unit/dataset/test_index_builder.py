@@ -1,0 +1,175 @@
+"""From a finished shard to its part of the index, whatever the shard holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkit.contracts import Format, ShardSpec
+from shardkit.dataset.index import checksum
+from shardkit.dataset.index_builder import index_shard, open_records
+from shardkit.errors import CorruptShard
+from shardkit.formats.ranges import RangeReader, reads_its_ranges
+from shardkit.record import Record, dump_json
+from shardkit.registry import format_names, get_format
+from shardkit.testing import write_shard
+
+
+@pytest.fixture(params=format_names())
+def storage(request: pytest.FixtureRequest) -> Format:
+    return get_format(request.param)
+
+
+def make_record(number: int, **changed: bytes | None) -> Record:
+    fields: dict[str, bytes | None] = {
+        "png": b"image %d" % number * (number + 1),
+        "cls": b"%d" % number,
+        "json": dump_json({"path": f"a/{number}.png", "width": number + 3, "height": 7}),
+        **changed,
+    }
+    return Record(f"a/{number}", {name: part for name, part in fields.items() if part is not None})
+
+
+def write(storage: Format, path: Path, records: list[Record]) -> Path:
+    writer = storage.write(path, ShardSpec(meta={"made": "here"}))
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def test_the_index_says_where_each_image_lies_and_what_it_is(
+    storage: Format, tmp_path: Path
+) -> None:
+    records = [make_record(number) for number in range(5)]
+    path = write(storage, tmp_path / "shard", records)
+    part = index_shard(storage, path)
+    content = path.read_bytes()
+    assert part.keys == [record.key for record in records]
+    assert part.paths == [f"a/{number}.png" for number in range(5)]
+    assert part.rows["label"].tolist() == list(range(5))
+    assert part.rows["width"].tolist() == [3, 4, 5, 6, 7]
+    assert part.rows["height"].tolist() == [7] * 5
+    for row, record in zip(part.rows, records, strict=True):
+        image = record.fields["png"]
+        start = int(row["offset"])
+        assert content[start : start + int(row["length"])] == image
+        assert row["checksum"] == checksum(row.tobytes()[16:29], image)
+        assert row["field"] == 1
+
+
+def test_each_record_is_shown_once_in_order(storage: Format, tmp_path: Path) -> None:
+    records = [make_record(number) for number in range(70)]  # more than are read at a time
+    seen: list[Record] = []
+    part = index_shard(storage, write(storage, tmp_path / "shard", records), seen.append)
+    assert [record.key for record in seen] == part.keys == [record.key for record in records]
+    assert [dict(record.fields) for record in seen] == [dict(record.fields) for record in records]
+
+
+def test_records_are_read_in_any_order(storage: Format, tmp_path: Path) -> None:
+    path = write(storage, tmp_path / "shard", [make_record(number) for number in range(4)])
+    with open_records(storage, path) as records:
+        found = records.read([3, 0, 3])
+    assert [record.record.key for record in found] == ["a/3", "a/0", "a/3"]
+
+
+def test_a_shard_of_no_records_has_an_empty_index(storage: Format, tmp_path: Path) -> None:
+    part = index_shard(storage, write(storage, tmp_path / "shard", []))
+    assert (len(part.rows), part.keys, part.paths) == (0, [], [])
+
+
+def test_a_record_without_a_label_has_none_in_the_index(storage: Format, tmp_path: Path) -> None:
+    path = write(storage, tmp_path / "shard", [make_record(0), make_record(1, cls=None)])
+    assert index_shard(storage, path).rows["label"].tolist() == [0, -1]
+
+
+NO_META: Mapping[str, Any] = {
+    "no JSON": b"{",
+    "not an object": b"[]",
+    "no width": dump_json({"path": "a", "height": 7}),
+    "no path": dump_json({"width": 3, "height": 7}),
+    "a width of text": dump_json({"path": "a", "width": "x", "height": 7}),
+    "a null width": dump_json({"path": "a", "width": None, "height": 7}),
+    "a width of a list": dump_json({"path": "a", "width": [3], "height": 7}),
+    "an endless width": b'{"path":"a","width":Infinity,"height":7}',
+    "a width that is no number": b'{"path":"a","width":NaN,"height":7}',
+    "a width over 32 bits": dump_json({"path": "a", "width": 2**32, "height": 7}),
+    "a negative height": dump_json({"path": "a", "width": 3, "height": -7}),
+    "no UTF-8": b'{"path":"\xff","width":3,"height":7}',
+    "deep JSON": b'{"path":"a","width":3,"height":7,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("what", NO_META)
+def test_metadata_that_cannot_be_read_are_damage(
+    storage: Format, tmp_path: Path, what: str
+) -> None:
+    path = write(storage, tmp_path / "shard", [make_record(0), make_record(1, json=NO_META[what])])
+    with pytest.raises(CorruptShard, match="shard"):
+        index_shard(storage, path)
+
+
+@pytest.mark.parametrize("label", [b"", b"-1", b"01", b"1.0", b"x", b"9999999999", b"\xb2", b" 1"])
+def test_a_label_that_is_no_number_is_damage(tmp_path: Path, label: bytes) -> None:
+    for name in ("lmdb", "webdataset"):  # HDF5 keeps labels as numbers and refuses others earlier
+        storage = get_format(name)
+        path = write(storage, tmp_path / name, [make_record(0, cls=label)])
+        with pytest.raises(CorruptShard, match="label"):
+            index_shard(storage, path)
+
+
+def test_a_record_without_an_image_is_damage(storage: Format, tmp_path: Path) -> None:
+    path = write(storage, tmp_path / "shard", [make_record(0), make_record(1, png=None)])
+    with pytest.raises(CorruptShard, match="no image"):
+        index_shard(storage, path)
+
+
+def test_a_missing_shard_is_a_corrupt_one(storage: Format, tmp_path: Path) -> None:
+    with pytest.raises(CorruptShard, match="nowhere"):
+        index_shard(storage, tmp_path / "nowhere")
+
+
+def test_a_directory_is_no_shard(storage: Format, tmp_path: Path) -> None:
+    with pytest.raises(CorruptShard):
+        index_shard(storage, tmp_path)
+
+
+def test_an_empty_file_is_no_shard(storage: Format, tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(b"")
+    with pytest.raises(CorruptShard):
+        index_shard(storage, tmp_path / "shard")
+
+
+def test_each_cut_of_a_shard_is_refused(storage: Format, tmp_path: Path) -> None:
+    good = write(storage, tmp_path / "shard", [make_record(n) for n in range(3)]).read_bytes()
+    path = tmp_path / "cut"
+    end = len(
+        good.rstrip(b"\0")
+    )  # zeros at the end of a tar are no loss; the manifest has its size
+    for length in range(0, end, 97):
+        path.write_bytes(good[:length])
+        with pytest.raises(CorruptShard):
+            index_shard(storage, path)
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_only_a_reader_that_reads_its_ranges_is_not_held_against_them(
+    tmp_path: Path, name: str
+) -> None:
+    class Liar(RangeReader):
+        def _find(self) -> None: ...
+
+        def read(self, rows: Sequence[int]) -> list[Record]:
+            return []
+
+    path = tmp_path / "shard"
+    write_shard(get_format(name), path, [Record("a", {"jpg": b"1", "json": b"{}"})])
+    with contextlib.closing(get_format(name).read(path)) as reader:
+        assert reads_its_ranges(reader) == isinstance(reader, RangeReader)
+    with contextlib.closing(Liar(path)) as liar:
+        assert not reads_its_ranges(liar)

@@ -1,0 +1,392 @@
+"""The manifest: it comes back as it was saved, or it is refused with an error of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardkit.dataset.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    SplitsManifest,
+    dataset_directories,
+    load_any_manifest,
+    load_manifest,
+    save_manifest,
+)
+from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
+from shardkit.system.files import SMALL_BYTES
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def make_manifest() -> Manifest:
+    return Manifest(
+        format="lmdb",
+        rows=5,
+        shards=(
+            ShardEntry(name="shard-000000.lmdb", bytes=10, sha256="aa", rows=3),
+            ShardEntry(name="shard-000001.lmdb", bytes=9, sha256="bb", rows=2),
+        ),
+        files=(FileEntry(name="index/rows.npy", bytes=288, sha256="cc"),),
+        fields={"cls": 5, "jpg": 5},
+        classes=("bär", "ant\n", "\udcff"),
+        class_counts=(2, 3, 0),
+        raw_shape=(4, 5, 3),
+        recipe={"encode": "keep", "background": [1, 2, 3]},
+        source={"kind": "imagefolder", "limit": None},
+        notes={"orientation": 1},
+        skipped=(Problem(path="a/b.jpg", reason="it is empty"),),
+        ignored={"hidden": 2},
+        software={"shardkit": "0"},
+    )
+
+
+def canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write(directory: Path, value: dict[str, Any], *, seal: bool = True) -> None:
+    """Write a manifest as a forger would: with the digest that fits, if ``seal``."""
+    if seal:
+        value.pop("digest", None)
+        value["digest"] = hashlib.sha256(canonical(value)).hexdigest()
+    (directory / MANIFEST_NAME).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def saved(directory: Path) -> dict[str, Any]:
+    save_manifest(make_manifest(), directory)
+    value: dict[str, Any] = json.loads((directory / MANIFEST_NAME).read_bytes())
+    return value
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in leaves(value[key], (*path, key))]
+    if isinstance(value, list):
+        return [leaf for i, part in enumerate(value) for leaf in leaves(part, (*path, i))]
+    return [path]
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> None:
+    for step in path[:-1]:
+        value = value[step]
+    value[path[-1]] = new
+
+
+def test_a_manifest_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    save_manifest(make_manifest(), tmp_path)
+    assert load_manifest(tmp_path) == make_manifest()
+    assert load_any_manifest(tmp_path).digest == make_manifest().digest
+
+
+def test_a_manifest_of_splits_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    manifest = SplitsManifest(splits={"train": "aa", "val": "bb"})
+    save_manifest(manifest, tmp_path)
+    assert load_any_manifest(tmp_path) == manifest
+    assert dataset_directories(tmp_path) == {
+        "train": tmp_path / "train",
+        "val": tmp_path / "val",
+    }
+
+
+def test_an_unlabelled_dataset_has_no_classes(tmp_path: Path) -> None:
+    manifest = replace(make_manifest(), classes=None, class_counts=None, raw_shape=None)
+    save_manifest(manifest, tmp_path)
+    assert load_manifest(tmp_path) == manifest
+
+
+def test_the_file_is_ascii_and_says_its_own_digest(tmp_path: Path) -> None:
+    value = saved(tmp_path)
+    assert (tmp_path / MANIFEST_NAME).read_bytes().isascii()
+    digest = value.pop("digest")
+    assert digest == make_manifest().digest == hashlib.sha256(canonical(value)).hexdigest()
+    assert value["format_version"] == FORMAT_VERSION == 1
+    assert value["kind"] == "dataset"
+
+
+def test_equal_manifests_give_equal_bytes(tmp_path: Path) -> None:
+    save_manifest(make_manifest(), tmp_path)
+    first = (tmp_path / MANIFEST_NAME).read_bytes()
+    save_manifest(replace(make_manifest(), fields={"jpg": 5, "cls": 5}), tmp_path)
+    assert (tmp_path / MANIFEST_NAME).read_bytes() == first
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
+
+
+def test_each_edited_value_is_refused(tmp_path: Path) -> None:
+    value = saved(tmp_path)
+    paths = leaves(value)
+    assert len(paths) > 30
+    for path in paths:
+        edits: tuple[Any, ...] = ("edited", 7777, None, [], {})
+        for new in edits:
+            edited = json.loads(json.dumps(value))
+            put(edited, path, new)
+            if edited == value:
+                continue
+            if path == ("format_version",) and new == 7777:
+                continue  # a newer version is the user's matter: below
+            write(tmp_path, edited, seal=False)
+            with pytest.raises(CorruptDataset, match=MANIFEST_NAME):
+                load_any_manifest(tmp_path)
+
+
+def test_a_removed_or_added_entry_is_refused(tmp_path: Path) -> None:
+    value = saved(tmp_path)
+    for name in value:
+        write(tmp_path, {key: part for key, part in value.items() if key != name}, seal=False)
+        with pytest.raises(CorruptDataset):
+            load_any_manifest(tmp_path)
+    write(tmp_path, {**value, "extra": 1}, seal=False)
+    with pytest.raises(CorruptDataset):
+        load_any_manifest(tmp_path)
+
+
+def test_each_changed_byte_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / MANIFEST_NAME
+    good = path.read_bytes()
+    accepted = []
+    for at in range(len(good)):
+        for flip in (0x01, 0x2A):  # 0x2A turns a space into a line break
+            bad = bytearray(good)
+            bad[at] ^= flip
+            path.write_bytes(bad)
+            try:
+                load_any_manifest(tmp_path)
+            except ShardkitError:
+                continue
+            accepted.append((at, chr(good[at]), chr(bad[at])))
+    assert accepted == []
+
+
+def test_each_cut_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / MANIFEST_NAME
+    good = path.read_bytes()
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        with pytest.raises(CorruptDataset):
+            load_any_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("version", [2, 99, 10**30])
+def test_a_newer_version_asks_for_a_newer_shardkit(tmp_path: Path, version: int) -> None:
+    for seal in (True, False):
+        write(tmp_path, {**saved(tmp_path), "format_version": version}, seal=seal)
+        with pytest.raises(UsageError, match=f"version {version}.*newer shardkit"):
+            load_any_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("version", [0, -1, 2.0, "1", None, True, [1]])
+def test_a_version_that_never_was_is_refused(tmp_path: Path, version: object) -> None:
+    write(tmp_path, {**saved(tmp_path), "format_version": version})
+    with pytest.raises(ShardkitError):
+        load_any_manifest(tmp_path)
+
+
+def test_a_missing_version_is_refused(tmp_path: Path) -> None:
+    value = saved(tmp_path)
+    del value["format_version"]
+    write(tmp_path, value)
+    with pytest.raises(CorruptDataset):
+        load_any_manifest(tmp_path)
+
+
+ESCAPES = ["../x", "/x", "a/../../x", "..", ".", "", "a//b", "a/", "./a", "a\0b", "a/.."]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_file_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    for part in ("shards", "files"):
+        value = saved(tmp_path)
+        value[part][0]["name"] = name
+        write(tmp_path, value)
+        with pytest.raises(CorruptDataset, match="not a plain relative path"):
+            load_any_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_split_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    save_manifest(SplitsManifest(splits={name: "aa"}), tmp_path)
+    with pytest.raises(CorruptDataset, match="not a plain relative path"):
+        dataset_directories(tmp_path)
+
+
+def test_a_name_that_no_file_system_can_hold_is_refused(tmp_path: Path) -> None:
+    value = saved(tmp_path)
+    value["shards"][0]["name"] = "\ud800.lmdb"  # a lone surrogate, and no escaped byte
+    write(tmp_path, value)
+    with pytest.raises(CorruptDataset):
+        load_any_manifest(tmp_path)
+
+
+def _set(*path: Any, to: Any) -> Change:
+    return lambda value: put(value, path, to)
+
+
+WRONG: dict[str, Change] = {
+    "rows is text": _set("rows", to="5"),
+    "rows is a fraction": _set("rows", to=5.0),
+    "rows is true": _set("rows", to=True),
+    "rows is negative": _set("rows", to=-5),
+    "rows do not add up": _set("rows", to=6),
+    "a shard's rows do not add up": _set("shards", 0, "rows", to=4),
+    "a shard's size is negative": _set("shards", 0, "bytes", to=-1),
+    "a shard is null": _set("shards", 0, to=None),
+    "a shard lacks its rows": lambda value: value["shards"][0].pop("rows"),
+    "a file has rows": _set("files", 0, "rows", to=1),
+    "a file is named twice": _set("files", 0, "name", to="shard-000000.lmdb"),
+    "shards is an object": _set("shards", to={}),
+    "fields is a list": _set("fields", to=[]),
+    "a field's count is text": _set("fields", "jpg", to="5"),
+    "a class is a number": _set("classes", 0, to=1),
+    "classes without counts": _set("class_counts", to=None),
+    "counts without classes": _set("classes", to=None),
+    "fewer counts than classes": _set("class_counts", to=[5]),
+    "a raw shape of two": _set("raw_shape", to=[4, 5]),
+    "a raw shape of text": _set("raw_shape", to="453"),
+    "a recipe that is a list": _set("recipe", to=[]),
+    "a problem without a reason": lambda value: value["skipped"][0].pop("reason"),
+    "an unknown entry": _set("extra", to=1),
+    "a missing entry": lambda value: value.pop("software"),
+    "an unknown kind": _set("kind", to="other"),
+    "the kind of splits": _set("kind", to="splits"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_even_with_its_digest(tmp_path: Path, name: str) -> None:
+    value = saved(tmp_path)
+    WRONG[name](value)
+    write(tmp_path, value)
+    with pytest.raises(CorruptDataset):
+        load_any_manifest(tmp_path)
+
+
+def test_a_manifest_of_no_splits_is_refused(tmp_path: Path) -> None:
+    save_manifest(SplitsManifest(splits={}), tmp_path)
+    with pytest.raises(CorruptDataset):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3", b"{}", b'"text"', b'{"kind": "dataset"', b"\0"],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(CorruptDataset, match=MANIFEST_NAME):
+        load_any_manifest(tmp_path)
+
+
+def test_json_of_any_depth_is_refused(tmp_path: Path) -> None:
+    head = json.dumps(saved(tmp_path), indent=1, sort_keys=True)[:-1]
+    # Just below the interpreter's limit reading succeeds and writing anew, one call deeper, fails.
+    for depth in (*range(940, 1000), 100_000):
+        text = f'{head}, "recipe": {"[" * depth}{"]" * depth}}}'
+        (tmp_path / MANIFEST_NAME).write_text(text)
+        with pytest.raises(CorruptDataset):
+            load_any_manifest(tmp_path)
+
+
+def test_a_missing_directory_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the directory does not exist"):
+        load_manifest(tmp_path / "nowhere")
+
+
+def test_a_directory_without_a_manifest_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"it contains no {MANIFEST_NAME}"):
+        load_manifest(tmp_path)
+
+
+def test_a_file_in_the_place_of_a_directory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UsageError, match="not a shardkit dataset"):
+        load_manifest(tmp_path / "file")
+
+
+def test_a_directory_in_the_place_of_the_manifest_says_so(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).mkdir()
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_manifest(tmp_path)
+
+
+def test_a_path_with_a_null_byte_is_a_wrong_path_and_no_damage() -> None:
+    with pytest.raises(UsageError):
+        load_manifest(Path("a\0b"))
+
+
+def test_a_directory_of_splits_names_one_of_them(tmp_path: Path) -> None:
+    save_manifest(SplitsManifest(splits={"train": "aa", "val": "bb"}), tmp_path)
+    with pytest.raises(UsageError, match=r"train, val.*train"):
+        load_manifest(tmp_path)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["../x", "/x", "dataset", "splits", "lmdb", "index/rows.npy"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_change_gives_another_error_than_ours(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("manifest")
+    value = saved(directory)
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from([*leaves(value), *((name,) for name in value)]))
+        put(value, path, data.draw(JSON))
+    write(directory, value, seal=data.draw(st.booleans()))
+    try:
+        found = load_any_manifest(directory)
+    except ShardkitError:
+        return
+    save_manifest(found, directory)  # what is accepted can be used and saved
+    assert load_any_manifest(directory) == found
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_content_at_all_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    directory = tmp_path_factory.mktemp("manifest")
+    (directory / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(ShardkitError):
+        load_any_manifest(directory)
+
+
+def test_a_huge_manifest_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / MANIFEST_NAME).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UsageError, match="larger than"):
+        load_any_manifest(tmp_path)
+
+
+def test_a_manifest_that_no_reader_accepts_is_not_written(tmp_path: Path) -> None:
+    huge = replace(make_manifest(), notes={"x" * SMALL_BYTES: 1})
+    with pytest.raises(ShardkitError, match="choose larger shards"):
+        save_manifest(huge, tmp_path)
+    assert not list(tmp_path.iterdir())

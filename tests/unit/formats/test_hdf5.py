@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from shardkit import CorruptShard
+from shardkit.contracts import Range, ShardSpec
+from shardkit.formats.hdf5 import FORMAT, Hdf5Reader, Hdf5Writer
+from shardkit.record import Record
+from shardkit.testing import read_shard, write_shard
+
+CONTENT = [
+    Record("a", {"cls": b"2", "jpg": b"JPEG", "raw": bytes(range(12))}),
+    Record("b", {"png": b"", "raw": bytes(12)}),
+    Record("c", {"cls": b"0", "jpg": b"", "raw": bytes(range(12, 24))}),
+]
+SHAPE = (2, 2, 3)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_shard(FORMAT, tmp_path / "s.h5", CONTENT, meta={"b": 1, "a": 2}, raw_shape=SHAPE)
+
+
+def test_datasets_lie_as_the_layout_says(path: Path) -> None:
+    with h5py.File(path, "r") as file:
+        names: list[str] = []
+        file.visit(names.append)
+        assert names == [
+            "__key__",
+            "__key__/data",
+            "__key__/offsets",
+            "__shardkit__",
+            "cls",
+            "cls/data",
+            "jpg",
+            "jpg/data",
+            "jpg/offsets",
+            "jpg/present",
+            "png",
+            "png/data",
+            "png/offsets",
+            "png/present",
+            "raw",
+            "raw/data",
+        ]
+        assert file["__shardkit__"][()].tobytes() == b'{"a":2,"b":1}'
+        assert file["__key__/data"][()].tobytes() == b"abc"
+        assert file["__key__/offsets"][()].tolist() == [0, 1, 2, 3]
+        assert file["cls/data"][()].tolist() == [2, -1, 0]
+        assert file["cls/data"].dtype == np.int64
+        assert file["jpg/data"][()].tobytes() == b"JPEG"
+        assert file["jpg/offsets"][()].tolist() == [0, 4, 4, 4]
+        assert file["jpg/present"][()].tolist() == [1, 0, 1]
+        assert file["png/data"].shape == (0,)
+        assert file["raw/data"].shape == (3, 2, 2, 3)
+        assert file["raw/data"][2].tobytes() == bytes(range(12, 24))
+
+
+def test_raw_pixels_that_some_records_lack_are_stored_end_to_end(tmp_path: Path) -> None:
+    content = [*CONTENT, Record("d", {"txt": b"no pixels"})]
+    path = write_shard(FORMAT, tmp_path / "s.h5", content, raw_shape=SHAPE)
+    with h5py.File(path, "r") as file:
+        assert file["raw/data"].shape == (36,)
+    assert read_shard(FORMAT, path) == content
+
+
+def test_labels_alone_have_no_range(path: Path) -> None:
+    reader = Hdf5Reader(path)
+    ranges = reader.ranges()
+    assert [sorted(fields) for fields in ranges] == [["jpg", "raw"], ["png", "raw"], ["jpg", "raw"]]
+    assert ranges[0]["raw"].length == 12
+    reader.close()
+
+
+def test_a_label_that_is_no_number_is_refused_when_written(tmp_path: Path) -> None:
+    for label in (b"", b"-1", b"01", b"cat", b"1000000000", b" 1", "٣".encode()):
+        writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec())
+        with pytest.raises(ValueError, match="label"):
+            writer.write(Record("a", {"cls": label}))
+        writer.abort()
+
+
+def test_a_path_that_is_taken_is_an_os_error_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "s.h5").write_bytes(b"precious")
+    writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec())
+    with pytest.raises(OSError, match="exists"):
+        writer.close()
+    writer.abort()
+    assert (tmp_path / "s.h5").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_values_that_are_packed_or_cut_into_chunks_are_refused(
+    path: Path, compression: str | None
+) -> None:
+    with h5py.File(path, "r+") as file:
+        values = file["jpg/data"][()]
+        del file["jpg/data"]
+        file.create_dataset("jpg/data", data=values, chunks=True, compression=compression)
+    with pytest.raises(CorruptShard, match=r"(by|as) shardkit"):
+        Hdf5Reader(path)
+
+
+def test_values_in_another_file_are_refused(path: Path) -> None:
+    outside = path.with_name("outside.bin")
+    outside.write_bytes(b"JPEG")
+    with h5py.File(path, "r+") as file:
+        del file["jpg/data"]
+        file.create_dataset("jpg/data", (4,), np.uint8, external=[(str(outside), 0, 4)])
+    with pytest.raises(CorruptShard, match=r"(by|as) shardkit"):
+        Hdf5Reader(path)
+
+
+@pytest.mark.parametrize("link", [h5py.ExternalLink("other.h5", "/jpg"), h5py.SoftLink("/jpg")])
+@pytest.mark.parametrize("name", ["txt", "jpg/more"])
+def test_links_are_refused(path: Path, name: str, link: object) -> None:
+    with h5py.File(path.with_name("other.h5"), "x") as other, h5py.File(path) as file:
+        file.copy("jpg", other)
+    with h5py.File(path, "r+") as file:
+        file[name] = link
+    with pytest.raises(CorruptShard, match=r"is a link|(by|as) shardkit"):
+        Hdf5Reader(path)
+
+
+def test_values_that_were_never_written_are_refused(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["jpg/data"]
+        file.create_dataset("jpg/data", (4,), np.uint8)
+    with pytest.raises(CorruptShard, match="bytes it states"):
+        Hdf5Reader(path)
+
+
+def test_a_user_block_moves_the_ranges(path: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved.h5"
+    with h5py.File(path, "r") as old, h5py.File(moved, "x", userblock_size=1024) as new:
+        for name in old:
+            old.copy(name, new)
+    reader = Hdf5Reader(moved)
+    data = moved.read_bytes()
+    for record, fields in zip(CONTENT, reader.ranges(), strict=True):
+        for name, (offset, length) in fields.items():
+            assert data[offset : offset + length] == record.fields[name]
+    assert reader.read(range(3)) == CONTENT
+    reader.close()
+
+
+def put(name: str, value: object) -> Callable[[h5py.File], None]:
+    """Return what puts another dataset in the place of ``name``."""
+
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file[name] = value
+
+    return change
+
+
+def remove(name: str) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+
+    return change
+
+
+def add(name: str, value: object) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        file[name] = value
+
+    return change
+
+
+def rename_to_bytes(file: h5py.File) -> None:
+    file.id.links.move(b"png", file.id, b"p\xffg")
+
+
+def floats(*values: float) -> object:
+    return np.array(values, np.float64)
+
+
+def numbers(*values: int) -> object:
+    return np.array(values, np.int64)
+
+
+def octets(*values: int) -> object:
+    return np.array(values, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        remove("__shardkit__"),
+        put("__shardkit__", octets(*b"{")),
+        put("__shardkit__", octets(*b"[1]")),
+        put("__shardkit__", octets(*b'["ab"]')),
+        put("__shardkit__", octets(*b"[" * 100_000)),
+        put("__shardkit__", 7),
+        put("__shardkit__", octets(0xFF)),
+        remove("__key__"),
+        remove("__key__/data"),
+        remove("__key__/offsets"),
+        add("__key__/present", octets(1, 0, 1)),
+        put("__key__/data", octets(*b"a\xffc")),
+        put("__key__/offsets", numbers(0, 1, 1, 3)),
+        put("jpg", 1),
+        remove("jpg/data"),
+        remove("jpg/offsets"),
+        put("jpg/data", octets(1, 2, 3)),
+        put("jpg/data", floats(1, 2, 3, 4)),
+        put("jpg/data", octets(7)),
+        put("jpg/data", 7),
+        put("jpg/data", "text"),
+        put("jpg/offsets", numbers()),
+        put("jpg/offsets", 4),
+        put("jpg/offsets", floats(0, 4, 4, 4)),
+        put("jpg/offsets", numbers(0, 4, 4)),
+        put("jpg/offsets", numbers(0, 4, 2, 4)),
+        put("jpg/offsets", numbers(0, 4, 4, 5)),
+        put("jpg/offsets", numbers(1, 4, 4, 4)),
+        put("jpg/offsets", np.zeros((4, 1), np.int64)),
+        put("jpg/present", 1),
+        put("jpg/present", octets(1)),
+        put("jpg/present", octets(1, 0, 1, 1)),
+        put("jpg/present", octets()),
+        put("jpg/present", "text"),
+        put("cls/data", numbers(2, -1)),
+        put("cls/data", numbers(2, -7, 0)),
+        put("cls/data", numbers(2, 10**12, 0)),
+        put("cls/data", floats(2, -1, 0.5)),
+        put("cls/data", 3),
+        put("cls/data", "text"),
+        put("raw/data", np.zeros((2, 2, 2, 3), np.uint8)),
+        put("raw/data", np.zeros((3, 2, 2, 3), np.float32)),
+        put("raw/data", np.zeros(36, np.uint8)),
+        put("raw/data", np.zeros((3, 0), np.uint8)),
+        add("JPG", 7),
+        add("UPPER/data", octets()),
+        rename_to_bytes,
+        remove("jpg/present"),
+    ],
+)
+def test_another_layout_is_a_corrupt_shard_or_keeps_its_rows(
+    change: Callable[[h5py.File], None], path: Path
+) -> None:
+    with h5py.File(path, "r+") as file:
+        change(file)
+    try:
+        found = read_shard(FORMAT, path)
+    except CorruptShard:
+        return
+    # What is left for the checksums to find: whole records with another content.
+    assert [record.key for record in found] == ["a", "b", "c"]
+    for record in found:
+        assert all(type(value) is bytes for value in record.fields.values())
+
+
+def test_ranges_are_refused_where_the_values_are_no_bytes(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        put("jpg/data", np.zeros(4, np.int64))(file)
+    with pytest.raises(CorruptShard):
+        Hdf5Reader(path)
+
+
+def test_a_range_is_where_h5py_has_the_value(path: Path) -> None:
+    with h5py.File(path, "r") as file:
+        start = file["jpg/data"].id.get_offset()
+    reader = Hdf5Reader(path)
+    assert reader.ranges()[0]["jpg"] == Range(start, 4)
+    reader.close()
+
+
+def test_a_file_that_the_user_has_open_with_h5py_is_read(path: Path) -> None:
+    with h5py.File(path, "r"):
+        assert read_shard(FORMAT, path) == CONTENT
+
+
+def test_values_of_more_than_one_block_are_moved_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool is moved from its end, in blocks."""
+    records = [Record(f"k{n}", {"jpg": bytes([n]) * (37 * n), "json": b"{}"}) for n in range(40)]
+    write_shard(FORMAT, tmp_path / "at_once.h5", records)
+    monkeypatch.setattr("shardkit.formats.hdf5._COPY_BYTES", 100)
+    write_shard(FORMAT, tmp_path / "in_blocks.h5", records)
+    content = (tmp_path / "at_once.h5").read_bytes()
+    assert (tmp_path / "in_blocks.h5").read_bytes() == content
+    assert read_shard(FORMAT, tmp_path / "in_blocks.h5") == records

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import lmdb
+import pytest
+
+import shardkit.formats.lmdb as module
+from shardkit import CorruptShard
+from shardkit.contracts import ShardSpec
+from shardkit.formats.lmdb import FORMAT, LmdbReader, LmdbWriter
+from shardkit.record import Record
+from shardkit.system.npy import npy_header
+from shardkit.testing import read_shard, write_shard
+
+
+def fill(path: Path, content: Mapping[bytes, bytes]) -> Path:
+    """Write a file with the lmdb library alone."""
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, lib_version=0) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for key, value in content.items():
+            transaction.put(key, value)
+    return path
+
+
+ROWS = {
+    b"000000000.__key__": b"a",
+    b"000000000.jpg": b"A",
+    b"000000001.__key__": b"b",
+    b"000000001.jpg": b"B",
+}
+"""What our reader accepts, without a description."""
+
+
+def test_keys_and_values_lie_as_the_layout_says(tmp_path: Path) -> None:
+    content = [
+        Record("k/0", {"cls": b"3", "jpg": b"J", "json": b"{}"}),
+        Record("k/1", {"raw": bytes(12), "zzz": b""}),
+    ]
+    path = write_shard(FORMAT, tmp_path / "s", content, meta={"b": 1, "a": 2}, raw_shape=(2, 2, 3))
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, readonly=True) as environment,
+        environment.begin() as transaction,
+    ):
+        found = [(bytes(key), bytes(value)) for key, value in transaction.cursor()]
+    assert found == [
+        (b"000000000.__key__", b"k/0"),
+        (b"000000000.cls", b"3"),
+        (b"000000000.jpg", b"J"),
+        (b"000000000.json", b"{}"),
+        (b"000000001.__key__", b"k/1"),
+        (b"000000001.raw.npy", npy_header((2, 2, 3)) + bytes(12)),
+        (b"000000001.zzz", b""),
+        (b"__shardkit__", b'{"a":2,"b":1}'),
+    ]
+
+
+def test_it_is_a_file_of_the_0_9_format_whatever_the_environment_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDB_DEFAULT_LIB_VERSION", "1")
+    path = write_shard(FORMAT, tmp_path / "s", [Record("a", {"txt": b"A"})])
+    assert path.read_bytes()[16:24] == b"\xde\xc0\xef\xbe\x01\0\0\0"  # magic and version
+
+
+def test_a_full_map_is_doubled_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(0)
+    content = [Record(f"k{row}", {"bin": rng.randbytes(3000)}) for row in range(2500)]
+    content.insert(1200, Record("large", {"bin": rng.randbytes(3 << 20)}))
+    monkeypatch.setattr(module, "FIRST_MAP_SIZE", 64 << 10)
+    path = write_shard(FORMAT, tmp_path / "small", content)
+    assert read_shard(FORMAT, path) == content
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, readonly=True) as environment,
+        environment.begin() as transaction,
+    ):
+        assert transaction.stat()["entries"] == 2 * len(content) + 1
+    again = write_shard(FORMAT, tmp_path / "again", content)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_many_batches_of_large_values_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(module, "_BATCH_ROWS", 3)
+    rng = random.Random(0)
+    content = [Record(f"k{row}", {"bin": rng.randbytes(row * 100)}) for row in range(60)]
+    assert read_shard(FORMAT, write_shard(FORMAT, tmp_path / "s", content)) == content
+
+
+def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = LmdbWriter(tmp_path / "s", ShardSpec())
+    writer.write(Record("a", {"txt": b"A"}))
+
+    def fail() -> None:
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr(writer, "_put_pending", fail)
+    with pytest.raises(OSError, match="Input/output") as caught:
+        writer.close()
+    assert caught.value.errno == errno.EIO
+    assert caught.value.filename == str(tmp_path / "s")
+    monkeypatch.setattr(module, "free_bytes", lambda path: 0)
+    with pytest.raises(OSError, match="No space") as caught:
+        writer.close()
+    assert caught.value.errno == errno.ENOSPC
+    writer.abort()
+
+
+def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        LmdbWriter(tmp_path / "missing" / "s", ShardSpec())
+
+
+def test_a_file_of_the_same_layout_is_read(tmp_path: Path) -> None:
+    path = fill(tmp_path / "f", ROWS)
+    assert read_shard(FORMAT, path) == [Record("a", {"jpg": b"A"}), Record("b", {"jpg": b"B"})]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({b"000000000.__key__": None}, "row 1 belongs|no key"),
+        ({b"000000001.__key__": None}, "no key"),
+        ({b"000000000.__key__": b"\xff"}, "UTF-8"),
+        ({b"000000000.__key__": b""}, "key"),
+        ({b"000000000.": b"x"}, "field"),
+        ({b"000000000.JPG": b"x"}, "field"),
+        ({b"000000000.a.b": b"x"}, "field"),
+        ({b"000000000.raw.npy": b"x"}, "array"),
+        ({b"000000000.raw.npy": b""}, "array"),
+        ({b"000000000.raw.npy": npy_header((2, 2, 3)) + bytes(11)}, "array"),
+        (
+            {
+                b"000000000.raw.npy": npy_header((2, 2, 3)) + bytes(12),
+                b"000000001.raw.npy": npy_header((2, 2, 3)) + bytes(7),
+            },
+            "array",
+        ),
+        ({b"000000003.__key__": b"d"}, "row 2 belongs"),
+        ({b"00000000": b"x"}, "row"),
+        ({b"0000000000.jpg": b"x"}, "row"),
+        ({b"\xff": b"x"}, "row"),
+        ({b"a": b"x"}, "row"),
+        ({b"__shardkit__": b"{"}, "JSON"),
+        ({b"__shardkit__": b"[1]"}, "JSON"),
+        ({b"__shardkit__": b"7"}, "JSON"),
+        ({b"__shardkit__": b"\xff"}, "JSON"),
+        ({b"__shardkit__": b"[" * 100_000}, "JSON"),
+        ({b"__shardkit__": b'["ab","cd"]'}, "JSON"),
+    ],
+)
+def test_another_layout_is_a_corrupt_shard(
+    change: dict[bytes, bytes | None], reason: str, tmp_path: Path
+) -> None:
+    content = {key: value for key, value in (ROWS | change).items() if value is not None}
+    with pytest.raises(CorruptShard, match=reason):
+        read_shard(FORMAT, fill(tmp_path / "f", content))
+
+
+def test_a_file_that_was_cut_after_it_was_opened_is_a_corrupt_shard(tmp_path: Path) -> None:
+    path = write_shard(FORMAT, tmp_path / "s", [Record("a", {"bin": bytes(20_000)})])
+    reader = LmdbReader(path)
+    with path.open("r+b") as file:
+        file.truncate(12_000)
+    with pytest.raises(CorruptShard, match="can be read"):
+        reader.read([0])
+    reader.close()

@@ -1,0 +1,162 @@
+"""A format of another package joins by its entry point; no line of shardkit changes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from shardkit import CorruptRecord, ShardDataset, collate, open_dataset, verify
+from shardkit.contracts import Format
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.registry import format_names, get_format
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.testing import FormatConformance
+from shardkit.verification.reindex import reindex
+
+THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
+
+
+@pytest.fixture(autouse=True)
+def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the package, in effect, here and in processes started from here."""
+    monkeypatch.syspath_prepend(THIRD_PARTY)
+    inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([THIRD_PARTY, *inherited]))
+    yield
+    sys.modules.pop("shardkit_zip", None)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.slow
+class TestZipFormat(FormatConformance):
+    @pytest.fixture
+    def storage(self, third_party: None) -> Format:
+        return get_format("zip")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    for number in range(8):
+        path = tmp_path / "source" / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 9, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    options = ConvertOptions(to="zip", shard_samples=3)
+    convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "zipped", options)
+    return tmp_path / "zipped"
+
+
+def shardkit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    run = [sys.executable, "-m", "shardkit", *arguments]
+    return subprocess.run(run, check=False, capture_output=True, text=True)
+
+
+def loop(dataset: ShardDataset) -> list[Any]:
+    return [dataset[row] for row in range(len(dataset))]
+
+
+def pixels_of(dataset: Path) -> list[Any]:
+    """Return the pictures' pixels in the dataset's order, as Pillow reads the source."""
+    paths = open_dataset(dataset).paths
+    return [np.asarray(Image.open(dataset.parent / "source" / path)) for path in paths]
+
+
+def test_it_is_known_by_name() -> None:
+    assert format_names() == ["hdf5", "lmdb", "webdataset", "zip"]
+    assert get_format("zip").suffix == ".zip"
+
+
+@pytest.mark.slow
+def test_the_command_line_offers_and_makes_it(dataset: Path) -> None:
+    source, target = str(dataset.parent / "source"), str(dataset.parent / "made")
+    assert "zip" in shardkit("convert", "imagefolder", "--help").stdout
+    done = shardkit("convert", "imagefolder", source, target, "--to", "zip", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shardkit("verify", target).returncode == 0
+    done = shardkit("info", target, "--json")
+    assert json.loads(done.stdout)
+    assert '"zip"' in done.stdout
+    assert [image for image, _ in loop(open_dataset(target, decode="bytes"))] == [
+        image for image, _ in loop(open_dataset(dataset, decode="bytes"))
+    ]
+
+
+def test_it_opens_as_a_plain_dataset_and_gives_the_pixels(dataset: Path) -> None:
+    opened = open_dataset(dataset, decode="numpy")
+    assert type(opened) is ShardDataset
+    assert all(map(np.array_equal, (image for image, _ in loop(opened)), pixels_of(dataset)))
+    rows = [7, 0, 3, 3, -1]
+    expected = [pixels_of(dataset)[row] for row in rows]
+    assert all(map(np.array_equal, (image for image, _ in opened[rows]), expected))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.slow
+def test_workers_read_it_however_they_start(dataset: Path, method: str) -> None:
+    opened = open_dataset(dataset, decode="numpy")
+    assert opened[0]  # in this process the shard's file is open when the workers start
+    loader = DataLoader(
+        opened, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method
+    )
+    images = np.concatenate([batch[0].numpy() for batch in loader])
+    assert np.array_equal(images, np.stack(pixels_of(dataset)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.slow
+def test_verify_finds_any_flipped_byte(dataset: Path, workers: int) -> None:
+    name = open_dataset(dataset).manifest.shards[0].name
+    data = (dataset / name).read_bytes()
+    assert verify(dataset, "decode", workers=workers).ok
+    for position in range(0, len(data), len(data) // 8):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x20
+        (dataset / name).write_bytes(damaged)
+        assert {finding.file for finding in verify(dataset, workers=workers).findings} == {name}
+
+
+def test_a_damaged_image_is_a_corrupt_record_and_the_others_are_read(dataset: Path) -> None:
+    opened = open_dataset(dataset, decode="numpy")
+    expected = pixels_of(dataset)
+    path = dataset / opened.manifest.shards[0].name
+    data = bytearray(path.read_bytes())
+    data[data.index(b"000000001/png") + 60] ^= 1  # in the compressed image of row 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptRecord, match="class"):
+        opened[1]
+    for row in (0, *range(2, 8)):
+        assert np.array_equal(opened[row][0], expected[row])
+
+
+def test_its_index_can_be_rebuilt(dataset: Path) -> None:
+    rows = dataset / "index" / "rows.npy"
+    before = rows.read_bytes()
+    rows.unlink()
+    assert reindex(dataset) == 8
+    assert rows.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_without_its_package_the_error_names_what_is_known(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    done = shardkit("verify", str(dataset))
+    assert done.returncode == 2
+    assert "'zip'" in done.stderr
+    assert "hdf5, lmdb, webdataset" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardkit import CorruptShard
+from shardkit.formats.webdataset import FORMAT, TarReader
+from shardkit.record import Record
+from shardkit.system.npy import npy_header
+from shardkit.testing import read_shard, records, write_shard
+
+KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def pack(path: Path, members: Mapping[str, bytes], kind: str = "ustar") -> Path:
+    """Write a tar file with Python's library."""
+    with tarfile.open(path, "w", format=KINDS[kind]) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def fields_by_name(path: Path) -> dict[str, bytes]:
+    """Return what our reader reads, under the members' names."""
+    return {
+        f"{record.key}.{name}": value
+        for record in read_shard(FORMAT, path)
+        for name, value in record.fields.items()
+    }
+
+
+def checked(header: bytes) -> bytes:
+    """Return a header with its checksum made right."""
+    blank = header[:148] + b" " * 8 + header[156:]
+    return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+
+
+def header_of(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+END = bytes(1024)
+
+
+# --- tars of others ---
+
+NAMES = st.from_regex(r"([a-zA-Z0-9 _\-ü★]{1,30}/){0,9}[a-zA-Z0-9 _\-ü★]{1,90}", fullmatch=True)
+
+
+@given(
+    keys=st.lists(NAMES, max_size=6, unique=True),
+    values=st.lists(st.binary(max_size=1500), min_size=6, max_size=6),
+    kind=st.sampled_from(sorted(KINDS)),
+)
+@example(
+    keys=["a/" * 60 + "b", "c" * 99, "d" * 100, "e/" + "f" * 99], values=[b"1"] * 6, kind="gnu"
+)
+def test_the_walk_finds_what_tarfile_wrote(keys: list[str], values: list[bytes], kind: str) -> None:
+    members = {f"{key}.txt": value for key, value in zip(keys, values, strict=False)}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = pack(Path(folder) / "t.tar", members, kind)
+        except ValueError:
+            return  # a name that ustar cannot hold
+        assert fields_by_name(path) == members
+        with tarfile.open(path) as archive:
+            expected = [(member.offset_data, member.size) for member in archive]
+        reader = TarReader(path)
+        assert [(*fields["txt"],) for fields in reader.ranges()] == expected
+        reader.close()
+
+
+@given(content=records())
+def test_tarfile_finds_what_we_wrote(content: list[Record]) -> None:
+    expected = [
+        (f"{record.key}.{name}", record.fields[name])
+        for record in content
+        for name in sorted(record.fields)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shard(FORMAT, Path(folder) / "t.tar", content)
+        with tarfile.open(path) as archive:
+            members = archive.getmembers()[1:]
+            files = [archive.extractfile(member) for member in members]
+            data = [file.read() if file else None for file in files]
+        assert path.stat().st_size % 10240 == 0
+    assert list(zip([member.name for member in members], data, strict=True)) == expected
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
+def test_a_tar_of_the_tar_command_with_folders_is_read(tmp_path: Path) -> None:
+    members = {"cat/a.jpg": b"A", "cat/a.cls": b"0", "cat/deep/b.jpg": b"B", "dog/ü.jpg": b"C"}
+    for name, content in members.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    command = [
+        "tar",
+        "--sort=name",
+        "-cf",
+        str(tmp_path / "t.tar"),
+        "-C",
+        str(tmp_path),
+        "cat",
+        "dog",
+    ]
+    subprocess.run(command, check=True)
+    assert fields_by_name(tmp_path / "t.tar") == members
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
+def test_a_sparse_member_is_refused_or_read_right(tmp_path: Path) -> None:
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(300_000)
+        file.write(b"in the middle")
+    (tmp_path / "b.bin").write_bytes(b"after it")
+    command = ["tar", "--sparse", "-cf", str(tmp_path / "t.tar"), "-C", str(tmp_path)]
+    done = subprocess.run([*command, "a.bin", "b.bin"], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip("this tar makes no sparse members")
+    expected = {name: (tmp_path / name).read_bytes() for name in ("a.bin", "b.bin")}
+    with contextlib.suppress(CorruptShard):
+        assert fields_by_name(tmp_path / "t.tar") == expected
+
+
+def test_a_hard_link_is_refused_or_read_right(tmp_path: Path) -> None:
+    """GNU tar stores the second name of a file so; to pass it by would lose a record."""
+    path = tmp_path / "t.tar"
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"A"))
+        link = tarfile.TarInfo("b.jpg")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
+        archive.addfile(link)
+    with contextlib.suppress(CorruptShard):
+        assert fields_by_name(path) == {"a.jpg": b"A", "b.jpg": b"A"}
+
+
+def test_a_name_field_with_remains_of_another_name_ends_at_its_zero(tmp_path: Path) -> None:
+    header = header_of("a.txt", 1)
+    header = checked(b"a.txt\0junk of old" + header[17:])
+    (tmp_path / "t.tar").write_bytes(header + b"A" + bytes(511) + END)
+    with tarfile.open(tmp_path / "t.tar") as archive:
+        assert archive.getnames() == ["a.txt"]
+    assert fields_by_name(tmp_path / "t.tar") == {"a.txt": b"A"}
+
+
+def test_a_folder_of_the_oldest_kind_is_passed_by(tmp_path: Path) -> None:
+    header = header_of("folder/", 0)
+    folder = checked(header[:156] + b"\0" + header[157:257] + bytes(255))
+    (tmp_path / "t.tar").write_bytes(folder + header_of("folder/a.txt", 0) + END)
+    assert fields_by_name(tmp_path / "t.tar") == {"folder/a.txt": b""}
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        (["a.jpg", "b.jpg", "a.cls"], "are not consecutive"),
+        (["a.jpg", "a.jpg"], "occurs twice"),
+        (["README"], "not named"),
+        (["folder/.hidden"], "not named"),
+        ([".hidden.jpg"], "not named"),
+        (["a."], "field"),
+        (["a.JPG"], "field"),
+        (["a.b.jpg"], "field"),
+        (["a.raw.npy"], "array"),
+    ],
+)
+def test_what_breaks_the_rules_is_a_corrupt_shard(
+    members: list[str], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in members:
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(CorruptShard, match=reason):
+        read_shard(FORMAT, path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"7", b"\xff", b"[" * 100_000, b'["ab"]'])
+def test_a_damaged_description_is_a_corrupt_shard(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CorruptShard, match="JSON"):
+        read_shard(FORMAT, pack(tmp_path / "t.tar", {"__shardkit__": content}))
+
+
+@pytest.mark.parametrize("values", [0, 11, 13])
+def test_pixels_of_another_number_than_their_header_says_are_corrupt(
+    values: int, tmp_path: Path
+) -> None:
+    header = npy_header((2, 2, 3))
+    whole = {"a.raw.npy": header + bytes(12)}
+    damaged = {"b.raw.npy": header + bytes(values)}
+    for number, members in enumerate((damaged, whole | damaged)):
+        with pytest.raises(CorruptShard, match="array"):
+            read_shard(FORMAT, pack(tmp_path / str(number), members))
+
+
+# --- damage ---
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [b"-0000001000\0", b"-0000002000\0", b"-0000000001\0"])
+def test_a_negative_size_neither_hangs_nor_passes(size: bytes, tmp_path: Path) -> None:
+    header = header_of("a.txt", 1)
+    header = checked(header[:124] + size + header[136:])
+    (tmp_path / "t.tar").write_bytes(header + b"A" + bytes(511) + END)
+    with pytest.raises(CorruptShard):
+        read_shard(FORMAT, tmp_path / "t.tar")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_cut_anywhere_is_found(kind: str, tmp_path: Path) -> None:
+    members = {f"{'long/' * 30}{row}.txt": bytes([row]) * 300 * row for row in range(1, 6)}
+    data = pack(tmp_path / "whole", members, kind).read_bytes()
+    end = max(position for position, byte in enumerate(data) if byte) + 1
+    path = tmp_path / "cut"
+    for cut in [*range(0, end + 512, 256), *range(1, end, 997)]:
+        path.write_bytes(data[:cut])
+        with pytest.raises(CorruptShard):
+            read_shard(FORMAT, path)
+
+
+def test_a_tar_appended_to_another_is_refused(tmp_path: Path) -> None:
+    one = pack(tmp_path / "one", {"a.txt": b"A"}).read_bytes()
+    (tmp_path / "both").write_bytes(one + pack(tmp_path / "two", {"b.txt": b"B"}).read_bytes())
+    with pytest.raises(CorruptShard, match="end"):
+        read_shard(FORMAT, tmp_path / "both")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_damage_to_headers_is_refused_or_changes_records_and_nothing_else(
+    kind: str, tmp_path: Path
+) -> None:
+    members = {f"{'lang/ü' * 20}{row}.txt": b"%d" % row for row in range(3)}
+    if kind == "ustar":
+        members = {f"{row}.txt": b"%d" % row for row in range(3)}
+    data = pack(tmp_path / "whole", members, kind).read_bytes()
+    rng = random.Random(kind)
+    path = tmp_path / "damaged"
+    for _ in range(400):
+        block = rng.randrange(0, 512 * 14, 512)
+        damaged = bytearray(data)
+        for _ in range(rng.choice([1, 1, 3])):
+            damaged[block + rng.randrange(512)] = rng.choice([0, 32, 45, 48, 55, 128, 255])
+        if rng.random() < 0.7 and any(damaged[block : block + 512]):
+            damaged[block : block + 512] = checked(bytes(damaged[block : block + 512]))
+        path.write_bytes(damaged)
+        try:
+            read_shard(FORMAT, path)
+        except CorruptShard:
+            continue

@@ -1,0 +1,101 @@
+"""The baseline reads as torchvision's ImageFolder does: with Pillow, one file at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import jpeg, make_folder, make_tree
+from PIL import Image
+
+from shardkit.errors import BadImage, UsageError
+from shardkit.measure.runner.folder import PlainFolder
+from shardkit.torch.data.ops import CenterCrop, RandomResizedCrop, Resize
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", each=3)
+
+
+def test_images_and_labels_are_those_of_the_files(photos: Path) -> None:
+    dataset = PlainFolder(photos, "pil")
+
+    assert len(dataset) == dataset.total == 6
+    for row, path in enumerate(dataset.files()):
+        image, label = dataset[row]
+        assert image.tobytes() == Image.open(path).convert("RGB").tobytes()
+        assert label == ["cat", "dog"].index(path.parent.name)
+
+
+def test_kinds_of_samples(photos: Path) -> None:
+    (array, _), (tensor, _) = (PlainFolder(photos, kind)[1] for kind in ("numpy", "torch"))
+    stored, _ = PlainFolder(photos, "bytes")[1]
+
+    assert array.shape == (18, 21, 3)
+    assert np.array_equal(array, tensor.permute(1, 2, 0).numpy())
+    assert stored == PlainFolder(photos, "bytes").files()[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("operation", "box", "size"),
+    [
+        (CenterCrop(12), (4, 3, 16, 15), None),
+        (Resize((30, 40)), None, (40, 30)),
+    ],
+)
+def test_pieces_are_pillows(tmp_path: Path, operation: Any, box: Any, size: Any) -> None:
+    make_tree(tmp_path / "one", {"a/0.jpg": jpeg(20, 18)})
+    found, _ = PlainFolder(tmp_path / "one", operation)[0]
+    expected = Image.open(tmp_path / "one/a/0.jpg").convert("RGB")
+    expected = expected.crop(box) if box else expected
+    if size:
+        expected = expected.resize(size, Image.Resampling.BILINEAR)
+
+    assert np.array_equal(found.permute(1, 2, 0).numpy(), np.array(expected))
+
+
+def test_random_pieces_have_the_size_and_differ(photos: Path) -> None:
+    dataset = PlainFolder(photos, RandomResizedCrop(8))
+
+    drawn = [dataset[row][0] for row in range(len(dataset))]
+
+    assert {tuple(each.shape) for each in drawn} == {(3, 8, 8)}
+    assert len({each.numpy().tobytes() for each in drawn}) == len(drawn)
+
+
+def test_a_transform_comes_last(photos: Path) -> None:
+    dataset = PlainFolder(photos, "pil", transform=lambda image: image.size)
+
+    assert dataset[0] == ((20, 18), 0)
+
+
+def test_a_part_is_kept(photos: Path) -> None:
+    whole, part = PlainFolder(photos, "pil"), PlainFolder(photos, "pil")
+
+    part.keep([1, 4])
+
+    assert (len(part), part.total) == (2, 6)
+    assert part.files() == [whole.files()[1], whole.files()[4]]
+
+
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    content = jpeg(64, 64)
+    make_tree(tmp_path / "bad", {"a/0.jpg": content[: len(content) // 3]})
+
+    with pytest.raises(BadImage, match=r"0\.jpg cannot be decoded"):
+        PlainFolder(tmp_path / "bad", "pil")[0]
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no images"):
+        PlainFolder(make_tree(tmp_path / "empty", {}), "pil")
+
+
+def test_of_splits_the_largest_is_taken(tmp_path: Path) -> None:
+    images = {f"train/a/{number}.jpg": jpeg(seed=number) for number in range(3)}
+    make_tree(tmp_path / "splits", {**images, "val/a/0.jpg": jpeg(seed=9)})
+
+    assert len(PlainFolder(tmp_path / "splits", "pil")) == 3

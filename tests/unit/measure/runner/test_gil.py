@@ -1,0 +1,103 @@
+"""How much of its time some work holds the interpreter's lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from shardkit.measure.runner import gil
+from shardkit.measure.runner.gil import held_share
+
+
+def compute() -> None:
+    total = 0
+    for number in range(100_000):
+        total += number
+
+
+def wait() -> None:
+    time.sleep(0.005)
+
+
+def least(work: object, looks: int = 5) -> float:
+    """Return the least of some looks: what else runs on this machine makes it larger only."""
+    assert callable(work)
+    return min(held_share(work, 0.1) for _ in range(looks))
+
+
+def test_python_code_holds_it_and_waiting_does_not() -> None:
+    holding, waiting = held_share(compute, 0.2), least(wait)
+
+    assert holding > 0.6
+    assert waiting < holding / 3
+
+
+def test_work_that_takes_longer_than_the_look_is_done_to_its_end() -> None:
+    calls: list[float] = []
+
+    held_share(lambda: calls.append(time.perf_counter()), 0.0)
+
+    assert len(calls) == 2, "one that does not count, and one that does"
+
+
+def test_an_error_of_the_work_leaves_no_thread_behind() -> None:
+    count = iter(range(3))
+
+    def fail() -> None:
+        if next(count):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        held_share(fail, 0.1)
+    names = [thread.name for thread in threading.enumerate()]
+    assert "shardkit-gil-probe" not in names
+
+
+def test_a_lock_that_is_let_go_now_and_then_is_held_for_the_time_between() -> None:
+    """Some 12 ms of computing and 2 ms of waiting: few probes find it held, but each for long."""
+
+    def mixed() -> None:
+        compute()
+        compute()
+        time.sleep(0.002)
+
+    assert max(held_share(mixed, 0.3) for _ in range(3)) > 0.65
+
+
+class SlowToWake(gil._Probe):
+    """A probe on a busy machine: all its looks are 2 ms later."""
+
+    def stop(self) -> None:
+        super().stop()
+        self.lates = [each + 0.002 for each in self.lates]
+
+
+def test_a_busy_machine_on_which_all_wakes_late_does_not_hold_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gil, "_Probe", SlowToWake)
+
+    assert least(wait) < 0.4
+    assert held_share(compute, 0.2) > 0.6
+
+
+def test_late_is_never_so_late_that_python_code_is_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopped(gil._Probe):
+        def stop(self) -> None:
+            super().stop()
+            self.lates = [1.0] * 20
+
+    monkeypatch.setattr(gil, "_Probe", Stopped)
+
+    assert gil.late_here() == pytest.approx(0.004)
+
+
+def test_the_least_of_three_looks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter([0.9, 0.2, 0.8])
+    monkeypatch.setattr(gil._Probe, "share_beyond", lambda self, late: next(shares))
+
+    assert held_share(wait, 0.3) == 0.2

@@ -1,0 +1,225 @@
+"""A measuring process from outside: its answers, its end, and its last words."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import make_folder
+
+from shardkit.errors import MeasurementFailed, UsageError
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.spec import LoaderSpec, Subject, parse_loading
+from shardkit.measure.runner.timing import StopCondition
+
+EPOCH = StopCondition(epochs=1, whole=True)
+
+TRANSFORMS = """
+import os, sys, threading
+from pathlib import Path
+def hangs(image): threading.Event().wait()
+def dies(image):
+    print("planted last words", file=sys.stderr, flush=True)
+    os._exit(7)
+def dies_once(image):
+    if not Path("died").exists():
+        Path("died").touch()
+        os._exit(7)
+    return 1
+def leaves_its_name(image):
+    Path(f"worker-{os.getpid()}").touch()
+    threading.Event().wait()
+"""
+
+HOSTILE = "from pathlib import Path; Path('was_run').touch()"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served")
+    (path / "planted.py").write_text(TRANSFORMS)
+    make_folder(path / "photos")
+    return path
+
+
+@pytest.fixture
+def plain() -> LoaderSpec:
+    return parse_loading("plain", 4)
+
+
+@pytest.fixture
+def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MeasurementProcess]]:
+    """Three processes that start together: one that works, one that hangs, one that dies."""
+    monkeypatch.chdir(place)
+    path = str(place / "photos")
+    subjects = [
+        Subject(path=path, decode="CenterCrop(8)"),
+        Subject(path=path, transform="planted:hangs"),
+        Subject(path=path, transform="planted:dies"),
+    ]
+    started = [MeasurementProcess(subject) for subject in subjects]
+    yield started
+    for each in started:
+        each.close()
+
+
+@pytest.mark.slow
+def test_it_works_is_killed_when_it_hangs_and_is_heard_when_it_dies(
+    served: list[MeasurementProcess], plain: LoaderSpec
+) -> None:
+    good, hanging, dying = served
+
+    assert [each.open()["images"] for each in served] == [6, 6, 6]
+    good.warm()
+    assert 0 <= (good.drop() or 0) <= 1
+    seen = good.look(parse_loading("plain:num_workers=1", 4), EPOCH)
+    assert (seen.look.images, seen.engine, seen.workers) == (6, "plain", 1)
+    assert not good.ended
+    with pytest.raises(UsageError, match="there is no module"):
+        good.ask("look", loading=_plain(plain), span={}, step={"model": "nowhere:model"})
+
+    hanging.patience = 0.3
+    with pytest.raises(MeasurementFailed, match=r"no answer came for \d+ s"):
+        hanging.look(plain, StopCondition(seconds=0.1))
+    assert hanging.ended
+
+    with pytest.raises(MeasurementFailed, match=r"exit code 7\): planted last words"):
+        dying.look(plain, EPOCH)
+    assert dying.ended
+    with pytest.raises(MeasurementFailed, match="ended"):
+        dying.look(plain, EPOCH)
+
+    good.close()
+    assert good.ended
+
+
+def test_it_starts_anew_once_it_has_ended(
+    place: Path, plain: LoaderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    subject = Subject(path=str(place / "photos"), transform="planted:dies_once")
+    with MeasurementProcess(subject) as served:
+        served.open()
+        before = served._process.pid
+        served.restart_if_ended()
+        assert served._process.pid == before
+        with pytest.raises(MeasurementFailed, match="exit code 7"):
+            served.look(plain, EPOCH)
+        served.restart_if_ended()
+
+        assert served.look(plain, EPOCH).look.images == 6
+
+
+@pytest.mark.slow
+def test_modules_of_the_folder_it_starts_in_are_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("statistics", "json", "random", "torch", "shardkit"):
+        (tmp_path / f"{name}.py").write_text(HOSTILE)
+    (tmp_path / "planted.py").write_text(TRANSFORMS)
+    make_folder(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+
+    subject = Subject(path="photos", decode="CenterCrop(8)", transform="planted:dies")
+    with MeasurementProcess(subject) as served:  # the transform is found here
+        assert served.open()["images"] == 6
+
+    assert not (tmp_path / "was_run").exists()
+
+
+def hanging_workers(place: Path) -> list[psutil.Process]:
+    """Return the workers that began to hang, two of them."""
+    deadline = time.monotonic() + 60
+    while len(found := list(place.glob("worker-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [psutil.Process(int(each.name.split("-")[1])) for each in found]
+
+
+HANGING = """
+import sys
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.spec import Subject, parse_loading
+from shardkit.measure.runner.timing import StopCondition
+with MeasurementProcess(Subject(path=sys.argv[1], transform="planted:leaves_its_name")) as served:
+    served.open()
+    served.look(parse_loading("plain:num_workers=2", 1), StopCondition(seconds=0.1))
+"""
+
+
+@pytest.mark.parametrize("killed", ["the child", "the command"])
+@pytest.mark.slow
+def test_workers_that_hang_end_with_who_asked_for_them(
+    killed: str, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "planted.py").write_text(TRANSFORMS)
+    command = [sys.executable, "-c", HANGING, str(place / "photos")]
+    with subprocess.Popen(command, cwd=tmp_path) as asking:
+        workers = hanging_workers(tmp_path)
+        (child,) = psutil.Process(asking.pid).children()
+        if killed == "the command":
+            asking.kill()
+        else:
+            child.kill()
+
+    _, alive = psutil.wait_procs([child, *workers], timeout=20)
+    for each in alive:
+        each.kill()
+    assert not alive
+
+
+def test_workers_that_hang_are_killed_with_their_process(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted.py").write_text(TRANSFORMS)
+    monkeypatch.chdir(tmp_path)
+    subject = Subject(path=str(place / "photos"), transform="planted:leaves_its_name")
+    with MeasurementProcess(subject) as served:
+        served.open()
+        os.write(served._out, look_request())
+        workers = hanging_workers(tmp_path)
+        for each in workers:
+            each.suspend()  # so that it does not end by itself
+        served.patience = 0.1
+        with pytest.raises(MeasurementFailed, match="no answer came"):
+            served.warm()
+
+        assert served.ended
+        assert not psutil.wait_procs(workers, timeout=20)[1]
+
+
+def look_request() -> bytes:
+    options = {"engine": "plain", "batch_size": 1, "options": {"num_workers": 2}}
+    request = {"ask": "look", "loading": options, "span": {"seconds": 0.1}, "step": {}}
+    return json.dumps(request).encode() + b"\n"
+
+
+def _plain(loading: LoaderSpec) -> dict[str, object]:
+    return {"engine": loading.engine, "batch_size": loading.batch_size, "options": {}}
+
+
+def test_it_is_heard_by_a_process_with_many_open_files(place: Path) -> None:
+    """The system's ``select`` takes no descriptor above 1023."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2048:
+        pytest.skip(f"this system lets a process open {hard} files only")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] <= 1024:
+            taken.append(os.dup(0))
+        with MeasurementProcess(Subject(path=str(place / "photos"))) as it:
+            assert it.open()["images"] > 0
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

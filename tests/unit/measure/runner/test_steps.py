@@ -1,0 +1,142 @@
+"""What is done with each batch while loading is measured."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardkit import UsageError
+from shardkit.measure.runner import steps
+from shardkit.measure.runner.steps import (
+    StepSpec,
+    Training,
+    load_model,
+    make_step,
+    small_model,
+    step_seconds,
+)
+
+BATCH = torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 1, 2, 13])
+
+MODELS = """
+import torch
+from torch import nn
+
+ready = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+
+def make():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def needs(size):
+    return ready
+
+class Pair(nn.Module):
+    def forward(self, images):
+        return make()(images), None
+
+text = "no model"
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "somebodys_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "somebodys_models", raising=False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"milliseconds": -1.0},
+        {"milliseconds": float("nan")},
+        {"milliseconds": 1e9},
+        {"milliseconds": 5.0, "model": "small"},
+        {"model": "small", "arrive": True},
+    ],
+)
+def test_a_step_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        StepSpec(**given)
+
+
+def test_a_wait_waits_and_nothing_does_not() -> None:
+    assert step_seconds(make_step(StepSpec(milliseconds=20)), BATCH, repeats=3) >= 0.02
+    assert step_seconds(make_step(StepSpec()), None) < 0.005
+    assert step_seconds(make_step(StepSpec(arrive=True)), BATCH) < 0.05
+
+
+def test_a_step_alone_is_timed_by_its_median() -> None:
+    waits = iter([0.5, 0.0, 0.0, 0.3, 0.0, 0.0])
+
+    def step(_: Any) -> None:
+        time.sleep(next(waits))
+
+    assert step_seconds(step, BATCH) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_training_changes_the_model(dtype: torch.dtype) -> None:
+    model = small_model()
+    before = [each.clone() for each in model.parameters()]
+    step = Training(model)
+    step((BATCH[0].to(dtype), BATCH[1].tolist()))
+    after = [each.cpu() for each in model.parameters()]
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert sum(each.numel() for each in model.parameters()) < 200_000
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("name", ["ready", "make", "Pair"])
+def test_a_model_of_ones_own_is_trained(name: str) -> None:
+    model = load_model(f"somebodys_models:{name}")
+    assert isinstance(model, nn.Module)
+    make_step(StepSpec(model=f"somebodys_models:{name}"))(BATCH)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("somebodys_models:needs", "cannot be called without arguments"),
+        ("somebodys_models:text", "gives a str"),
+        ("somebodys_models:other", "no 'other'; callable are"),
+        ("no_such_module_here:x", "no module"),
+        ("small_", "is not module:name"),
+    ],
+)
+def test_what_is_no_model_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_step(StepSpec(model=name))
+
+
+def test_arriving_is_waiting_for_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no accelerator here: its stream is played, and the copies go to ``meta``."""
+    waited: list[int] = []
+    moved: list[torch.Tensor] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append(len(moved))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    step = make_step(StepSpec(arrive=True))
+    assert step is not make_step(StepSpec())
+    monkeypatch.setattr(steps, "device", lambda: torch.device("meta"))
+    to = torch.Tensor.to
+
+    def recorded(tensor: torch.Tensor, *given: Any, **more: Any) -> torch.Tensor:
+        moved.append(tensor)
+        return to(tensor, *given, **more)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    step((BATCH[0], BATCH[1]))
+    step((["a"], BATCH[1]))
+    assert waited == [2, 3]

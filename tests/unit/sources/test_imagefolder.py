@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from helpers import encoded, jpeg, make_tree, picture, png
+
+from shardkit.contracts import Scan
+from shardkit.errors import BadImage, UsageError
+from shardkit.record import unquote_key
+from shardkit.sources.imagefolder import IMAGE_SUFFIXES, TOO_LARGE, scan_imagefolder
+
+JPEG = jpeg()
+PNG = png()
+
+not_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+
+
+def found(scan: Scan, split: str = "") -> dict[str, int]:
+    return {entry.path: entry.label for entry in scan.splits[split].entries}
+
+
+def ignored(scan: Scan, split: str = "") -> dict[str, str]:
+    return {problem.path: problem.reason for problem in scan.ignored[split]}
+
+
+def problems(scan: Scan, split: str = "") -> dict[str, str]:
+    return {problem.path: problem.reason for problem in scan.problems[split]}
+
+
+def test_each_folder_is_a_class_and_labels_follow_the_sorted_names(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"dog/1.jpg": JPEG, "cat/2.png": PNG, "Zebra/3.jpg": JPEG})
+    scan = scan_imagefolder(tmp_path)
+    assert scan.classes == ("Zebra", "cat", "dog")
+    assert found(scan) == {"Zebra/3.jpg": 0, "cat/2.png": 1, "dog/1.jpg": 2}
+    assert ignored(scan) == problems(scan) == {}
+
+
+def test_images_come_in_the_order_of_labels_and_names(tmp_path: Path) -> None:
+    names = ["a/2.jpg", "a/10.jpg", "a/1.jpg", "b/0.jpg"]
+    make_tree(tmp_path, dict.fromkeys(names, JPEG))
+    assert list(found(scan_imagefolder(tmp_path))) == ["a/1.jpg", "a/10.jpg", "a/2.jpg", "b/0.jpg"]
+
+
+def test_folders_below_a_class_belong_to_it(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/x/y/1.jpg": JPEG, "cat/2.jpg": JPEG, "cat/x.jpg/3.jpg": JPEG})
+    assert found(scan_imagefolder(tmp_path)) == {
+        "cat/2.jpg": 0,
+        "cat/x/y/1.jpg": 0,
+        "cat/x.jpg/3.jpg": 0,
+    }
+
+
+def test_a_record_has_image_label_and_path(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "dog/b.jpg": PNG})
+    source = scan_imagefolder(tmp_path).splits[""]
+    second, first, again = source.read([1, 0, 1])
+    assert first.key == "cat/a"
+    assert dict(first.fields) == {"jpg": JPEG, "json": b'{"path":"cat/a.jpg"}', "cls": b"0"}
+    assert second == again
+    assert second.fields["png"] == PNG
+
+
+def test_images_without_folders_are_unlabelled(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a.jpg": JPEG, "b.png": PNG})
+    scan = scan_imagefolder(tmp_path)
+    assert scan.classes is None
+    assert found(scan) == {"a.jpg": -1, "b.png": -1}
+    (record,) = scan.splits[""].read([0])
+    assert "cls" not in record.fields
+
+
+def test_loose_images_beside_classes_are_reported(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "b.jpg": JPEG, "readme.txt": b"text"})
+    scan = scan_imagefolder(tmp_path)
+    assert found(scan) == {"cat/a.jpg": 0}
+    assert ignored(scan) == {"b.jpg": "outside of any class folder", "readme.txt": "not an image"}
+
+
+def test_a_broken_link_beside_classes_is_no_reason_to_fail(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG})
+    (tmp_path / "b.jpg").symlink_to("nowhere")
+    scan = scan_imagefolder(tmp_path)
+    assert problems(scan) == {}
+    assert list(ignored(scan)) == ["b.jpg"]
+
+
+def test_hidden_things_and_other_files_are_reported_and_left_out(tmp_path: Path) -> None:
+    make_tree(
+        tmp_path,
+        {
+            "cat/a.jpg": JPEG,
+            "cat/.hidden.jpg": JPEG,
+            "cat/.thumbs/b.jpg": JPEG,
+            "cat/notes.txt": b"BM is no bitmap, and this is a text",
+            "cat/empty": b"",
+            ".git/c.jpg": JPEG,
+            ".DS_Store": b"x",
+        },
+    )
+    scan = scan_imagefolder(tmp_path)
+    assert scan.classes == ("cat",)
+    assert found(scan) == {"cat/a.jpg": 0}
+    assert ignored(scan) == {
+        ".DS_Store": "hidden",
+        ".git": "hidden",
+        "cat/.hidden.jpg": "hidden",
+        "cat/.thumbs": "hidden",
+        "cat/empty": "not an image",
+        "cat/notes.txt": "not an image",
+    }
+
+
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
+def test_suffixes_count_in_upper_and_lower_case(tmp_path: Path, suffix: str) -> None:
+    make_tree(tmp_path, {f"cat/a{suffix}": JPEG, f"cat/b{suffix.upper()}": b"no image"})
+    assert list(found(scan_imagefolder(tmp_path))) == [f"cat/a{suffix}", f"cat/b{suffix.upper()}"]
+
+
+def test_content_tells_the_kind_not_the_suffix(tmp_path: Path) -> None:
+    bmp = encoded(picture(), "BMP")
+    make_tree(tmp_path, {"cat/a.jpg": PNG, "cat/b": JPEG, "cat/c.dat": bmp, "cat/d.png": JPEG})
+    source = scan_imagefolder(tmp_path).splits[""]
+    assert [entry.path for entry in source.entries] == [
+        "cat/a.jpg",
+        "cat/b",
+        "cat/c.dat",
+        "cat/d.png",
+    ]
+    assert [record.image_field for record in source.read(range(4))] == ["png", "jpg", "bmp", "jpg"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "it is empty"), (b"text", "its content is not an image")]
+)
+def test_a_file_that_claims_to_be_an_image_must_be_one(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": content})
+    with pytest.raises(BadImage, match=reason):
+        scan_imagefolder(tmp_path).splits[""].read([0])
+
+
+def test_a_file_that_changes_after_the_scan_is_bad(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "cat/b.jpg": JPEG, "cat/c.jpg": JPEG})
+    source = scan_imagefolder(tmp_path).splits[""]
+    (tmp_path / "cat/a.jpg").write_bytes(JPEG + b"x")
+    (tmp_path / "cat/b.jpg").unlink()
+    os.utime(tmp_path / "cat/c.jpg", ns=(0, 0))  # as after an edit that keeps the size
+    with pytest.raises(BadImage, match="changed since the scan"):
+        source.read([2])
+    with pytest.raises(BadImage, match="changed since the scan"):
+        source.read([0])
+    with pytest.raises(BadImage, match="No such file"):
+        source.read([1])
+
+
+def test_empty_class_folders_are_classes(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "bird": None, "dog": None})
+    scan = scan_imagefolder(tmp_path)
+    assert scan.classes == ("bird", "cat", "dog")
+    assert found(scan) == {"cat/a.jpg": 1}
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
+    make_tree(tmp_path / "store", {"a.jpg": JPEG, "more/b.jpg": JPEG})
+    root = make_tree(tmp_path / "root", {"cat": None})
+    (root / "cat/x.jpg").symlink_to(tmp_path / "store/a.jpg")
+    (root / "cat/more").symlink_to(tmp_path / "store/more")
+    (root / "dog").symlink_to(tmp_path / "store")
+    assert found(scan_imagefolder(root)) == {
+        "cat/x.jpg": 0,
+        "cat/more/b.jpg": 0,
+        "dog/a.jpg": 1,
+        "dog/more/b.jpg": 1,
+    }
+
+
+def test_loops_of_links_end(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/deep/a.jpg": JPEG})
+    (tmp_path / "cat/deep/up").symlink_to("..")
+    (tmp_path / "cat/self").symlink_to("self")
+    (tmp_path / "cat/twin").symlink_to("deep")
+    scan = scan_imagefolder(tmp_path)
+    assert found(scan) == {"cat/deep/a.jpg": 0}
+    assert set(ignored(scan)) == {"cat/deep/up", "cat/self", "cat/twin"}
+
+
+def test_two_classes_may_be_the_same_folder(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG})
+    (tmp_path / "feline").symlink_to("cat")
+    assert found(scan_imagefolder(tmp_path)) == {"cat/a.jpg": 0, "feline/a.jpg": 1}
+
+
+def test_links_that_lead_nowhere_are_errors_if_they_claim_to_be_images(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG})
+    for name in ("b.jpg", "c.txt", "d"):
+        (tmp_path / "cat" / name).symlink_to("nowhere")
+    scan = scan_imagefolder(tmp_path)
+    assert problems(scan) == {"cat/b.jpg": "the link leads nowhere"}
+    assert set(ignored(scan)) == {"cat/c.txt", "cat/d"}
+
+
+def test_pipes_and_sockets_are_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG})
+    os.mkfifo(tmp_path / "cat/pipe.jpg")
+    os.mkfifo(tmp_path / "cat/pipe")
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("cat/socket.png")
+        scan = scan_imagefolder(tmp_path)
+    assert found(scan) == {"cat/a.jpg": 0}
+    reason = "neither a file nor a folder"
+    assert ignored(scan) == {"cat/pipe": reason}
+    assert problems(scan) == {"cat/pipe.jpg": reason, "cat/socket.png": reason}
+
+
+@not_root
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "cat/b.jpg": JPEG, "cat/inner/c.jpg": JPEG})
+    (tmp_path / "cat/b.jpg").chmod(0)
+    (tmp_path / "cat/inner").chmod(0)
+    try:
+        scan = scan_imagefolder(tmp_path)
+    finally:
+        (tmp_path / "cat/inner").chmod(0o700)
+    assert list(problems(scan)) == ["cat/inner"]
+    with pytest.raises(BadImage, match="Permission denied"):
+        scan.splits[""].read([1])
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": JPEG, "cat/inner/b.jpg": JPEG})
+    listed = os.listdir
+
+    def refuse(path: str | Path) -> list[str]:
+        if Path(path).name == "inner":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert problems(scan_imagefolder(tmp_path)) == {
+        "cat/inner": "the folder cannot be read: Permission denied"
+    }
+
+
+ODD_NAMES = [
+    "full moon.jpg",
+    " .jpg",
+    "a.b.c.jpg",
+    "größe ★.jpg",
+    "new\nline.jpg",
+    "tab\tquote'\"\\.jpg",
+    "x" * 251 + ".jpg",
+    "é" * 125 + ".jpg",
+    "\udcff\udcfe.jpg",
+    "percent%20%2E.jpg",
+    "..jpg",
+    "__a__.jpg",
+    "-rf.jpg",
+    "no_suffix",
+    "dot.",
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_names_survive(tmp_path: Path, name: str) -> None:
+    folder = name if name != ".jpg" and len(os.fsencode(name)) < 250 else "cat"
+    if folder.startswith("."):
+        folder = "cat"
+    inner = name if not name.startswith(".") else "x" + name
+    make_tree(tmp_path, {f"{folder}/{inner}": JPEG})
+    scan = scan_imagefolder(tmp_path)
+    assert scan.classes == (folder,)
+    (record,) = scan.splits[""].read([0])
+    assert record.meta["path"] == f"{folder}/{inner}"
+    assert f"{folder}/{inner}".startswith(unquote_key(record.key))
+
+
+def test_files_that_differ_in_their_suffix_alone_are_all_there(tmp_path: Path) -> None:
+    names = ["cat/a", "cat/a.jpg", "cat/a.png", "cat/a.JPG", "cat/a.jpg.png"]
+    make_tree(tmp_path, dict.fromkeys(names, JPEG))
+    entries = scan_imagefolder(tmp_path).splits[""].entries
+    assert sorted(entry.path for entry in entries) == sorted(names)
+    assert len({entry.key for entry in entries}) == len(names)
+
+
+def test_natural_order_takes_numbers_by_value(tmp_path: Path) -> None:
+    names = ["class10", "class2", "class1", "2", "10", "class02", "b", "B"]
+    make_tree(tmp_path, {f"{name}/a.jpg": JPEG for name in names})
+    assert scan_imagefolder(tmp_path).classes == tuple(sorted(names))
+    assert scan_imagefolder(tmp_path, class_order="natural").classes == (
+        "2",
+        "10",
+        "B",
+        "b",
+        "class1",
+        "class02",
+        "class2",
+        "class10",
+    )
+
+
+def test_a_file_gives_the_order_of_classes(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", {"cat/a.jpg": JPEG, "dog x/b.jpg": JPEG})
+    order = tmp_path / "order.txt"
+    order.write_bytes(b"dog x\r\n\r\nunicorn\ncat")
+    scan = scan_imagefolder(tmp_path / "src", class_order=str(order))
+    assert scan.classes == ("dog x", "unicorn", "cat")
+    assert found(scan) == {"dog x/b.jpg": 0, "cat/a.jpg": 2}
+
+
+def test_a_file_of_classes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", {"cat/a.jpg": JPEG})
+    order = tmp_path / "order.txt"
+    order.write_text("cat\n", "utf-8-sig")
+    assert scan_imagefolder(tmp_path / "src", class_order=str(order)).classes == ("cat",)
+
+
+@pytest.mark.parametrize("name", ["a\x0bb", "a\u2028b", "a\x85b"])
+def test_a_file_of_classes_is_cut_at_line_feeds_alone(tmp_path: Path, name: str) -> None:
+    make_tree(tmp_path / "src", {f"{name}/a.jpg": JPEG})
+    order = tmp_path / "order.txt"
+    order.write_text(f"{name}\n", "utf-8")
+    assert scan_imagefolder(tmp_path / "src", class_order=str(order)).classes == (name,)
+
+
+def test_a_file_of_classes_may_hold_names_that_are_no_utf8(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", {"\udcff/a.jpg": JPEG})
+    order = tmp_path / "order.txt"
+    order.write_bytes(b"\xff\n")
+    assert scan_imagefolder(tmp_path / "src", class_order=str(order)).classes == ("\udcff",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"cat\n", "lacks 1 classes: 'dog'"),
+        (b"cat\ndog\ncat\n", "lists twice 1 classes: 'cat'"),
+        (b"", "lacks 2 classes: 'cat', 'dog'"),
+    ],
+)
+def test_a_file_of_classes_must_name_each_once(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    make_tree(tmp_path / "src", {"cat/a.jpg": JPEG, "dog/b.jpg": JPEG})
+    order = tmp_path / "order.txt"
+    order.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        scan_imagefolder(tmp_path / "src", class_order=str(order))
+
+
+@pytest.mark.parametrize("files", [{"cat/a.jpg": JPEG}, {"a.jpg": JPEG}], ids=["classes", "flat"])
+def test_an_unknown_class_order_is_an_error(tmp_path: Path, files: dict[str, bytes | None]) -> None:
+    make_tree(tmp_path / "src", files)
+    for wrong in (str(tmp_path / "missing"), str(tmp_path), ""):
+        with pytest.raises(UsageError, match="--class-order"):
+            scan_imagefolder(tmp_path / "src", class_order=wrong)
+
+
+def test_folders_named_like_splits_are_splits_with_common_classes(tmp_path: Path) -> None:
+    make_tree(
+        tmp_path,
+        {"train/dog/a.jpg": JPEG, "train/cat/b.jpg": JPEG, "Val/dog/c.jpg": JPEG, "x.txt": b"x"},
+    )
+    scan = scan_imagefolder(tmp_path)
+    assert sorted(scan.splits) == ["Val", "train"]
+    assert scan.classes == ("cat", "dog")
+    assert found(scan, "train") == {"cat/b.jpg": 0, "dog/a.jpg": 1}
+    assert found(scan, "Val") == {"dog/c.jpg": 1}
+    assert [problem.path for part in scan.ignored.values() for problem in part] == ["x.txt"]
+
+
+def test_a_split_may_be_flat_and_unlabelled(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "test/b.jpg": JPEG})
+    scan = scan_imagefolder(tmp_path)
+    assert scan.classes == ("dog",)
+    assert found(scan, "test") == {"b.jpg": -1}
+    assert found(scan, "train") == {"dog/a.jpg": 0}
+
+
+def test_flat_folders_named_like_splits_are_classes_unless_told(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"train/a.jpg": JPEG, "val/b.jpg": JPEG})
+    assert scan_imagefolder(tmp_path).classes == ("train", "val")
+    scan = scan_imagefolder(tmp_path, splits=True)
+    assert scan.classes is None
+    assert found(scan, "train") == {"a.jpg": -1}
+
+
+def test_splits_can_be_denied_and_forced(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "val/cat/b.jpg": JPEG})
+    assert scan_imagefolder(tmp_path, splits=False).classes == ("train", "val")
+    make_tree(tmp_path, {"extra/cat/c.jpg": JPEG})
+    with pytest.raises(UsageError, match="train, val look like splits, and extra does not"):
+        scan_imagefolder(tmp_path)
+    assert scan_imagefolder(tmp_path, splits=False).classes == ("extra", "train", "val")
+    assert sorted(scan_imagefolder(tmp_path, splits=True).splits) == ["extra", "train", "val"]
+
+
+def test_a_source_that_is_no_folder_of_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(JPEG)
+    make_tree(tmp_path / "empty", {})
+    make_tree(tmp_path / "texts", {"cat/a.txt": b"x", "dog": None})
+    (tmp_path / "loop").symlink_to("loop")
+    for name, message in [
+        ("missing", "does not exist"),
+        ("file", "is a file"),
+        ("empty", "there are no images"),
+        ("texts", "there are no images"),
+        ("loop", "cannot be read"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            scan_imagefolder(tmp_path / name)
+
+
+def test_a_folder_of_broken_links_alone_is_reported_as_such(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat": None})
+    (tmp_path / "cat/a.jpg").symlink_to("nowhere")
+    scan = scan_imagefolder(tmp_path)
+    assert problems(scan) == {"cat/a.jpg": "the link leads nowhere"}
+
+
+def test_take_keeps_the_order_asked(tmp_path: Path) -> None:
+    make_tree(tmp_path, {f"{n}.jpg": JPEG for n in range(4)})
+    source = scan_imagefolder(tmp_path).splits[""].take([2, 0, 2])
+    assert len(source) == 3
+    assert [entry.path for entry in source.entries] == ["2.jpg", "0.jpg", "2.jpg"]
+
+
+@pytest.mark.timeout(120)
+def test_a_class_order_is_a_file_of_sensible_size(tmp_path: Path) -> None:
+    make_tree(tmp_path / "photos", {"a/1.jpg": jpeg()})
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    for path, said in (
+        (tmp_path / "pipe", "it is not a file"),
+        (Path("/dev/zero"), "it is not a file"),
+        (tmp_path / "huge", "it is larger than"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            scan_imagefolder(tmp_path / "photos", class_order=str(path))
+
+
+def test_one_split_among_other_folders_is_no_class_without_a_word(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"train/a/1.jpg": JPEG, "extra/b/1.jpg": JPEG})
+    with pytest.raises(UsageError, match="train looks like a split, and extra does not"):
+        scan_imagefolder(tmp_path)
+    assert scan_imagefolder(tmp_path, splits=False).classes == ("extra", "train")
+    assert scan_imagefolder(tmp_path, splits=True).classes == ("a", "b")
+
+
+def test_a_file_that_is_too_large_for_an_image_is_bad(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a/1.jpg": JPEG, "a/huge.jpg": JPEG, "a/huge": JPEG, "a/text": b"x"})
+    for name in ("huge.jpg", "huge", "text"):
+        with (tmp_path / "a" / name).open("r+b") as file:
+            file.truncate(200 << 30)
+    scan = scan_imagefolder(tmp_path)
+    assert found(scan) == {"a/1.jpg": 0}
+    assert {problem.path for problem in scan.problems[""]} == {"a/huge.jpg", "a/huge"}
+    assert {problem.reason for problem in scan.problems[""]} == {TOO_LARGE}
+    assert [problem.path for problem in scan.ignored[""]] == ["a/text"]

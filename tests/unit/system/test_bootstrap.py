@@ -1,0 +1,159 @@
+"""Commands and loaders import nothing from the working directory, in any process they start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import DEADLINE, make_tree, png
+
+PLANTED = (
+    "_posixshmem",
+    "_multiprocessing",
+    "array",
+    "bisect",
+    "click",
+    "concurrent",
+    "copyreg",
+    "ctypes",
+    "h5py",
+    "heapq",
+    "json",
+    "lmdb",
+    "multiprocessing",
+    "numpy",
+    "PIL",
+    "pickle",
+    "psutil",
+    "queue",
+    "random",
+    "runpy",
+    "selectors",
+    "shardkit",
+    "signal",
+    "simplejpeg",
+    "socket",
+    "statistics",
+    "struct",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "torch",
+    "tqdm",
+    "typing",
+    "warnings",
+    "weakref",
+)
+HOSTILE = """
+import os, sys
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "was_run"), "a") as log:
+    log.write(f"{__name__} by {sys.argv} with {sys.path}\\n")
+raise ImportError(f"the planted {__name__} was imported")
+"""
+
+TRANSFORM = """
+import numpy
+import torch
+
+def transform(image):
+    return torch.zeros(3, 8, 8)
+"""
+
+SCRIPT = """
+import sys
+
+from shardkit import CenterCrop, LoaderOptions, make_loader, open_dataset
+
+def brighten(image):
+    return image.float() + 1
+
+if __name__ == "__main__":
+    dataset = open_dataset("data", decode=CenterCrop(8), transform=brighten)
+    method = sys.argv[1]
+    options = LoaderOptions(engine="process", num_workers=2, start_method=method)
+    loader = make_loader(dataset, 2, options=options)
+    print(sum(len(labels) for _, labels in loader))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with a dataset, its source, and modules that nobody may import."""
+    here = tmp_path / "here"
+    photos = {f"{'ab'[n % 2]}/{n}.png": png(12, 10, n) for n in range(8)}
+    make_tree(here / "photos", photos)
+    run(here, "convert", "imagefolder", "photos", "data", "--to", "hdf5", "--shard-samples", "2")
+    for name in PLANTED:
+        (here / f"{name}.py").write_text(HOSTILE)
+    (here / "augment.py").write_text(TRANSFORM)
+    return here
+
+
+def python(here: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * DEADLINE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    log = here / "was_run"
+    assert not log.exists(), log.read_text()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(here: Path, *words: str) -> str:
+    """Run the command as its console script does, whose folder is first on the module path."""
+    script = here.parent / "bin" / "shardkit"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(
+        "from shardkit.cli.main import main\n\nif __name__ == '__main__':\n    main()\n"
+    )
+    return python(here, str(script), *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "convert imagefolder photos again --to hdf5 --workers 2 --shard-samples 2",
+        "verify data --level decode --against photos --workers 2",
+        "index data",
+        "info data",
+        "doctor data --transform augment:transform",
+        "tune data --budget 2s --batch-size 2",
+        "bench data --rounds 1 --seconds 0.1 --batch-size 2 --cache warm --loader auto "
+        "--loader process:num_workers=2,start_method=forkserver --transform augment:transform",
+    ],
+)
+def test_commands_import_nothing_from_the_working_directory(here: Path, words: str) -> None:
+    run(here, *words.split())
+
+
+def test_neither_does_repair(here: Path) -> None:
+    for shard in (here / "data").rglob("*.h5"):
+        shard.write_bytes(b"damaged")
+
+    run(here, "repair", "data", "--from", "photos", "--workers", "2")
+
+
+def test_neither_does_the_module_run_as_a_command(here: Path) -> None:
+    # Before any code of ours Python imports the package, and what it takes to find it.
+    for name in set(PLANTED) - {"multiprocessing", "numpy", "PIL", "click", "psutil", "h5py"}:
+        (here / f"{name}.py").unlink()
+
+    python(here, "-m", "shardkit", "verify", "data", "--workers", "2")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.slow
+def test_neither_do_workers_of_a_loader(here: Path, method: str) -> None:
+    script = here.parent / "train.py"
+    script.write_text(SCRIPT)
+
+    assert python(here, str(script), method) == "8\n"

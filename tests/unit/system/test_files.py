@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import make_folder, tree
+
+from shardkit import open_dataset, repair, verify
+from shardkit.conversion.convert import convert_scan, plan_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.errors import UsageError
+from shardkit.measure.runner.material import is_dataset
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system import files
+from shardkit.system.files import (
+    Appender,
+    free_bytes,
+    published,
+    read_small,
+    require_local,
+    sha256_of,
+    sync,
+    write_all,
+    write_atomically,
+)
+from shardkit.verification.describe import describe
+from shardkit.verification.reindex import reindex
+
+
+def test_a_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with published(path) as temporary:
+        temporary.write_bytes(b"half")
+        assert not path.exists()
+    assert path.read_bytes() == b"half"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), SystemExit()])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with published(path) as temporary:
+            temporary.write_bytes(b"new")
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_failure_before_the_first_byte_is_raised_as_it_is(tmp_path: Path) -> None:
+    def write() -> None:
+        with published(tmp_path / "a"):
+            raise ValueError("own")
+
+    with pytest.raises(ValueError, match="own"):
+        write()
+
+
+def test_writing_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for content in (b"one", b"", b"two"):
+        write_atomically(path, content)
+        assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_content_is_synced_before_the_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    replace, synced = Path.replace, files.sync
+
+    def note_sync(path: Path) -> None:
+        seen.append(f"sync {path.name}")
+        synced(path)
+
+    def note_replace(self: Path, target: Path) -> Path:
+        seen.append(f"replace {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(files, "sync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    write_atomically(tmp_path / "a", b"x")
+    assert re.fullmatch(r"sync \.a\.[0-9a-f]{16}\.tmp", seen.pop(0))
+    assert seen == ["replace a", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_sha256_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+    content = (b"0123456789abcde" * (size // 15 + 1))[:size]
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert sha256_of(path) == hashlib.sha256(content).hexdigest()
+
+
+def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    sync(tmp_path / "a")
+    sync(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync(tmp_path / "missing")
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "yet") > 0
+    assert free_bytes(Path("not/yet")) > 0
+
+
+@pytest.mark.parametrize("largest", [1 << 30, 7, 1])
+def test_pieces_are_appended_in_order_however_little_the_disk_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    """A disk that is nearly full, or a signal, makes a write shorter than was asked."""
+
+    def write_some(descriptor: int, content: bytes) -> int:
+        return written(descriptor, bytes(content)[:largest])
+
+    def writev_some(descriptor: int, pieces: list[bytes]) -> int:
+        return write_some(descriptor, b"".join(pieces))
+
+    written = os.write
+    monkeypatch.setattr(os, "write", write_some)
+    monkeypatch.setattr(os, "writev", writev_some)
+    monkeypatch.setattr(files, "_BLOCK", 100)
+    monkeypatch.setattr(files, "_PIECES", 5)
+    pieces = [bytes([n]) * (n % 43) for n in range(250)]
+    with (tmp_path / "a").open("xb", buffering=0) as file:
+        appender = Appender(file.fileno())
+        appender.append(*pieces[:12])
+        for piece in pieces[12:]:
+            appender.append(piece)
+        assert appender.size == sum(map(len, pieces))
+        appender.flush()
+        appender.flush()
+        write_all(file.fileno(), b"end")
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces) + b"end"
+
+
+def test_a_full_disk_is_an_error_of_appending() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        appender = Appender(file.fileno())
+        appender.append(b"some")
+        with pytest.raises(OSError, match="No space left"):
+            appender.flush()
+        with pytest.raises(OSError, match="No space left"):
+            write_all(file.fileno(), b"some")
+
+
+def test_a_small_file_is_read_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for size in (0, 1, 100):
+        path.write_bytes(b"x" * size)
+        assert read_small(path, 100) == b"x" * size
+    path.write_bytes(b"x" * 101)
+    with pytest.raises(OSError, match="larger than 100 bytes"):
+        read_small(path, 100)
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="larger than"):
+        read_small(path)
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="it is not a file"):
+            read_small(path)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x", "gs://b/x", "az://b", "https://host/x", "file:///x", "s3:/collapsed"]
+)
+def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = make_folder(tmp_path / "photos", each=1)
+    before = tree(tmp_path)
+    options = ConvertOptions(to="webdataset")
+    calls: list[Callable[[], object]] = [
+        lambda: scan_imagefolder(url),
+        lambda: convert_scan(scan_imagefolder(photos), url, options),
+        lambda: plan_scan(scan_imagefolder(photos), url, options),
+        *(lambda: verify(url), lambda: describe(url), lambda: reindex(url)),
+        *(lambda: repair(url, photos), lambda: open_dataset(url), lambda: is_dataset(url)),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="is a URL; only local paths are supported"):
+            call()
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("path", ["photos", "./a:b", "/x/s3:/y", "C:/x", "a:b"])
+def test_local_paths_are_no_urls(path: str) -> None:
+    require_local(path)

@@ -1,0 +1,49 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from bench_reports import HOSTILE, SETTINGS
+
+from shardkit.system.formatting import sample_words, significant, size, step_words
+from shardkit.system.text import printable, shortened
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("width", [10, 40, 1000])
+def test_a_name_stays_in_its_line_and_width(name: str, width: int) -> None:
+    text = shortened(name, width)
+
+    assert text.isprintable()
+    assert len(text) <= width
+    text.encode("utf-8")
+
+
+def test_a_shortened_name_keeps_both_ends() -> None:
+    text = shortened("beginning/of/a/long/path/to/the/end", 20)
+
+    assert len(text) == 20
+    assert text.startswith("begin")
+    assert text.endswith("/to/the/end")
+    assert shortened("short", 5) == "short"
+    assert printable("a\tb") == "a\\tb"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0412, "0.04"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_have_as_many_digits_as_mean_something(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+def test_sizes() -> None:
+    assert [size(each) for each in (12, 2048, 5 << 20)] == ["12 bytes", "2.0 KiB", "5.0 MiB"]
+
+
+def test_words_of_settings() -> None:
+    assert sample_words(SETTINGS) == "CenterCrop(8), batches of 10, in random order"
+    both = sample_words({**SETTINGS, "decode": "pil", "transform": "a:b"})
+    assert both == "pil then a:b, batches of 10, in random order"
+    assert step_words(SETTINGS) == "none: batches are read and let go"
+    assert step_words({**SETTINGS, "step_ms": 2.5}) == "a wait of 2.5 ms for each batch"
+    assert step_words({**SETTINGS, "model": "small"}) == "training small with each batch"

@@ -1,0 +1,139 @@
+"""What a machine gives to a process: within the limits of control groups, of both versions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from shardkit.system import machine
+from shardkit.torch.engine import preflight
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 16 processors and 64 GiB, 40 of them free, without any control group."""
+    memory = SimpleNamespace(total=64 * GIB, available=40 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "self")
+
+
+def groups(root: Path, own: str, files: Mapping[str, str]) -> None:
+    """Write what /proc/self/cgroup says, and files of control groups."""
+    (root / "self").write_text(own)
+    for name, content in files.items():
+        path = root / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def test_without_control_groups_all_is_there() -> None:
+    assert machine.cpu_quota() is None
+    assert machine.usable_cpus() == machine.affinity() == 16
+    assert machine.memory_limit() == 64 * GIB
+    assert machine.memory_available() == 40 * GIB
+
+
+@pytest.mark.parametrize(
+    ("content", "quota", "processors"),
+    [
+        ("200000 100000", 2.0, 2),
+        ("150000 100000", 1.5, 2),
+        ("10000 100000", 0.1, 1),
+        ("6400000 100000", 64.0, 16),
+        ("max 100000", None, 16),
+        ("", None, 16),
+        ("rubbish", None, 16),
+        ("100000 0", None, 16),
+    ],
+)
+def test_a_quota_of_version_2(
+    content: str, quota: float | None, processors: int, tmp_path: Path
+) -> None:
+    groups(tmp_path, "0::/box\n", {"box/cpu.max": content})
+
+    assert machine.cpu_quota() == quota
+    assert machine.usable_cpus() == processors
+    assert preflight.default_workers() == processors, "loaders heed it too"
+
+
+def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
+    files = {
+        "cpu.max": "max 100000",
+        "pod/cpu.max": "300000 100000",
+        "pod/box/cpu.max": "800000 100000",
+        "pod/memory.max": f"{8 * GIB}",
+        "pod/memory.current": f"{6 * GIB}",
+        "pod/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        "pod/box/memory.max": "max",
+        "pod/box/memory.current": "123",
+        "other/cpu.max": "100000 100000",
+    }
+    groups(tmp_path, "0::/pod/box\n", files)
+
+    assert machine.cpu_quota() == 3.0
+    assert machine.memory_limit() == 8 * GIB
+    assert machine.memory_available() == 3 * GIB, "cached pages can be given up"
+
+
+def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+    files = {
+        "cpu/box/cpu.cfs_quota_us": "400000",
+        "cpu/box/cpu.cfs_period_us": "100000",
+        "memory/box/memory.limit_in_bytes": f"{4 * GIB}",
+        "memory/box/memory.usage_in_bytes": f"{5 * GIB}",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "1",
+    }
+    groups(tmp_path, "4:memory:/box\n3:cpu:/box\n1:name=systemd:/box\n", files)
+
+    assert machine.usable_cpus() == 4
+    assert machine.memory_limit() == 4 * GIB
+    assert machine.memory_available() == 0, "never less"
+
+
+def test_version_1_without_limits(tmp_path: Path) -> None:
+    files = {
+        "cpu/cpu.cfs_quota_us": "-1",
+        "cpu/cpu.cfs_period_us": "100000",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "1",
+    }
+    groups(tmp_path, "4:memory:/\n3:cpu:/\n", files)
+
+    assert machine.cpu_quota() is None
+    assert machine.memory_limit() == 64 * GIB
+    assert machine.memory_available() == 40 * GIB
+
+
+def test_a_group_that_is_named_from_outside_ends_at_the_root(tmp_path: Path) -> None:
+    """In a container the name may be that of the host, whose folders are not there."""
+    groups(tmp_path, "0::/host/docker/abc\n", {"cpu.max": "200000 100000"})
+
+    assert machine.usable_cpus() == 2
+
+
+def test_affinity_is_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+
+    assert machine.usable_cpus() == 2
+
+
+def test_a_file_system_is_that_of_the_nearest_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [
+        SimpleNamespace(mountpoint="/", fstype="ext4"),
+        SimpleNamespace(mountpoint="/data", fstype="xfs"),
+        SimpleNamespace(mountpoint="/data", fstype="nfs4"),
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+
+    assert machine.filesystem(Path("/data/photos")) == ("nfs4", "/data")
+    assert machine.filesystem(Path("/database")) == ("ext4", "/")

@@ -1,0 +1,331 @@
+"""Tasks in worker processes: they end with the work, with an error, or with their parent."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shardkit.errors import BadImage, CorruptRecord, ShardkitError
+from shardkit.system.pool import Meter, Progress, run_tasks, team
+
+
+class Task(NamedTuple):
+    """What one task does; ``folder`` is where it leaves its process id."""
+
+    number: int
+    folder: str = ""
+    act: str = "square"
+
+
+def work(task: Task) -> int:
+    if task.folder:
+        (Path(task.folder) / f"{task.number}-{os.getpid()}").touch()
+    if task.act == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task.act == "fail":
+        raise CorruptRecord(f"record {task.number} is damaged")
+    if task.act == "stay":
+        time.sleep(600)  # ended by the parent, or the test fails
+    meter = Meter()
+    for _ in range(task.number):
+        meter.add(images=1, size=10, bad=1)
+    meter.flush()
+    return task.number**2
+
+
+def processes(folder: Path) -> set[int]:
+    """Return the processes that tasks ran in and that are still alive."""
+    alive = set()
+    for path in folder.iterdir():
+        number = int(path.name.rpartition("-")[2])
+        try:
+            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            continue
+        if state != "Z":
+            alive.add(number)
+    return alive
+
+
+def wait_until(folder: Path, count: int) -> None:
+    """Wait until as many tasks have begun; the test's own deadline ends it otherwise."""
+    while len(list(folder.iterdir())) < count:
+        time.sleep(0.01)
+
+
+@pytest.fixture(params=[1, 2])
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def total(reports: list[Progress]) -> Progress:
+    return Progress(*(sum(column) for column in zip(*reports, strict=True)))
+
+
+def test_each_task_comes_back_with_its_result(workers: int) -> None:
+    tasks = [Task(number) for number in range(8)]
+    found = list(run_tasks(work, tasks, workers=workers))
+    assert sorted(found) == [(task, task.number**2) for task in tasks]
+
+
+def test_all_progress_arrives(workers: int) -> None:
+    reports: list[Progress] = []
+    tasks = [Task(number) for number in range(12)]
+    for _ in run_tasks(work, tasks, workers=workers, on_progress=reports.append):
+        pass
+    assert total(reports) == Progress(66, 660, 66)
+
+
+def test_nobody_has_to_listen(workers: int) -> None:
+    assert len(list(run_tasks(work, [Task(3), Task(4)], workers=workers))) == 2
+
+
+def test_no_task_gives_nothing(workers: int) -> None:
+    assert list(run_tasks(work, [], workers=workers)) == []
+
+
+def test_equal_tasks_are_each_done(workers: int) -> None:
+    assert list(run_tasks(work, [Task(3)] * 4, workers=workers)) == [(Task(3), 9)] * 4
+
+
+def test_an_error_comes_with_its_type_and_message(workers: int, tmp_path: Path) -> None:
+    tasks = [Task(1, act="fail"), *(Task(n, str(tmp_path)) for n in range(2, 5))]
+    with pytest.raises(CorruptRecord, match="record 1 is damaged"):
+        list(run_tasks(work, tasks, workers=workers))
+    assert processes(tmp_path) <= {os.getpid()}
+
+
+def bad_image(task: int) -> int:
+    raise BadImage(f"image {task}")
+
+
+def key_error(task: int) -> int:
+    raise KeyError(task)
+
+
+def test_errors_of_every_kind_come_through(workers: int) -> None:
+    with pytest.raises(BadImage, match=r"image [12]"):
+        list(run_tasks(bad_image, [1, 2], workers=workers))
+    with pytest.raises(KeyError):
+        list(run_tasks(key_error, [1, 2], workers=workers))
+
+
+def test_with_one_worker_all_runs_here(tmp_path: Path) -> None:
+    list(run_tasks(work, [Task(1, str(tmp_path)), Task(2, str(tmp_path))], workers=1))
+    assert {path.name for path in tmp_path.iterdir()} == {f"1-{os.getpid()}", f"2-{os.getpid()}"}
+
+
+def test_with_several_workers_none_runs_here_and_none_stays(tmp_path: Path) -> None:
+    list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=3))
+    used = {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()}
+    assert os.getpid() not in used
+    assert 1 <= len(used) <= 3
+    assert processes(tmp_path) == set()
+
+
+@pytest.mark.timeout(120)  # the other task would stay for ten minutes
+@pytest.mark.parametrize("order", [("stay", "die"), ("die", "stay")])
+def test_a_killed_worker_is_an_error_and_nobody_waits(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    tasks = [Task(number, str(tmp_path), act) for number, act in enumerate(order)]
+    with pytest.raises(ShardkitError, match="worker process died"):
+        list(run_tasks(work, tasks, workers=2))
+    assert processes(tmp_path) == set()
+
+
+def test_an_error_does_not_wait_for_other_tasks(tmp_path: Path) -> None:
+    tasks = [Task(0, str(tmp_path), "stay"), Task(1, act="fail")]
+    with pytest.raises(CorruptRecord):
+        list(run_tasks(work, tasks, workers=2))
+    assert processes(tmp_path) == set()
+
+
+def interrupted(results: Iterator[tuple[Task, int]]) -> None:
+    for _ in results:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_consumer_leaves_no_worker(tmp_path: Path) -> None:
+    tasks = [Task(0), Task(1, str(tmp_path), "stay")]
+    try:
+        interrupted(run_tasks(work, tasks, workers=2))
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.fail("the interruption was lost")
+    gc.collect()
+    assert processes(tmp_path) == set()
+
+
+def test_an_interrupted_report_leaves_no_worker(tmp_path: Path) -> None:
+    def listen(progress: Progress) -> None:
+        if progress.images:
+            raise KeyboardInterrupt
+
+    tasks = [Task(3), Task(1, str(tmp_path), "stay")]
+    with pytest.raises(KeyboardInterrupt):
+        list(run_tasks(work, tasks, workers=2, on_progress=listen))
+    assert processes(tmp_path) == set()
+
+
+def test_a_consumer_that_stops_early_leaves_no_worker(tmp_path: Path) -> None:
+    results = run_tasks(work, [Task(0), Task(1, str(tmp_path), "stay")], workers=2)
+    assert next(results) == (Task(0), 0)
+    results.close()  # type: ignore[attr-defined]
+    assert processes(tmp_path) == set()
+
+
+def test_a_meter_without_a_listener_counts_in_vain() -> None:
+    Meter().add(images=1)
+    Meter().flush()
+
+
+def test_what_a_task_reports_to_ends_with_the_tasks() -> None:
+    reports: list[Progress] = []
+    list(run_tasks(work, [Task(2)], workers=1, on_progress=reports.append))
+    before = len(reports)
+    meter = Meter()
+    meter.add(images=5)
+    meter.flush()
+    assert len(reports) == before
+    with pytest.raises(CorruptRecord):
+        list(run_tasks(work, [Task(2, act="fail")], workers=1, on_progress=reports.append))
+    meter.add(images=5)
+    meter.flush()
+    assert len(reports) == before
+
+
+def test_tasks_run_from_a_thread() -> None:
+    found: list[tuple[Task, int]] = []
+    thread = threading.Thread(
+        target=lambda: found.extend(run_tasks(work, [Task(1), Task(2)], workers=2))
+    )
+    thread.start()
+    thread.join()
+    assert sorted(found) == [(Task(1), 1), (Task(2), 4)]
+
+
+@pytest.mark.parametrize("library", ["the C library", "one without prctl"])
+@pytest.mark.slow
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path, library: str) -> None:
+    code = textwrap.dedent(
+        f"""
+        import ctypes, sys
+        if {library!r} == "one without prctl":  # in the workers, too: they run this file again
+            ctypes.CDLL = lambda *_, **__: object()
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_pool import Task, work
+        from shardkit.system.pool import run_tasks
+        if __name__ == "__main__":
+            tasks = [Task(n, sys.argv[1], "stay") for n in range(2)]
+            list(run_tasks(work, tasks, workers=2))
+        """
+    )
+    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "left").mkdir()
+    parent = subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "left"])
+    try:
+        wait_until(tmp_path / "left", 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    while processes(tmp_path / "left"):
+        time.sleep(0.01)  # the kernel tells them at once; the deadline of the test is the limit
+
+
+def where(number: int) -> tuple[int, int]:
+    return number, os.getpid()
+
+
+def until_others_work(seen: set[int], *, then: int) -> Iterator[int]:
+    """Give numbers until another process did one of them, and some more."""
+    numbers = itertools.count()
+    while len(seen) < 2:
+        yield next(numbers)
+    yield from itertools.islice(numbers, then)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_results_of_several_processes_come_in_order(workers: int) -> None:
+    seen: set[int] = set()
+    found = []
+    with team(workers) as processes:
+        for number, process in processes.map_in_order(where, until_others_work(seen, then=500)):
+            found.append(number)
+            seen.add(process)
+    assert found == list(range(len(found)))
+    assert os.getpid() in seen
+    assert len(seen) >= 2
+
+
+def test_one_worker_and_no_task_need_no_process() -> None:
+    with team(1) as processes:
+        assert processes.ready == 1
+        here = [(1, os.getpid()), (2, os.getpid())]
+        assert list(processes.map_in_order(where, [1, 2])) == here
+        assert processes.map_at_once(where, [1]) == here[:1]
+    with team(3) as processes:
+        assert list(processes.map_in_order(where, [])) == []
+        assert processes.map_at_once(where, []) == []
+
+
+def test_one_task_for_each_process_is_done_at_once() -> None:
+    with team(2) as processes:
+        while processes.ready < 2:
+            time.sleep(0.01)  # the deadline of the test is the limit
+        (first, here), (second, elsewhere) = processes.map_at_once(where, [1, 2])
+    assert (first, second) == (1, 2)
+    assert here == os.getpid() != elsewhere
+
+
+@pytest.mark.parametrize("function", ["fail_elsewhere", "die_elsewhere"])
+def test_what_happens_in_another_process_is_raised_here(function: str) -> None:
+    died = pytest.raises((BadImage, ShardkitError), match=r"image in|a worker process died")
+    with died, team(2) as processes:
+        processes.map_at_once(globals()[function], [os.getpid()] * 2)
+
+
+def fail_elsewhere(parent: int) -> None:
+    if os.getpid() != parent:
+        raise BadImage(f"image in {os.getpid()}")
+
+
+def die_elsewhere(parent: int) -> None:
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_errors_of_other_processes_come_through() -> None:
+    with pytest.raises(BadImage, match="image in"), team(2) as processes:
+        deque(processes.map_in_order(fail_elsewhere, itertools.repeat(os.getpid())), maxlen=0)
+
+
+def test_the_death_of_another_process_is_an_error() -> None:
+    with pytest.raises(ShardkitError, match="a worker process died"), team(2) as processes:
+        deque(processes.map_in_order(die_elsewhere, itertools.repeat(os.getpid())), maxlen=0)
+
+
+def test_processes_end_when_their_results_are_no_longer_wanted() -> None:
+    seen: set[int] = set()
+    with team(2) as processes:
+        for _, process in processes.map_in_order(where, itertools.count()):
+            seen.add(process)
+            if len(seen) > 1:
+                break
+    (other,) = seen - {os.getpid()}
+    with pytest.raises(ProcessLookupError):
+        os.kill(other, 0)

@@ -1,0 +1,41 @@
+"""Untrusted names in messages are short and printable."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from shardkit.system.text import quoted
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a/b.jpg", "'a/b.jpg'"),
+        (b"\x1b[31m", r"b'\x1b[31m'"),
+        ("\x1b]0;owned\x07\n", r"'\x1b]0;owned\x07\n'"),
+        ("\udcff", r"'\udcff'"),
+        (["a", 1], "['a', 1]"),
+    ],
+)
+def test_a_name_is_quoted(value: object, expected: str) -> None:
+    assert quoted(value) == expected
+
+
+def test_a_long_name_shows_its_beginning_and_its_end() -> None:
+    text = quoted("begin" + "x" * 1000 + "end")
+
+    assert text.startswith("'begin")
+    assert text.endswith("end'")
+    assert len(text) == 80
+
+
+def test_quoting_a_giant_name_takes_no_memory_for_all_of_it() -> None:
+    giant = b"\0" * (8 << 20)
+    tracemalloc.start()
+    try:
+        assert len(quoted(giant)) == 80
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

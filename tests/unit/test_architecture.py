@@ -1,0 +1,292 @@
+"""The package structure holds: imports point downwards, between packages and inside each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "shardkit"
+
+LAYERS = (
+    "_version errors",
+    "system",
+    "record contracts registry",
+    "codecs",
+    "formats sources",
+    "dataset sampling",
+    "conversion",
+    "torch._compat",
+    "verification torch.data",
+    "torch.engine",
+    "torch",
+    "measure.runner",
+    "measure.bench measure.tune measure.doctor",
+    "measure",
+    "cli testing",
+    "__main__ __init__",
+)
+"""Packages and root modules, lowest first. None imports a higher one, or its neighbor."""
+
+INSIDE = {
+    "": ("_version errors", "record", "contracts", "registry", "__init__ __main__"),
+    "cli": (
+        "console measure_options options",
+        "main show",
+        "bench_table convert_report doctor_report index info ladder repair tune_report verify",
+        "bench convert doctor tune",
+    ),
+    "codecs": (
+        "decode_errors quantizers quiet reduced structure",
+        "foreign jpeg turbo",
+        "image",
+        "scaling",
+    ),
+    "conversion": (
+        "disk exchange fingerprint recipe",
+        "build lock options plan",
+        "staging",
+        "finished",
+        "convert",
+    ),
+    "dataset": (
+        "handles index manifest reports",
+        "index_builder index_reader",
+        "shardset",
+        "decode",
+    ),
+    "formats": (
+        "hdf5_layout lmdb_pages ranges",
+        "hdf5 lmdb webdataset",
+    ),
+    "measure": ("server",),
+    "measure.bench": (
+        "ladder report",
+        "bench plot",
+        "page",
+    ),
+    "measure.doctor": (
+        "command findings place stages trial",
+        "changes facts profiling",
+        "surroundings",
+        "measured",
+        "remedies",
+        "judgement",
+        "doctor",
+    ),
+    "measure.runner": (
+        "cases folder gil page_cache spec versions",
+        "environment material",
+        "steps",
+        "timing",
+        "process",
+        "rounds",
+    ),
+    "measure.tune": (
+        "candidate",
+        "ledger limits",
+        "trials",
+        "search",
+        "tune",
+    ),
+    "sampling": ("order ranks",),
+    "sources": ("images", "imagefolder"),
+    "system": (
+        "bootstrap machine safe_paths scratch text",
+        "files formatting pool",
+        "npy",
+    ),
+    "testing": (
+        "strategies tools",
+        "damage datasets sources storage",
+        "conformance",
+    ),
+    "torch": (
+        "_compat",
+        "monitor prefetch sampler tuned",
+        "loader",
+        "lightning",
+    ),
+    "torch.data": (
+        "collate memory ops",
+        "read_context",
+        "datasets",
+        "nested",
+        "sampled",
+        "schedule",
+        "iterable",
+    ),
+    "torch.engine": (
+        "failure options preflight ring",
+        "fetch",
+        "threads workers",
+        "processes",
+    ),
+    "verification": (
+        "record_comparison reindex",
+        "shard_check",
+        "source_match",
+        "describe repair source_comparison",
+        "verify",
+        "receipt",
+    ),
+}
+"""The modules of each package, lowest first. None imports a higher one, or its neighbor."""
+
+APART = (("torch", "verification"), ("torch", "conversion"), ("formats", "codecs"))
+"""Packages of which the first never imports the second, although it stands higher."""
+
+HEAVY = {
+    "torch": ("torch", "measure", "codecs.scaling"),  # the recipe loads that module on demand
+    "h5py": ("formats",),
+    "lmdb": ("formats",),
+    "lightning": ("torch.lightning",),
+    "matplotlib": (),  # an extra: loaded by the one function that draws
+}
+"""Libraries that only these packages or modules import."""
+
+LAZY = {"recipe": "shardkit.codecs.scaling"}
+"""The one module that is loaded inside a function: it needs torch."""
+
+
+class Import(NamedTuple):
+    module: str
+    """What is imported, as a module if it is one of the package."""
+    at_top: bool
+    typing_only: bool
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name in the package: ``torch.data.ops``; a package is its ``__init__``."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def package_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def layer_of(module: str) -> tuple[int, str]:
+    """Return the number and the name of the longest entry of LAYERS that holds the module."""
+    found = [
+        (len(place), number, place)
+        for number, places in enumerate(LAYERS)
+        for place in places.split()
+        if module == place or module.startswith(place + ".")
+    ]
+    assert found, f"shardkit/{module}: no layer holds it; add it to LAYERS"
+    _, number, place = max(found)
+    return number, place
+
+
+def tier_of(module: str) -> int:
+    """Return the number of the tier in INSIDE; a package's own ``__init__`` is above them all."""
+    package, _, name = module.rpartition(".")
+    tiers = INSIDE[package]
+    return next((n for n, tier in enumerate(tiers) if name in tier.split()), len(tiers))
+
+
+def imports(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text("utf-8"))
+    typing_only = {
+        id(node)
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    top = {id(node) for node in tree.body}
+    top |= {id(node) for block in tree.body if isinstance(block, ast.Try) for node in block.body}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            module = node.module or ""
+            submodules = [f"{module}.{alias.name}" for alias in node.names]
+            names = [name if name[9:] in FILES else module for name in submodules]
+        for name in names:
+            yield Import(name, id(node) in top, id(node) in typing_only)
+
+
+def own(module: str) -> str | None:
+    """Return the name inside the package, or None for a library."""
+    if module.split(".", maxsplit=1)[0] != "shardkit":
+        return None
+    name = module[9:]
+    return name if name in FILES else f"{name}.__init__".lstrip(".")
+
+
+def test_every_module_has_a_place() -> None:
+    for package, tiers in INSIDE.items():
+        listed = sorted(name for tier in tiers for name in tier.split())
+        found = sorted(
+            name.rpartition(".")[2]
+            for name in FILES
+            if package_of(name) == package and (not name.endswith("__init__") or not package)
+        )
+        assert listed == found, f"shardkit/{package}: INSIDE lists other modules than there are"
+    for name in FILES:
+        assert package_of(name) in INSIDE, f"{name}: INSIDE does not list its package"
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for name, path in FILES.items():
+        for each in imports(path):
+            target = own(each.module)
+            if target is None or (each.typing_only and name == "__init__"):
+                continue
+            if package_of(target) == package_of(name):
+                fine = tier_of(target) < tier_of(name)
+            else:
+                (number, place), (other, its_place) = layer_of(name), layer_of(target)
+                fine = other < number or place == its_place
+            if not fine or any(
+                name.split(".")[0] == a and target.split(".")[0] == b for a, b in APART
+            ):
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_stand_at_the_top() -> None:
+    for name, path in FILES.items():
+        for each in imports(path):
+            lazy = LAZY.get(name.rpartition(".")[2]) == each.module
+            assert each.at_top or each.typing_only or lazy, f"{name} imports {each.module} late"
+
+
+def test_heavy_libraries_stay_in_their_packages() -> None:
+    for name, path in FILES.items():
+        for each in imports(path):
+            allowed = HEAVY.get(each.module.split(".")[0])
+            if allowed is not None and not each.typing_only:
+                inside = any(name == place or name.startswith(place + ".") for place in allowed)
+                assert inside, f"{name} imports {each.module}"
+
+
+def test_one_module_knows_that_a_process_can_fork() -> None:
+    knowing = {
+        name for name, path in FILES.items() if "register_at_fork" in path.read_text("utf-8")
+    }
+
+    assert knowing == {"dataset.handles"}
+
+
+def test_the_engine_knows_no_format_and_no_source_by_name() -> None:
+    for name, path in FILES.items():
+        if layer_of(name)[0] < layer_of("torch.data")[0] and name.split(".")[0] not in (
+            "formats",
+            "sources",
+            "registry",
+        ):
+            strings = {
+                node.value
+                for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+            assert not strings & {"lmdb", "hdf5", "webdataset", "imagefolder"}, name

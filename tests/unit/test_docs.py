@@ -1,0 +1,301 @@
+"""The documentation is run: commands, code blocks, examples, links; the reference is fresh."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import runpy
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+import shardkit
+from shardkit.cli.main import cli
+from shardkit.registry import format_names
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+EXAMPLES = {"lmdb": "read_lmdb.py", "hdf5": "read_hdf5.py", "webdataset": "read_webdataset.py"}
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+_RUN_KINDS = ("python", "console", "bash", "sh")
+
+
+class Block(NamedTuple):
+    """One fenced block of a page."""
+
+    kind: str
+    body: str
+    mark: str
+    """The HTML comment just before the block, or an empty string."""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = _BLOCK.finditer(page.read_text("utf-8"))
+    return [Block(match["kind"], match["body"], match["mark"] or "") for match in found]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with sample_data in it, as a reader of the documentation has it."""
+    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which ``shardkit`` and ``python`` are those under test."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name, command in (("shardkit", " -m shardkit"), ("python", "")):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{command} "$@"\n')
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, "COLUMNS": "100"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(block.kind in _RUN_KINDS for block in blocks_of(page))],
+    ids=lambda page: page.name,
+)
+def test_each_block_of_a_page_runs_in_order_or_says_why_not(
+    page: Path, place: Path, environment: dict[str, str]
+) -> None:
+    for block in blocks_of(page):
+        if block.kind not in _RUN_KINDS or block.mark.startswith(("not run: ", "file: ")):
+            continue
+        if block.kind == "python":
+            (place / "block.py").write_text(block.body, "utf-8")
+            done = run([sys.executable, "block.py"], place, environment)
+            (place / "block.py").unlink()
+            assert done.returncode == 0, f"{block.body}\n{done.stdout}"
+        else:
+            run_console(block, place, environment)
+
+
+def run_console(block: Block, place: Path, environment: dict[str, str]) -> None:
+    """Run each command of a block, and compare what it prints with what the page shows."""
+    expected = re.fullmatch(r"exits with (\d)", block.mark)
+    code = int(expected[1]) if expected else 0
+    assert block.mark == "" or expected, f"unknown mark {block.mark!r}"
+    for command, shown in commands_of(block.body):
+        done = run(["bash", "-c", command], place, environment)
+        assert done.returncode == code, f"$ {command}\n{done.stdout}"
+        if shown:
+            assert shows(shown, done.stdout), (
+                f"$ {command}\nprints\n{done.stdout}\nthe page shows\n{shown}"
+            )
+
+
+def commands_of(body: str) -> list[tuple[str, str]]:
+    """Return each command of a console block with the output shown below it."""
+    parts = re.split(r"^\$ ", body, flags=re.MULTILINE)
+    assert not parts[0].strip(), f"a console block begins with `$ `: {parts[0]!r}"
+    found = []
+    for part in parts[1:]:
+        lines = part.splitlines()
+        last = next(number for number, line in enumerate(lines) if not line.endswith("\\"))
+        found.append(("\n".join(lines[: last + 1]), "\n".join(lines[last + 1 :])))
+    return found
+
+
+def shows(shown: str, printed: str) -> bool:
+    """Whether ``shown`` is what was printed, but for numbers, and ``...`` for any lines."""
+    pattern = re.escape(masked(shown)).replace(re.escape("..."), ".*")
+    return re.fullmatch(pattern, masked(printed), re.DOTALL) is not None
+
+
+def masked(text: str) -> str:
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    text = re.sub(r"\b[0-9a-f]{64}\b", "#", "\n".join(lines))
+    return re.sub(r"\b[0-9](?:[0-9.,]*[0-9])?\b", "#", text)
+
+
+def run(
+    command: list[str], place: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_the_comparison_of_output_sees_differences() -> None:
+    assert shows("a 1.5 s\n...\nend", "a 22,000 s\nx\ny\nend\n")
+    assert not shows("a 1.5 s\nend", "a 1.5 s\nx\nend\n")
+    assert not shows("class a", "class b")
+
+
+def test_what_the_page_on_reliability_names_is_there() -> None:
+    """A promise whose test has another name is held by nobody."""
+    text = (DOCS / "reliability.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:tests|scripts|shardkit)/[\w./]+)`", text))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert "@@" not in text
+
+
+def test_modules_named_in_the_architecture_exist() -> None:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text))
+    assert len(named) > 20
+    places = (ROOT, ROOT / "shardkit")
+    assert [name for name in sorted(named) if not any((at / name).exists() for at in places)] == []
+
+
+def test_pages_have_blocks_that_are_run() -> None:
+    run_ones = [
+        block
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.kind in _RUN_KINDS and not block.mark.startswith("not run: ")
+    ]
+    assert {block.kind for block in run_ones} >= {"python", "console"}
+    fences = sum(len(re.findall(r"^```", page.read_text("utf-8"), re.MULTILINE)) for page in PAGES)
+    assert fences == 2 * sum(len(blocks_of(page)) for page in PAGES), "a fence is not closed"
+
+
+_FOLDERS = {
+    "encoded": ("sample_data", "--shard-samples", "40"),
+    "raw": ("sample_data", "--resize", "24x32", "--encode", "raw"),
+    "unlabelled": ("sample_data/star",),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(_FOLDERS))
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_an_example_prints_what_shardkit_reads(
+    name: str,
+    kind: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(place)
+    source, *options = _FOLDERS[kind]
+    words = ["convert", "imagefolder", source, "made", "--to", name, "--workers", "1", *options]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    monkeypatch.setattr(sys, "argv", ["example", "made"])
+    runpy.run_path(str(DOCS / "examples" / EXAMPLES[name]))
+    assert capsys.readouterr().out.splitlines() == expected_lines(place / "made")
+
+
+def expected_lines(directory: Path) -> list[str]:
+    """Return what an example prints: key, label and size of the first three rows of each shard."""
+    dataset = shardkit.open_dataset(directory)
+    lines, start = [], 0
+    for shard in dataset.manifest.shards:
+        for row in range(start, start + min(3, shard.rows)):
+            image, label = dataset[row]
+            name = dataset.classes[label] if dataset.classes else None
+            lines.append(f"{dataset.keys[row]} {name} {image.size}")
+        start += shard.rows
+    return lines
+
+
+def test_every_format_has_an_example() -> None:
+    assert set(format_names()) >= set(EXAMPLES)
+    assert {path.name for path in (DOCS / "examples").glob("read_*.py")} == set(EXAMPLES.values())
+
+
+def test_the_examples_on_the_pages_are_the_files() -> None:
+    quoted = {}
+    for block in blocks_of(DOCS / "format.md"):
+        if block.mark.startswith("file: "):
+            quoted[block.mark.removeprefix("file: ")] = block.body
+    files = {f"examples/{name}" for name in EXAMPLES.values()}
+    assert quoted == {name: (DOCS / name).read_text("utf-8") for name in files}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(page.read_text("utf-8")):
+        name, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = page if not name else page.parent / name
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        if anchor:
+            assert anchor in anchors_of(target), f"{page.name} links to {link}: no such heading"
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def test_each_public_name_has_a_docstring() -> None:
+    for name in shardkit.__all__:
+        thing = getattr(shardkit, name)
+        if name == "__version__":
+            continue
+        assert inspect.getdoc(thing), f"{name} has no docstring"
+        own = vars(thing).items() if inspect.isclass(thing) else ()
+        for member, value in own:
+            if not member.startswith("_") and (
+                inspect.isfunction(value) or type(value) is property
+            ):
+                assert inspect.getdoc(value), f"{name}.{member} has no docstring"
+
+
+def test_the_reference_is_fresh() -> None:
+    script = ROOT / "scripts" / "make_reference.py"
+    done = run([sys.executable, str(script), "--check"], ROOT, dict(os.environ))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_check_of_the_reference_notices_a_stale_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setitem(made["main"].__globals__, "DOCS", tmp_path / "docs")
+    assert made["main"](["--check"]) == 1
+    assert made["main"]([]) == 0
+    assert made["main"](["--check"]) == 0
+    with (tmp_path / "docs" / "cli.md").open("a") as file:
+        file.write("more\n")
+    assert made["main"](["--check"]) == 1
+    assert "docs/cli.md is stale" in capsys.readouterr().out
+
+
+def test_the_reference_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = made["cli_page"]()
+    monkeypatch.setenv("COLUMNS", "200")
+    assert made["cli_page"]() == narrow
+
+
+def test_every_option_of_convert_is_described() -> None:
+    page = (DOCS / "converting.md").read_text("utf-8")
+    command = CliRunner().invoke(cli, ["convert", "imagefolder", "--help"]).output
+    for option in set(re.findall(r"--[a-z-]+", command)) - {"--help"}:
+        assert option in page, f"docs/converting.md does not mention {option}"
+
+
+def test_the_changelog_has_the_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"## [{shardkit.__version__}]" in changelog

@@ -1,0 +1,82 @@
+"""No behavior depends on ``assert``: everything works the same under ``python -O``."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import DEADLINE, FORMATS, make_folder
+
+PACKAGE = Path(__file__).parents[2] / "shardkit"
+
+ROUND_TRIP = """
+import sys
+from pathlib import Path
+from shardkit import CorruptRecord, convert, repair, verify
+from shardkit.dataset.shardset import ShardSet
+
+assert False, "this is not python -O"
+
+
+def outcome(shards, row):
+    try:
+        image = shards.find(shards.resolve_rows([row])).read(0, memoryview(bytearray(4096)))
+    except CorruptRecord:
+        return "refused"
+    return bytes(image.data)
+
+
+source, *places = map(Path, sys.argv[1:])
+for place in places:
+    convert(source, place, to=place.name, shard_samples=4)
+    print(verify(place, against=source).ok)
+    shards = ShardSet(place)
+    images = [(source / path).read_bytes() for path in shards.paths]
+    print([outcome(shards, row) for row in range(6)] == images)
+
+    path = shards.shard_path(0)
+    before = path.read_bytes()
+    damaged = bytearray(before)
+    damaged[before.index(images[1]) + 9] ^= 1
+    path.write_bytes(damaged)
+    print({finding.path for finding in verify(place).findings} == {None, shards.paths[1]})
+    found = [outcome(ShardSet(place), row) for row in range(6)]
+    print(found == [images[0], "refused", *images[2:]])
+    repair(place, source)
+    print(path.read_bytes() == before)
+"""
+"""In one process and without torch: Python may have no optimized bytecode, and compile it all."""
+
+
+def test_a_dataset_is_made_verified_read_and_repaired_without_assertions(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "photos")
+    places = [tmp_path / to for to in FORMATS]
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", ROUND_TRIP, source, *places],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.stdout.split(), done.stderr) == (["True"] * 5 * len(FORMATS), "")
+
+
+def test_assertions_only_narrow_types() -> None:
+    """In the package an assertion is ``X is not None`` or ``isinstance``, for mypy."""
+    others = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if "testing" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert) and not narrows_a_type(node.test)
+    ]
+    assert others == []
+
+
+def narrows_a_type(test: ast.expr) -> bool:
+    calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
+    if isinstance(test, ast.Call):
+        return ast.unparse(test.func) == "isinstance" and len(calls) == 1
+    return ast.unparse(test).endswith(" is not None") and not calls

@@ -1,0 +1,365 @@
+"""What docs/recipes.md says of its recipes: what is the same, what repeats, what is different.
+
+That each of them runs is seen by tests/unit/test_docs.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import jpeg, make_dataset, make_tree
+from loading import Prints, crc, prints, prints_of
+from torch.utils.data import DataLoader, Subset
+
+from shardkit import (
+    Loader,
+    LoaderOptions,
+    RandomResizedCrop,
+    StateMismatch,
+    make_loader,
+    open_dataset,
+    with_rng,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    # torchdata calls what torch deprecates; nothing here can help that.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+ROWS = 96
+BATCHES = 6
+
+Recipe = Callable[..., ModuleType]
+
+PLAIN = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
+"""An image; what is drawn for it decides alone what becomes of it."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 96 images in four classes, as the recipes have it; sizes differ."""
+    root = tmp_path_factory.mktemp("recipes")
+    files: dict[str, bytes | None] = {
+        f"{'abcd'[n % 4]}/{n:03d}.jpg": jpeg(60 + n % 7, 64, n) for n in range(ROWS)
+    }
+    return make_dataset(make_tree(root / "photos", files), root / "dataset")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
+    """Imports the block of Python below a heading of the page, as a user's module."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the net for its version
+    monkeypatch.syspath_prepend(tmp_path)
+    made: list[str] = []
+
+    def load(heading: str, number: int = 0) -> ModuleType:
+        sections = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+        (text,) = (part for part in sections if part.startswith(f"{heading}\n"))
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        made.append(f"recipe_{len(made)}_{tmp_path.name}")
+        (tmp_path / f"{made[-1]}.py").write_text(blocks[number], "utf-8")
+        return importlib.import_module(made[-1])
+
+    yield load
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def options(engine: str = "thread", num_workers: int = 2, **others: Any) -> LoaderOptions:
+    return LoaderOptions(engine=engine, num_workers=num_workers, start_method="fork", **others)
+
+
+def epochs(loader: Any, count: int = 2) -> list[list[Prints]]:
+    """Return the prints of the next epochs."""
+    return [prints_of(loader) for _ in range(count)]
+
+
+def stop_and_go(make: Callable[[], Loader], after: int) -> list[Prints]:
+    """Return an epoch that is stopped after some batches, and read on by another loader."""
+    first, second = make(), make()
+    batches = iter(first)
+    seen = prints_of(itertools.islice(batches, after))
+    state = first.state_dict()
+    first.close()
+    second.load_state_dict(state)
+    return seen + prints_of(second)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_plain_dataloader_gives_the_batches_of_make_loader(
+    path: Path, recipe: Recipe, num_workers: int
+) -> None:
+    ours = make_loader(open_dataset(path, decode=RandomResizedCrop(48)), 16, shuffle=True, seed=1)
+
+    loader = recipe("PyTorch's DataLoader").loader_of(path, num_workers)
+
+    assert type(loader) is DataLoader
+    assert epochs(loader) == epochs(ours)
+
+
+@pytest.mark.parametrize("after", [2, BATCHES])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torchdata_goes_on_with_the_next_batch(
+    path: Path, recipe: Recipe, num_workers: int, after: int
+) -> None:
+    make = recipe("torchdata's StatefulDataLoader").loader_of
+    ours = make_loader(open_dataset(path, decode=RandomResizedCrop(48)), 16, shuffle=True, seed=1)
+    expected = list(itertools.chain(*epochs(ours)))
+
+    stopped, again = make(path, num_workers), make(path, num_workers)
+    batches = iter(stopped)
+    seen = [prints(next(batches)) for _ in range(after)]
+    again.load_state_dict(stopped.state_dict())
+    while len(seen) < len(expected):
+        more = prints_of(again)
+        assert more or len(seen) == BATCHES, "an epoch without batches in mid-run"
+        seen += more
+
+    assert seen == expected
+
+
+def test_a_state_of_torchdata_needs_its_number_of_workers(path: Path, recipe: Recipe) -> None:
+    make = recipe("torchdata's StatefulDataLoader").loader_of
+    stopped, again = make(path, 2), make(path, 1)
+    next(iter(stopped))
+    again.load_state_dict(stopped.state_dict())
+
+    with pytest.raises(AssertionError):
+        next(iter(again))
+
+
+def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
+    path: Path, recipe: Recipe
+) -> None:
+    augment = recipe("Albumentations").augment
+
+    def make(engine: str = "thread", num_workers: int = 2) -> Loader:
+        dataset = open_dataset(path, augment, decode="numpy")
+        return make_loader(dataset, 16, shuffle=True, options=options(engine, num_workers))
+
+    one, two = expected = epochs(make(num_workers=0))
+
+    assert epochs(make("thread", 3)) == expected
+    assert epochs(make("process", 2)) == expected
+    assert stop_and_go(make, 2) == one
+    assert not {found for batch in one for found in batch} & {f for batch in two for f in batch}
+    assert make_loader(open_dataset(path, augment, decode="numpy"), 16).engine == "thread"
+
+
+def test_albumentations_without_the_mark_draw_the_same_in_any_process(
+    path: Path, recipe: Recipe
+) -> None:
+    augment = recipe("Albumentations", 1).augment
+    dataset = open_dataset(path, augment, decode="numpy")
+
+    def make(num_workers: int = 2) -> Loader:
+        return make_loader(dataset, 16, shuffle=True, options=options("process", num_workers))
+
+    one, two = expected = epochs(make(0))
+
+    assert epochs(make(2)) == expected
+    assert stop_and_go(make, 3) == one
+    assert one != two
+    assert make_loader(dataset, 16).engine == "process"
+
+
+@pytest.mark.parametrize("kind", ["marked", "ordinary", "left alone"])
+def test_only_a_pipeline_that_is_left_alone_draws_alike_in_two_workers(
+    path: Path, recipe: Recipe, kind: str
+) -> None:
+    marked, ordinary = recipe("Albumentations"), recipe("Albumentations", 1)
+    transforms: dict[str, Callable[..., Any]] = {
+        "marked": with_rng(lambda _, rng: marked.augment(PLAIN, rng)),
+        "ordinary": lambda _: ordinary.augment(PLAIN),
+        "left alone": lambda _: torch.from_numpy(ordinary.pipeline(image=PLAIN)["image"].copy()),
+    }
+    dataset = open_dataset(path, transforms[kind], decode="bytes")
+
+    loader = make_loader(dataset, 16, options=options("process", 2))
+    distinct = {crc(image) for images, _ in loader for image in images}
+
+    if kind == "left alone":
+        assert len(distinct) <= ROWS / 2
+    else:
+        assert len(distinct) > ROWS * 0.85, "few coincide by chance"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_steps_of_albumentations_draw_independently_of_each_other(
+    recipe: Recipe, number: int
+) -> None:
+    import albumentations
+
+    module = recipe("Albumentations", number)
+    pipeline = albumentations.Compose(
+        [albumentations.RandomCrop(48, 48), albumentations.HorizontalFlip()]
+    )
+    module.pipeline = pipeline  # type: ignore[attr-defined]
+    image = np.zeros((60, 60, 3), np.uint8)
+    image[..., 0], image[..., 1] = np.mgrid[0:60, 0:60]
+
+    drawn = []
+    for seed in range(500):
+        random.seed(seed)
+        if number == 0:
+            module.own.pipeline = pipeline
+            made = module.augment(image, np.random.default_rng(seed))
+        else:
+            made = module.augment(image)
+        left, right = int(made[1, 0, 0]), int(made[1, 0, -1])
+        drawn.append((int(made[0, 0, 0]), min(left, right), left > right))
+
+    # Of as many independent draws, one in a million correlates as much.
+    assert np.abs(np.corrcoef(np.array(drawn, float).T) - np.eye(3)).max() < 0.22
+
+
+def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, recipe: Recipe) -> None:
+    loader_of = recipe("torchvision's transforms", 1).loader_of
+
+    def make(num_workers: int = 2) -> Loader:
+        loader: Loader = loader_of(path, seed=4, options=options("process", num_workers))
+        return loader
+
+    one, two = expected = epochs(make(0))
+
+    assert epochs(make(2)) == expected
+    assert stop_and_go(make, 3) == one
+    assert one != two
+    assert loader_of(path).engine == "process"
+
+
+def test_mixup_repeats_in_processes_and_after_a_stop(path: Path, recipe: Recipe) -> None:
+    mixup = recipe("Mixup and other batch transforms").mixup
+    dataset = open_dataset(path, decode=RandomResizedCrop(48))
+
+    def make(num_workers: int = 2) -> Loader:
+        chosen = options("process", num_workers, collate_fn=mixup)
+        return make_loader(dataset, 16, shuffle=True, options=chosen)
+
+    def sums(loader: Any) -> list[tuple[int, int]]:
+        return [(crc(images), crc(targets)) for images, targets in loader]
+
+    loader = make()
+    one, two = sums(loader), sums(loader)
+    assert len({*one, *two}) == 2 * BATCHES
+    other = make(1)
+    assert [sums(other), sums(other)] == [one, two]
+
+    stopped, again = make(), make()
+    begun = iter(stopped)
+    next(begun), next(begun)
+    again.load_state_dict(stopped.state_dict())
+    assert sums(again) == one[2:]
+    for _, targets in make(1):
+        torch.testing.assert_close(targets.sum(1), torch.ones(16))
+
+
+@pytest.fixture(scope="module")
+def lopsided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with 90 images of one class and 6 of the other."""
+    root = tmp_path_factory.mktemp("lopsided")
+    files: dict[str, bytes | None] = {
+        f"{'few' if n < 6 else 'many'}/{n:03d}.jpg": jpeg(60, 56, n) for n in range(ROWS)
+    }
+    return make_dataset(make_tree(root / "photos", files), root / "dataset")
+
+
+def test_balanced_rows_hold_each_class_as_often_and_differ_by_epoch(
+    lopsided: Path, recipe: Recipe
+) -> None:
+    balanced = recipe("Weights and balance").balanced
+    dataset = open_dataset(lopsided)
+
+    one, same, two = (balanced(dataset, epoch).indices for epoch in (0, 0, 1))
+
+    assert len(one) == len(two) == ROWS
+    for rows in (one, two):
+        assert 0.3 < (dataset.targets[rows] == 0).mean() < 0.7
+    assert list(one) == list(same)
+    assert list(one) != list(two)
+
+
+def test_a_balanced_run_goes_on_in_the_epoch_of_its_state(lopsided: Path, recipe: Recipe) -> None:
+    make = recipe("Weights and balance").loader_of
+    dataset = open_dataset(lopsided, decode=RandomResizedCrop(48))
+    expected = prints_of(make(dataset, 1))
+
+    loader = make(dataset, 1)
+    batches = iter(loader)
+    seen = [prints(next(batches)) for _ in range(2)]
+    state = loader.state_dict()
+    again = make(dataset, state["epoch"])
+    again.load_state_dict(state)
+
+    assert seen + prints_of(again) == expected
+    with pytest.raises(StateMismatch, match="dataset"):
+        make(dataset, 0).load_state_dict(state)
+
+
+def test_a_row_that_comes_twice_is_cropped_twice(path: Path) -> None:
+    dataset = open_dataset(path, decode=RandomResizedCrop(48))
+
+    ((images, _),) = make_loader(Subset(dataset, [7, 3, 7]), 3)
+
+    assert not torch.equal(images[0], images[2])
+
+
+def test_parts_of_a_split_are_disjoint_and_do_not_disturb_each_other(
+    path: Path, recipe: Recipe
+) -> None:
+    loaders_of = recipe("Splitting into training and validation").loaders_of
+    training, validation = loaders_of(path)
+    rows = [list(loader.dataset.indices) for loader in (training, validation)]
+    assert sorted(rows[0] + rows[1]) == list(range(ROWS))
+    assert [len(part) for part in rows] == [77, 19]
+    alone = epochs(training), epochs(validation)
+
+    training, validation = loaders_of(path)
+    both: tuple[list[list[Prints]], list[list[Prints]]] = ([], [])
+    for _ in range(2):
+        both[0].append([])
+        for batch in training:
+            both[0][-1].append(prints(batch))
+            if len(both[0][-1]) == 2:
+                both[1].append(prints_of(validation))
+
+    assert both == alone
+    assert alone[1][0] == alone[1][1], "validation does not change"
+    other, _ = loaders_of(path)
+    other.load_state_dict(training.state_dict())
+
+
+class Network(torch.nn.Module):
+    """Finds class 1 everywhere."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.eye(4)[torch.ones(len(images), dtype=torch.int64)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_the_accuracy_counts_every_sample_once_on_any_number_of_ranks(
+    path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    accuracy = recipe("Evaluation, every sample once").accuracy
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+
+    shares = []
+    for rank in range(world):
+        monkeypatch.setenv("RANK", str(rank))
+        shares.append(accuracy(Network(), path))
+
+    assert sum(shares) == pytest.approx(1 / 4)
+    assert len([share for share in shares if share > 0]) == world

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardkit import UsageError
+from shardkit.contracts import Format, SourceKind
+from shardkit.registry import DEFAULT_SOURCE, format_names, get_format, get_source, source_names
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder on ``sys.path``."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(site: Path, entry: str, group: str = "shardkit.formats", **modules: str) -> None:
+    """Put a package with one entry point, and the given modules, into ``site``."""
+    folder = site / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+    for name, text in modules.items():
+        (site / f"{name}.py").write_text(text)
+
+
+def test_the_names_are_sorted_and_each_is_a_format_of_that_name() -> None:
+    names = format_names()
+    assert names == sorted(names)
+    assert {"hdf5", "lmdb", "webdataset"} <= set(names)
+    for name in names:
+        storage = get_format(name)
+        assert isinstance(storage, Format)
+        assert storage.name == name
+
+
+def test_suffixes_differ_and_begin_with_a_dot() -> None:
+    suffixes = [get_format(name).suffix for name in format_names()]
+    assert len(set(suffixes)) == len(suffixes)
+    assert all(suffix.startswith(".") for suffix in suffixes)
+
+
+def test_an_unknown_format_is_a_usage_error_that_names_the_known() -> None:
+    with pytest.raises(UsageError, match=r"'zarr'.*hdf5, lmdb, webdataset"):
+        get_format("zarr")
+
+
+def test_naming_the_formats_imports_none_of_their_libraries() -> None:
+    code = (
+        "import sys; from shardkit.registry import format_names; format_names(); "
+        "print(sorted({'h5py', 'lmdb', 'torch', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_missing_package_is_a_usage_error_with_the_command_to_install_it(site: Path) -> None:
+    install(site, "odd = lacks_it:FORMAT", lacks_it="import not_there_at_all\n")
+    assert "odd" in format_names()
+    with pytest.raises(UsageError, match="pip install not_there_at_all"):
+        get_format("odd")
+
+
+def test_an_entry_point_without_its_module_is_a_usage_error(site: Path) -> None:
+    install(site, "odd = gone_module:FORMAT")
+    with pytest.raises(UsageError, match="gone_module"):
+        get_format("odd")
+
+
+def test_an_entry_point_without_its_attribute_is_a_usage_error(site: Path) -> None:
+    install(site, "odd = hollow_module:FORMAT", hollow_module="")
+    with pytest.raises(UsageError, match="odd"):
+        get_format("odd")
+
+
+def test_an_entry_point_that_is_no_format_is_a_usage_error(site: Path) -> None:
+    install(site, "odd = wrong_module:FORMAT", wrong_module="FORMAT = 'zip'\n")
+    with pytest.raises(UsageError, match="odd"):
+        get_format("odd")
+
+
+def test_another_package_cannot_replace_a_format_of_shardkit(site: Path) -> None:
+    before = get_format("lmdb")
+    install(site, "lmdb = wrong_lmdb:FORMAT", wrong_lmdb="FORMAT = None\n")
+    assert format_names().count("lmdb") == 1
+    assert get_format("lmdb") is before
+
+
+def test_the_broken_format_of_another_package_does_not_disturb_the_others(site: Path) -> None:
+    install(site, "odd = gone_module:FORMAT")
+    assert {get_format(name).name for name in format_names() if name != "odd"} >= {"hdf5", "lmdb"}
+
+
+def test_sources_are_registered_by_name() -> None:
+    assert DEFAULT_SOURCE in source_names()
+    for name in source_names():
+        kind = get_source(name)
+        assert isinstance(kind, SourceKind)
+        assert kind.name == name
+
+
+def test_an_unknown_source_is_a_usage_error_that_names_the_known() -> None:
+    with pytest.raises(UsageError, match="unknown source 'table'; known are imagefolder"):
+        get_source("table")
+
+
+def test_a_format_is_not_a_source(site: Path) -> None:
+    install(site, "odd = shardkit.formats.lmdb:FORMAT", "shardkit.sources")
+    with pytest.raises(UsageError, match="not a shardkit SourceKind"):
+        get_source("odd")
+    assert "odd" not in format_names()

@@ -1,0 +1,217 @@
+"""Batches: a sequence of samples to PyTorch, and one block without a copy to us."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
+
+from shardkit.torch.data.collate import BatchView, collate, count
+from shardkit.torch.data.read_context import ReadContext, new_block, reading
+
+
+def make_view(count: int = 3) -> tuple[BatchView, torch.Tensor]:
+    block = torch.arange(count * 12, dtype=torch.uint8).reshape(count, 3, 2, 2)
+    return BatchView(block, list(range(count)), block), block
+
+
+class Views(Dataset[Any]):
+    """Gives batches as shardkit's datasets do."""
+
+    def __init__(self) -> None:
+        self.given: list[BatchView] = []
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, row: int) -> Any:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> BatchView:
+        block = torch.stack([torch.full((3, 2, 2), row, dtype=torch.uint8) for row in rows])
+        self.given.append(BatchView(block, list(rows), block))
+        return self.given[-1]
+
+
+def test_a_view_is_a_sequence_of_samples() -> None:
+    view, block = make_view()
+    assert len(view) == 3
+    image, label = view[1]
+    assert torch.equal(image, block[1])
+    assert label == 1
+    assert [label for _, label in view] == [0, 1, 2]
+    assert [label for _, label in reversed(view)] == [2, 1, 0]
+    assert view[-1][1] == 2
+    assert [label for _, label in view[1:]] == [1, 2]
+    for position in (3, -4):
+        with pytest.raises(IndexError):
+            view[position]
+
+
+def test_samples_are_views_of_the_block() -> None:
+    view, block = make_view()
+    view[1][0][:] = 99
+    assert (block[1] == 99).all()
+
+
+def test_our_collate_hands_the_block_on_without_a_copy() -> None:
+    view, block = make_view()
+    images, labels = collate(view)
+    assert images.data_ptr() == block.data_ptr()
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [0, 1, 2]
+
+
+def test_default_collate_gives_the_same_batch() -> None:
+    view, _ = make_view()
+    ours, theirs = collate(view), default_collate(view)  # type: ignore[arg-type]
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+
+
+def test_without_a_block_samples_are_collated() -> None:
+    view = BatchView([torch.zeros(2), torch.ones(2)], [4, 5])
+    images, labels = collate(view)
+    assert images.tolist() == [[0, 0], [1, 1]]
+    assert labels.tolist() == [4, 5]
+
+
+def test_labels_of_any_kind_that_can_be_collated_come_through() -> None:
+    block = torch.zeros(2, 3, 1, 1, dtype=torch.uint8)
+    assert collate(BatchView(block, ["a", "b"], block))[1] == ["a", "b"]
+    vectors = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
+    assert collate(BatchView(block, vectors, block))[1].shape == (2, 2)
+
+
+def test_samples_of_others_are_collated_as_ever() -> None:
+    images, labels = collate([(np.zeros(2), 1), (np.ones(2), 2)])
+    assert images.shape == (2, 2)
+    assert labels.tolist() == [1, 2]
+    assert collate((1, 2)).tolist() == [1, 2]
+
+
+def test_images_of_different_sizes_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="equal size"):
+        collate(BatchView([torch.zeros(2), torch.zeros(3)], [0, 1]))
+
+
+def test_pillow_images_are_refused() -> None:
+    with pytest.raises(TypeError, match="PIL"):
+        collate(BatchView([Image.new("RGB", (2, 2))], [0]))
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0, 1, 2, 3, 4, 5, 6])])
+def test_a_loader_hands_the_block_on_without_a_copy(wrap: Any) -> None:
+    views = Views()
+    loader = DataLoader(wrap(views), batch_size=3, collate_fn=collate)
+    batches = list(loader)
+    assert [labels.tolist() for _, labels in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+    for (images, _), view in zip(batches, views.given, strict=True):
+        assert images.data_ptr() == view.batch[0].data_ptr()
+
+
+def test_stacked_datasets_take_views() -> None:
+    stacked = StackDataset(Views(), Views())
+    ((first, one), (second, two)) = next(iter(DataLoader(stacked, batch_size=4)))
+    assert torch.equal(first, second)
+    assert one.tolist() == two.tolist() == [0, 1, 2, 3]
+
+
+def test_a_new_block_is_contiguous_bytes_of_the_given_shape() -> None:
+    block = new_block((2, 3, 4, 3), shared=True)
+    assert (block.shape, block.dtype) == ((2, 3, 4, 3), torch.uint8)
+    assert block.is_contiguous()
+    assert not block.is_shared()  # type: ignore[no-untyped-call]
+
+
+def test_a_new_block_of_another_type_comes_from_the_loader_as_bytes() -> None:
+    asked = []
+
+    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+        asked.append(shape)
+        return torch.zeros(shape, dtype=torch.uint8)
+
+    with reading(ReadContext(seed=0, epoch=0, allocate=allocate)):
+        lent = new_block((2, 3), shared=True, dtype=torch.float32)
+    own = new_block((2, 3), shared=True, dtype=torch.float32)
+    assert asked == [(2, 12)]
+    assert (lent.dtype, lent.shape) == (own.dtype, own.shape) == (torch.float32, (2, 3))
+
+
+class BlockShuffle(Dataset[tuple[torch.Tensor, bool]]):
+    """Gives a new block, and whether it lies in shared memory."""
+
+    def __init__(self, *, shared: bool = True) -> None:
+        self.shared = shared
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, bool]:
+        block = new_block((2, 3, 4, 3), shared=self.shared)
+        block.fill_(row + 7)
+        return block, block.is_shared()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_in_a_worker_a_new_block_lies_in_shared_memory() -> None:
+    loader = DataLoader(
+        BlockShuffle(), batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
+    found = list(loader)
+    assert [shared for _, shared in found] == [True, True]
+    assert [block.unique().tolist() for block, _ in found] == [[7], [8]]
+    assert [block.shape for block, _ in found] == [(2, 3, 4, 3)] * 2
+
+
+IMAGE, PICTURE = torch.zeros(3, 8, 8), Image.new("RGB", (4, 4))
+TARGET = {"boxes": torch.zeros(5, 4), "labels": torch.zeros(5)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (default_collate([(IMAGE, 1)] * 7), 7),
+        (default_collate([(IMAGE, "name")] * 7), 7),
+        (default_collate([("name", IMAGE)] * 7), 7),
+        (default_collate([({"image": IMAGE}, {"label": 1})] * 7), 7),
+        (default_collate([((IMAGE, IMAGE), (1, 2))] * 7), 7),
+        (default_collate([((IMAGE, IMAGE), 1)] * 7), 7),
+        (default_collate([{"name": "a", "image": IMAGE}] * 7), 7),
+        (default_collate([{"image": {"left": IMAGE, "right": IMAGE}}] * 7), 7),
+        ([(IMAGE, 1)] * 64, 64),
+        ([(PICTURE, 1)] * 64, 64),
+        ([(b"jpeg", 1)] * 64, 64),
+        ([(IMAGE, TARGET)] * 64, 64),
+        ([{"image": IMAGE, "label": 1}] * 64, 64),
+        ([(IMAGE, 1)], 1),
+        ((torch.zeros(6, 3, 8, 8), {"boxes": torch.zeros(9, 4), "labels": torch.zeros(9)}), 6),
+        ((torch.zeros(6, 3, 8, 8), [TARGET] * 6), 6),
+        (([IMAGE] * 6, [TARGET] * 6), 6),
+        (tuple(zip(*[(IMAGE, TARGET)] * 6, strict=True)), 6),
+        (tuple(zip(*[(IMAGE, 1)] * 6, strict=True)), 6),
+        (tuple(zip(*[(PICTURE, 1)] * 6, strict=True)), 6),
+        (([IMAGE] * 6, torch.zeros(6)), 6),
+        ({"scale": 2, "size": torch.tensor(3), "image": np.zeros((6, 3, 8, 8))}, 6),
+        ({"images": [IMAGE] * 6, "labels": torch.zeros(6)}, 6),
+        ((torch.tensor(1.0), torch.zeros(6, 2)), 6),
+        (np.zeros((6, 2)), 6),
+        (make_view(6)[0], 6),
+        ([b"jpeg", b"more", b"last"], 3),
+        ([PICTURE, PICTURE], 2),
+        (["a", "b"], 2),
+        ((b"jpeg", 1), 1),
+        (b"jpeg", 1),
+        ("name", 1),
+        (np.float32(1), 1),
+        (PICTURE, 1),
+        ([], 0),
+    ],
+)
+def test_samples_are_counted_however_a_batch_is_built(batch: Any, samples: int) -> None:
+    assert count(batch) == samples

@@ -1,0 +1,606 @@
+"""What reading costs, in counts and not in times: they do not drift, and say what crept in.
+
+Each number is that of a loader which is warm, after its first epoch.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing.connection
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEADLINE, FORMATS, jpeg, make_tree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import shardkit
+from shardkit import (
+    CenterCrop,
+    Loader,
+    LoaderOptions,
+    RandomResizedCrop,
+    ShardDataset,
+    collate,
+    make_loader,
+    open_dataset,
+)
+from shardkit.codecs import turbo
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset import index_reader
+from shardkit.dataset.index import HEAD
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.torch.engine.processes import SPARE_SLOTS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+ROWS = 48
+SHARDS = 2
+BATCH = 8
+BATCHES = ROWS // BATCH
+RAW_SIDE = 128
+PIXELS = RAW_SIDE * RAW_SIDE * 3
+"""Bytes of a raw image."""
+
+KINDS = {
+    "jpg": Recipe(),
+    "raw": Recipe(encode="raw", resize=(RAW_SIDE,) * 2, resize_mode="stretch"),
+}
+DECODES: dict[str, Any] = {"jpg": CenterCrop(96), "raw": "torch"}
+"""How a dataset of each kind is read into one block."""
+
+each_format = pytest.mark.parametrize("storage", FORMATS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_workers = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets of 48 images in two shards: each format, JPEG and raw."""
+    root = tmp_path_factory.mktemp("counts")
+    files: dict[str, bytes | None] = {
+        f"{'ab'[n % 2]}/{n:02d}.jpg": jpeg(320 + n % 3, 240, n) for n in range(ROWS)
+    }
+    source = scan_imagefolder(make_tree(root / "photos", files))
+    for storage in FORMATS:
+        for kind, recipe in KINDS.items():
+            options = ConvertOptions(to=storage, shard_samples=ROWS // SHARDS, recipe=recipe)
+            convert_scan(source, root / f"{storage}-{kind}", options)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_turbojpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the path that all machines have: not all have TurboJPEG 3, and it costs other calls."""
+    monkeypatch.setattr(turbo, "_library", lambda: None)
+
+
+def opened(root: Path, storage: str, kind: str, decode: Any = None, **options: Any) -> ShardDataset:
+    chosen: Any = DECODES[kind] if decode is None else decode
+    return open_dataset(root / f"{storage}-{kind}", decode=chosen, **options)
+
+
+def warm_loader(dataset: ShardDataset, engine: str = "thread", **options: Any) -> Loader:
+    """Return a loader that has read an epoch, in any order, so that batches touch all shards."""
+    chosen = LoaderOptions(engine=engine, start_method="fork", **options)
+    loader = make_loader(dataset, BATCH, shuffle=True, options=chosen)
+    read(loader)
+    return loader
+
+
+def read(loader: Loader) -> None:
+    """Read an epoch and keep nothing of it."""
+    assert sum(len(labels) for _, labels in loader) == ROWS
+
+
+class Spy:
+    """Stands before a function and notes its calls."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._function = getattr(owner, name)
+        patch.setattr(owner, name, self)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.calls.append(arguments)
+        return self._function(*arguments, **options)
+
+
+def short(value: Any) -> str:
+    """Return how the name of a test calls a way to decode."""
+    return value if isinstance(value, str) else type(value).__name__
+
+
+def address(buffer: memoryview) -> int:
+    return int(np.frombuffer(buffer, np.uint8).ctypes.data)
+
+
+def lengths_of(dataset: ShardDataset) -> list[int]:
+    return [int(length) for length in dataset._shards.rows["length"]]
+
+
+# System calls.
+
+
+class Reads(Spy):
+    """Notes what `os.preadv` is given, and whether it reads; ``cold`` denies what must not wait."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, cold: bool = False) -> None:
+        super().__init__(patch, os, "preadv")
+        self.lengths: list[int] = []
+        """Of the reads that gave all they were asked for."""
+        self._cold = cold
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self._cold and (options or len(arguments) > 3):
+            self.calls.append(arguments)
+            raise BlockingIOError
+        found = super().__call__(*arguments, **options)
+        if found == sum(map(len, arguments[1])):
+            self.lengths.append(found)
+        return found
+
+    @property
+    def places(self) -> list[int]:
+        """Where in memory the bytes went."""
+        return [address(buffer) for _, buffers, *_ in self.calls for buffer in buffers]
+
+
+@each_format
+@each_kind
+@each_workers
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_an_image_takes_one_read_and_one_announcement(
+    root: Path, storage: str, kind: str, num_workers: int, *, cold: bool
+) -> None:
+    """Beside them a batch takes one look at the manifest: whether another dataset is there now.
+
+    A kernel that can be asked what is in its memory spares a warm batch the announcements; one that
+    has it not is asked once more, for the first image of the batch alone.
+    """
+    dataset = opened(root, storage, kind)
+    loader = warm_loader(dataset, num_workers=num_workers)
+    with pytest.MonkeyPatch.context() as patch:
+        reads = Reads(patch, cold=cold)
+        names = ("posix_fadvise", "stat", "open", "pread", "read", "fstat", "lseek")
+        spies = {name: Spy(patch, os, name) for name in names}
+        for _ in range(2):
+            read(loader)
+    assert sorted(reads.lengths) == sorted(2 * lengths_of(dataset))
+    assert len(reads.calls) in (2 * ROWS, 2 * ROWS + 2 * BATCHES)
+    found = {name: len(spy.calls) for name, spy in spies.items() if spy.calls}
+    warm = not cold and can_be_asked(Path(dataset._shards.shard_path(0)))
+    assert found.pop("posix_fadvise", 0) == (0 if warm else 2 * ROWS)
+    assert found == {"stat": 2 * BATCHES}
+
+
+def can_be_asked(path: Path) -> bool:
+    """Tell whether this filesystem says what of a file is in memory."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except (OSError, AttributeError):
+            return False
+
+
+def thread_use() -> tuple[int, int]:
+    """Return the bytes that this thread ever read from files, and by how many calls."""
+    text = Path("/proc/thread-self/io").read_text()
+    found = dict(re.findall(r"(\w+): (\d+)", text))
+    return int(found["rchar"]), int(found["syscr"])
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/io").exists(), reason="the kernel does not count")
+@each_format
+@each_kind
+def test_the_kernel_copies_the_images_and_no_byte_more(root: Path, storage: str, kind: str) -> None:
+    """Its own count, which sees C libraries too: no page, header or neighbour is read along."""
+    dataset = opened(root, storage, kind)
+    loader = warm_loader(dataset, num_workers=0)
+    idle, begin = thread_use(), thread_use()
+    read(loader)
+    end = thread_use()
+    # The first two looks are as far apart as a look costs; one that gains a digit costs more.
+    assert abs((end[0] - begin[0]) - (begin[0] - idle[0]) - sum(lengths_of(dataset))) <= 4
+    # Or one more in a batch, where the filesystem cannot tell what is in memory.
+    assert (end[1] - begin[1]) - (begin[1] - idle[1]) in (ROWS, ROWS + BATCHES)
+
+
+TRACED = f"""
+import os, sys
+from contextlib import suppress
+import shardkit
+options = shardkit.LoaderOptions(engine="thread", num_workers=0)
+decode = shardkit.CenterCrop(96) if sys.argv[2] == "jpg" else "torch"
+dataset = shardkit.open_dataset(sys.argv[1], decode=decode)
+loader = shardkit.make_loader(dataset, {BATCH}, shuffle=True, options=options)
+for _ in range(2):
+    for batch in loader:
+        del batch
+for batch in loader:
+    del batch
+    with suppress(OSError):
+        os.rmdir("/mark")
+"""
+
+
+ALIASES = {"preadv2": "preadv", "newfstatat": "stat", "statx": "stat", "fadvise64_64": "fadvise64"}
+"""What the C library makes of a call, here and there."""
+
+
+def traced(arguments: list[str], log: Path) -> list[list[str]]:
+    """Return the names of the system calls of this script, batch by batch."""
+    tracer = shutil.which("strace")
+    if tracer is None or _fails([tracer, "-qq", "true"]):
+        pytest.skip("strace is not there, or may not trace")
+    command = [tracer, "-qq", "-o", str(log), sys.executable, "-c", TRACED, *arguments]
+    environment = {**os.environ, turbo.VARIABLE: "off"}
+    subprocess.run(command, check=True, timeout=DEADLINE, env=environment, cwd=log.parent)
+    calls = re.findall(r"^(\w+)\((.*)", log.read_text(errors="replace"), re.MULTILINE)
+    marks = [n for n, (_, rest) in enumerate(calls) if rest.startswith('"/mark"')]
+    assert len(marks) == BATCHES
+    pairs = itertools.pairwise(marks)
+    return [[name for name, _ in calls[first + 1 : last]] for first, last in pairs]
+
+
+def _fails(command: list[str]) -> bool:
+    return subprocess.run(command, check=False, capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="strace is for Linux")
+@each_kind
+def test_a_batch_makes_no_other_system_call_at_all(root: Path, kind: str, tmp_path: Path) -> None:
+    """None for memory either: blocks and buffers are there already."""
+    for names in traced([str(root / f"lmdb-{kind}"), kind], tmp_path / "log"):
+        counts = Counter(ALIASES.get(name, name) for name in names)
+        assert counts.pop("fadvise64", 0) <= BATCH  # those that the kernel has let go meanwhile
+        assert counts.pop("preadv") in (BATCH, BATCH + 1)
+        assert counts == {"stat": 1, "getpid": 1}  # the file is unchanged; this is no fork
+
+
+# Calls of Python.
+
+HOME = str(Path(shardkit.__file__).parent)
+
+
+def calls_of(work: Callable[[], Any]) -> int:
+    """Return how many functions of shardkit a piece of work calls in this thread.
+
+    Only frames whose file lies in the package: what libraries do differs from version to version.
+    Not comprehensions, which are frames up to Python 3.11 alone, and not lambdas.
+    """
+    count = 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        code = frame.f_code
+        named = not code.co_name.startswith("<")
+        count += event == "call" and named and code.co_filename.startswith(HOME)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+CALLS = {
+    ("raw", "torch"): (7, 31),
+    ("raw", "bytes"): (5, 29),
+    ("jpg", "bytes"): (6, 29),
+    ("jpg", "torch"): (14, 29),
+    ("jpg", CenterCrop(96)): (22, 53),
+    ("jpg", RandomResizedCrop(64)): (67, 34),
+}
+"""Functions of shardkit that one sample takes, and a batch beside its samples: looking up its rows
+in two shards, and what is done once for each of the three sizes of its images.
+
+A change that calls fewer fails nothing: write its numbers here all the same, which the test tells
+where they are set to 0 first. One that calls more has to be worth it: some 0.1 us for each.
+"""
+
+
+@pytest.mark.parametrize(("kind", "decode"), CALLS, ids=short)
+def test_a_sample_takes_no_more_calls_of_python(root: Path, kind: str, decode: Any) -> None:
+    dataset = opened(root, "lmdb", kind, decode)
+    dataset.set_epoch(0)
+    rows = list(range(0, ROWS, 3))  # of both shards
+    once, thrice = partial(dataset.__getitems__, rows), partial(dataset.__getitems__, 3 * rows)
+    thrice()
+    # The least of some: a page that the kernel has let go is announced, which takes calls.
+    once_calls, thrice_calls = (min(calls_of(work) for _ in range(4)) for work in (once, thrice))
+    each = (thrice_calls - once_calls) / (2 * len(rows))
+    beside = once_calls - each * len(rows)
+    most_each, most_beside = CALLS[kind, decode]
+    assert each <= 1.1 * most_each, f"{each:.2f} calls for each sample"
+    assert beside <= 1.1 * most_beside, f"{beside:.1f} calls for a batch"
+
+
+# Bytes copied.
+
+
+def test_raw_pixels_are_read_straight_into_the_batch(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel fills is the batch's own memory, image after image: so nothing is copied."""
+    loader = warm_loader(opened(root, "lmdb", "raw"), num_workers=0)
+    reads = Reads(monkeypatch)
+    for images, _ in loader:
+        assert sorted(set(reads.places)) == [images.data_ptr() + n * PIXELS for n in range(BATCH)]
+        assert images.shape == (BATCH, 3, RAW_SIDE, RAW_SIDE)
+        reads.calls.clear()
+        del images
+
+
+@pytest.mark.parametrize("decode", [CenterCrop(96), RandomResizedCrop(64), "torch"], ids=short)
+def test_encoded_images_are_read_into_the_same_memory_again(
+    root: Path, decode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One buffer, as large as the longest image of any batch so far."""
+    dataset = opened(root, "lmdb", "jpg", decode)
+    dataset.__getitems__(range(ROWS))
+    reads = Reads(monkeypatch)
+    for first in range(0, ROWS, BATCH):
+        dataset.__getitems__(range(first, first + BATCH))
+    assert len(reads.lengths) == ROWS
+    assert len(set(reads.places)) == 1
+
+
+@each_kind
+def test_collate_hands_on_the_very_block(root: Path, kind: str) -> None:
+    samples = opened(root, "lmdb", kind).__getitems__(range(BATCH))
+    images, _ = collate(samples)
+    assert images is samples._block
+    assert images.data_ptr() == samples[0][0].data_ptr()
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+@each_kind
+@pytest.mark.parametrize(("num_workers", "prefetch_factor"), [(1, 1), (2, 1), (1, 3)])
+def test_threads_make_an_epoch_in_few_blocks(
+    root: Path, kind: str, num_workers: int, prefetch_factor: int
+) -> None:
+    """Those being made or ready, the one in use, and the one before it."""
+    loader = warm_loader(
+        opened(root, "lmdb", kind), num_workers=num_workers, prefetch_factor=prefetch_factor
+    )
+    blocks = {images.data_ptr() for images, _ in loader}
+    assert len(blocks) <= min(num_workers * prefetch_factor + 2, BATCHES - 1)
+
+
+@each_kind
+@each_workers
+def test_a_warm_loader_asks_for_no_block(
+    root: Path, kind: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever allocates might be given the same memory again, or not; so it is not asked for."""
+    loader = warm_loader(opened(root, "lmdb", kind), num_workers=num_workers)
+    sizes = {images.numel() for images, _ in list(loader)}  # all blocks that there may be
+    assert len(sizes) == 1
+    asked = [Spy(monkeypatch, library, "empty").calls for library in (np, torch)]
+    for _ in range(3):
+        read(loader)
+    assert not sizes & {int(np.prod(shape)) for shape, *_ in itertools.chain(*asked)}
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each message that this process takes out of a pipe."""
+    sizes: list[int] = []
+    take = multiprocessing.connection.Connection.recv_bytes
+
+    def noted(connection: Any, *arguments: Any) -> bytes:
+        message = take(connection, *arguments)
+        sizes.append(len(message))
+        return message
+
+    monkeypatch.setattr(multiprocessing.connection.Connection, "recv_bytes", noted)
+    return sizes
+
+
+MESSAGE = 400
+"""Bytes of a message without its labels, of which most are names of classes and functions."""
+
+NEW_SLOT = 400
+"""Bytes more, once, where a message makes a new slot known: how its memory is opened."""
+
+
+def segment(images: torch.Tensor) -> str:
+    """Return which shared memory a tensor lies in: its inode, which no other will ever have."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, inode = line.split(maxsplit=5)[:5]
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= images.data_ptr() < last:
+            return inode
+    raise AssertionError("a batch lies nowhere")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a map of the memory")
+def test_processes_send_a_number_and_not_a_batch(root: Path, received: list[int]) -> None:
+    """A message is a slot's number and layout; what grows with the batch are labels: 8 bytes each.
+
+    The images of a batch are 393 KB. They come in the slots that each worker has at most, and by
+    no other shared memory. Each slot is made known once. When a worker needs its last one is a
+    matter of who runs first: at the latest in the epochs that are looked at here.
+    """
+    dataset = opened(root, "lmdb", "raw")
+    with closing(warm_loader(dataset, "process", num_workers=2, prefetch_factor=1)) as loader:
+        read(loader)
+        received.clear()
+        segments = {segment(images) for _ in range(3) for images, _ in loader}
+    assert "0" not in segments
+    slots = 2 * (1 + SPARE_SLOTS)
+    assert len(segments) <= slots
+    sizes = [size for size in received if size > 100]  # but not that a worker begins an epoch
+    assert len(sizes) == 3 * BATCHES
+    long = [size for size in sizes if size > MESSAGE + 8 * BATCH]
+    assert len(long) <= slots
+    assert max(sizes) <= MESSAGE + NEW_SLOT + 8 * BATCH
+
+
+# Pages.
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Let nothing be taken away but what goes when its last reference goes."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def faults_of(loader: Loader) -> int:
+    """Return how many pages this process was given while an epoch was read."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    read(loader)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@each_format
+@each_kind
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_touches_no_new_page(root: Path, storage: str, kind: str, num_workers: int) -> None:
+    """A raw image has 12 pages, a decoded one 57, and each would fault if it was fresh.
+
+    A thread that begins costs some, and so may others of this process: so it is the best epoch.
+    """
+    loader = warm_loader(opened(root, storage, kind), num_workers=num_workers)
+    assert len(list(loader)) == BATCHES  # all blocks that there may be
+    with no_collection():  # it writes to the pages of all objects
+        assert min(faults_of(loader) for _ in range(5)) < 8 * BATCHES
+
+
+# Objects.
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what PyTorch does, each of which makes a tensor or fills one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_of(
+    dataset: ShardDataset, rows: Iterable[int], patch: pytest.MonkeyPatch
+) -> Counter[str]:
+    """Return PyTorch's operations for a batch, and the tensors made of NumPy's arrays."""
+    dataset.set_epoch(0)
+    arrays = Spy(patch, torch, "from_numpy")
+    operations = Operations()
+    with operations:
+        collate(dataset.__getitems__(list(rows)))
+    operations.names["from_numpy"] = len(arrays.calls)
+    return operations.names
+
+
+@each_kind
+def test_tensors_do_not_grow_with_the_batch(
+    root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block, its view with channels first, and the labels."""
+    dataset = opened(root, "lmdb", kind)
+    few = tensors_of(dataset, range(4), monkeypatch)
+    assert few == tensors_of(dataset, range(ROWS), monkeypatch)
+    assert sum(few.values()) <= 4
+
+
+@each_kind
+@each_workers
+def test_a_batch_that_is_dropped_leaves_no_object(root: Path, kind: str, num_workers: int) -> None:
+    """Not for a moment, and no cycle for the collector, which would stop all threads."""
+    loader = warm_loader(opened(root, "lmdb", kind), num_workers=num_workers)
+    read(loader)
+    with no_collection():
+        begin = len(gc.get_objects())
+        for _ in range(4):
+            read(loader)
+        left = len(gc.get_objects()) - begin
+    assert left < 4 * BATCHES
+
+
+# The index and checksums.
+
+
+@each_format
+def test_a_large_index_takes_one_read_for_a_batch(
+    root: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or one for each row, where those of the batch lie far apart."""
+    monkeypatch.setattr(index_reader, "_HELD", 0)
+    pread = Spy(monkeypatch, os, "pread")
+    for span, reads in ((index_reader._SPAN, 1), (0, BATCH)):
+        monkeypatch.setattr(index_reader, "_SPAN", span)
+        with closing(warm_loader(opened(root, storage, "raw"), "thread")) as loader:
+            read(loader)
+            pread.calls.clear()
+            read(loader)
+            assert len(pread.calls) == reads * BATCHES
+
+
+@each_format
+@each_kind
+def test_the_index_is_asked_once_for_a_batch(
+    root: Path, storage: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look-up of all rows takes some us; each row by itself, and each column of it, takes 1."""
+    dataset = opened(root, storage, kind)
+    loader = warm_loader(dataset, num_workers=0)
+    watched = Spy(monkeypatch, dataset._shards.entries, "read")
+    for _ in range(2):
+        read(loader)
+    asked = [rows for (rows,) in watched.calls]
+    assert len(asked) == 2 * BATCHES
+    assert {rows.shape for rows in asked} == {(BATCH,)}
+    assert np.bincount(np.concatenate(asked)).tolist() == [2] * ROWS
+
+
+@each_format
+@pytest.mark.parametrize(
+    ("kind", "verify"), [("jpg", None), ("jpg", False), ("raw", None), ("raw", True)]
+)
+def test_each_byte_is_hashed_once_or_never(
+    root: Path, storage: str, kind: str, verify: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Always 29 bytes of each row's entry; where images are proven, their bytes and 13 of a head.
+
+    It is 1 ms for 3 MB: to hash twice would show, and so would raw pixels.
+    """
+    dataset = opened(root, storage, kind, verify=verify)
+    loader = warm_loader(dataset, num_workers=0)
+    hashed = Spy(monkeypatch, zlib, "crc32")
+    read(loader)
+    expected = [HEAD.stop] * ROWS
+    if verify or (verify is None and kind == "jpg"):
+        expected += [HEAD.stop - HEAD.start] * ROWS + lengths_of(dataset)
+    assert sorted(len(arguments[0]) for arguments in hashed.calls) == sorted(expected)

@@ -1,0 +1,581 @@
+"""Map-style datasets: a drop-in for ImageFolder that gives the pixels of the source files."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import FORMATS, encoded, jpeg, make_dataset, make_folder, make_tree, picture, png
+from pairwise import pairwise
+from PIL import Image
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    default_collate,
+    random_split,
+)
+
+from shardkit import (
+    BadImage,
+    BatchView,
+    CenterCrop,
+    CorruptDataset,
+    CorruptRecord,
+    HDF5Dataset,
+    LMDBDataset,
+    Resize,
+    ShardDataset,
+    TarDataset,
+    TransformFailed,
+    UsageError,
+    collate,
+    open_dataset,
+)
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.index import ROW, row_check
+
+KINDS: dict[str, type[ShardDataset]] = {
+    "hdf5": HDF5Dataset,
+    "lmdb": LMDBDataset,
+    "webdataset": TarDataset,
+}
+CLASSES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``photos``: images of different sizes and kinds; ``even``: all of one size; and datasets."""
+    root = tmp_path_factory.mktemp("datasets")
+    make_folder(root / "photos", CLASSES, each=4)
+    files: dict[str, bytes | None] = {
+        f"{name}/{n}.{kind}": (jpeg if kind == "jpg" else png)(24, 16, 10 * label + n)
+        for label, name in enumerate(CLASSES)
+        for n, kind in enumerate(("jpg", "png", "jpg"))
+    }
+    make_tree(root / "even", files)
+    for source in ("photos", "even"):
+        for to in FORMATS:
+            make_dataset(root / source, root / f"{source}-{to}", to=to)
+    return root
+
+
+@pytest.fixture(params=FORMATS)
+def to(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def photos(root: Path, to: str) -> Path:
+    return root / f"photos-{to}"
+
+
+@pytest.fixture
+def even(root: Path, to: str) -> Path:
+    return root / f"even-{to}"
+
+
+def oracle(root: Path, dataset: ShardDataset) -> Iterator[np.ndarray[Any, Any]]:
+    """Give the pixels of each row's source file, as Pillow decodes it."""
+    for path in dataset.paths:
+        yield np.asarray(Image.open(root / path).convert("RGB"))
+
+
+def test_a_dataset_looks_like_an_image_folder(root: Path, photos: Path, to: str) -> None:
+    dataset = KINDS[to](photos)
+    assert len(dataset) == 12
+    assert dataset.classes == CLASSES
+    assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
+    assert sorted(dataset.paths) == sorted(
+        str(path.relative_to(root / "photos")) for path in (root / "photos").rglob("*.*")
+    )
+    assert [Path(path).with_suffix("").as_posix() for path in dataset.paths] == list(dataset.keys)
+    labels = [CLASSES.index(Path(path).parent.name) for path in dataset.paths]
+    assert list(dataset.targets) == labels
+    assert [label for _, label in dataset] == labels  # type: ignore[attr-defined]
+    assert all(type(label) is int for _, label in dataset[:])
+    assert "12 images, 3 classes" in repr(dataset)
+
+
+def test_pil_images_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+    dataset = KINDS[to](photos)
+    for row, expected in enumerate(oracle(root / "photos", dataset)):
+        image, _ = dataset[row]
+        assert isinstance(image, Image.Image)
+        assert image.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(image), expected)
+
+
+def test_numpy_arrays_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+    dataset = KINDS[to](photos, decode="numpy")
+    for row, expected in enumerate(oracle(root / "photos", dataset)):
+        image, _ = dataset[row]
+        assert isinstance(image, np.ndarray)
+        assert image.dtype == np.uint8
+        np.testing.assert_array_equal(image, expected)
+
+
+def test_tensors_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+    dataset = KINDS[to](photos, decode="torch")
+    for row, expected in enumerate(oracle(root / "photos", dataset)):
+        image, _ = dataset[row]
+        assert image.dtype == torch.uint8
+        np.testing.assert_array_equal(image.numpy().transpose(1, 2, 0), expected)
+
+
+def test_bytes_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+    dataset = KINDS[to](photos, decode="bytes")
+    for row, path in enumerate(dataset.paths):
+        assert dataset[row][0] == (root / "photos" / path).read_bytes()
+
+
+@pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
+@pytest.mark.parametrize("source", ["photos", "even"])
+def test_many_rows_give_what_each_row_gives(root: Path, source: str, to: str, decode: str) -> None:
+    dataset = KINDS[to](root / f"{source}-{to}", decode=decode)
+    rows = [7, 0, -1, 3, 3, 8, 0]
+    batch = dataset.__getitems__(rows)
+    assert len(batch) == len(rows)
+    for (image, label), row in zip(batch, rows, strict=True):
+        expected, expected_label = dataset[row]
+        assert label == expected_label
+        assert type(image) is type(expected)
+        np.testing.assert_array_equal(_values(image), _values(expected))
+
+
+def _values(image: Any) -> Any:
+    return np.frombuffer(image, np.uint8) if isinstance(image, bytes) else np.asarray(image)
+
+
+@pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
+@pytest.mark.parametrize("source", ["photos", "even"])
+def test_images_may_be_written_to(root: Path, source: str, decode: str) -> None:
+    dataset = open_dataset(root / f"{source}-lmdb", decode=decode)
+    before = [_values(image).copy() for image, _ in dataset[:]]
+    for image, _ in dataset[:]:
+        if decode == "pil":
+            image.putpixel((0, 0), (1, 2, 3))
+        else:
+            image[:] = 7
+    after = [_values(image) for image, _ in dataset[:]]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)  # and the dataset does not remember it
+
+
+def test_negative_rows_count_from_the_end(photos: Path) -> None:
+    dataset = open_dataset(photos, decode="bytes")
+    assert [dataset[row] for row in range(-12, 0)] == list(dataset[:])
+
+
+@pytest.mark.parametrize("row", [12, -13, 2**63, 2**64 - 1, 2**80, np.int64(12)])
+def test_a_row_outside_is_an_index_error(photos: Path, row: Any) -> None:
+    dataset = open_dataset(photos, decode="bytes")
+    for rows in (row, [0, row]):
+        with pytest.raises(IndexError):
+            dataset[rows]
+
+
+@pytest.mark.parametrize("row", [1.5, 1.0, "1", None, b"1", np.float32(1), torch.tensor(1.5)])
+def test_what_is_no_integer_is_no_row(photos: Path, row: Any) -> None:
+    dataset = open_dataset(photos, decode="bytes")
+    with pytest.raises((TypeError, IndexError)):
+        dataset[row]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int8)],
+)
+def test_integers_of_any_make_are_rows(photos: Path, row: Any) -> None:
+    dataset = open_dataset(photos, decode="bytes")
+    assert dataset[row] == dataset[3]
+
+
+@pytest.mark.parametrize(
+    "rows", [[1, 3], (1, 3), np.array([1, 3]), torch.tensor([1, 3]), slice(1, 4, 2), range(1, 5, 2)]
+)
+def test_lists_arrays_and_slices_are_rows(photos: Path, rows: Any) -> None:
+    dataset = open_dataset(photos, decode="bytes")
+    found = dataset[rows]
+    assert isinstance(found, BatchView)
+    assert list(found) == [dataset[1], dataset[3]]
+    assert list(dataset[-2:]) == [dataset[10], dataset[11]]
+    assert len(dataset[5:2]) == 0
+    assert len(dataset[[]]) == 0
+
+
+def test_transforms_are_applied_to_image_and_label(photos: Path) -> None:
+    dataset = open_dataset(photos, lambda image: image.size, lambda label: f"class {label}")
+    (width, height), label = dataset[0]
+    assert (width, height) == open_dataset(photos)[0][0].size
+    assert label == f"class {open_dataset(photos)[0][1]}"
+    assert [label for _, label in dataset[:3]] == [
+        f"class {label}" for label in open_dataset(photos).targets[:3]
+    ]
+
+
+def test_a_transform_runs_once_for_each_sample_in_order(even: Path) -> None:
+    seen: list[int] = []
+
+    def transform(image: torch.Tensor) -> torch.Tensor:
+        seen.append(int(image.sum()))
+        return image.float() / 255
+
+    dataset = open_dataset(even, transform, decode="torch")
+    images, _ = collate(dataset[[4, 2, 4]])
+    plain = open_dataset(even, decode="torch")
+    assert seen == [int(plain[row][0].sum()) for row in (4, 2, 4)]
+    assert images.shape == (3, 3, 16, 24)
+    assert images.dtype == torch.float32
+
+
+def test_an_error_of_a_transform_is_the_users_to_see_and_names_the_sample(photos: Path) -> None:
+    def transform(image: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    dataset = open_dataset(photos, transform)
+    with pytest.raises(TransformFailed, match="ZeroDivisionError: mine") as caught:
+        dataset[1]
+    line = transform.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f"mine (test_datasets.py, line {line})")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert f"{dataset.keys[1]!r} (row 1, from {dataset.paths[1]!r})" in str(caught.value)
+
+
+def test_an_error_inside_a_library_names_the_line_that_called_it(photos: Path) -> None:
+    def transform(image: Any) -> Any:
+        return torch.stack([torch.zeros(1), torch.zeros(2)])
+
+    with pytest.raises(TransformFailed) as caught:
+        open_dataset(photos, transform)[0]
+    line = transform.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
+
+
+def test_an_error_in_code_made_at_run_time_names_the_line_that_called_it(photos: Path) -> None:
+    made: dict[str, Any] = {}
+    exec(compile("def fail(image): raise ValueError(3)", "<made>", "exec"), made)
+
+    def transform(image: Any) -> Any:
+        return made["fail"](image)
+
+    with pytest.raises(TransformFailed) as caught:
+        open_dataset(photos, transform)[0]
+    line = transform.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
+
+
+def test_an_error_of_no_file_names_no_line(photos: Path) -> None:
+    with pytest.raises(TransformFailed) as caught:
+        open_dataset(photos, int)[0]
+    assert " line " not in str(caught.value)
+
+
+@pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
+def test_an_unlabelled_dataset_gives_minus_one(tmp_path: Path, to: str, decode: str) -> None:
+    make_tree(tmp_path / "photos", {"a.jpg": jpeg(), "b.png": png()})
+    dataset = open_dataset(
+        make_dataset(tmp_path / "photos", tmp_path / "made", to=to), decode=decode
+    )
+    assert [label for _, label in dataset[:]] == [-1, -1]
+    assert dataset.classes == []
+    assert dataset.class_to_idx == {}
+    assert dataset.targets.tolist() == [-1, -1]
+    assert dataset.manifest.classes is None
+
+
+def test_a_grey_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: str) -> None:
+    files: dict[str, bytes | None] = {
+        f"a/{mode}.png": encoded(picture(mode=mode), "PNG") for mode in ("L", "P", "RGBA", "1")
+    }
+    make_tree(tmp_path / "photos", files)
+    recipe = Recipe(background=(9, 8, 7))
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    dataset = open_dataset(place, decode="numpy")
+    for row, path in enumerate(dataset.paths):
+        stored = Image.open(tmp_path / "photos" / path)
+        ground = Image.new("RGBA", stored.size, (9, 8, 7, 255))
+        expected = Image.alpha_composite(ground, stored.convert("RGBA")).convert("RGB")
+        np.testing.assert_array_equal(dataset[row][0], np.asarray(expected))
+    assert len(dataset[:]) == 4
+
+
+def test_default_collate_takes_a_batch(even: Path) -> None:
+    dataset = open_dataset(even, decode="torch")
+    images, labels = default_collate(dataset[[3, 1]])
+    assert torch.equal(images, torch.stack([dataset[3][0], dataset[1][0]]))
+    assert labels.tolist() == [dataset[3][1], dataset[1][1]]
+
+
+@pytest.mark.parametrize("decode", ["numpy", "torch"])
+def test_our_collate_gives_the_block_without_a_copy(even: Path, decode: str) -> None:
+    view = open_dataset(even, decode=decode)[[3, 1, 4]]
+    images, labels = collate(view)
+    first = view[0][0]
+    pointer = first.data_ptr() if decode == "torch" else first.ctypes.data
+    assert images.data_ptr() == pointer
+    assert images.shape == ((3, 3, 16, 24) if decode == "torch" else (3, 16, 24, 3))
+    assert torch.equal(images, default_collate(list(view))[0])
+    assert labels.tolist() == [label for _, label in view]
+
+
+def test_a_batch_of_tensors_is_channels_last(even: Path) -> None:
+    images, _ = collate(open_dataset(even, decode="torch")[:4])
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_tensors_of_different_sizes_come_without_a_warning(photos: Path) -> None:
+    found = open_dataset(photos, decode="torch")[:]
+    assert len({image.shape for image, _ in found}) > 1
+
+
+def _split(dataset: ShardDataset) -> Any:
+    return random_split(dataset, [4, 5], torch.Generator().manual_seed(1))[1]
+
+
+WRAPPERS: dict[str, tuple[Callable[[ShardDataset], Any], Callable[[list[Any]], list[Any]]]] = {
+    "itself": (lambda d: d, lambda every: every),
+    "Subset": (lambda d: Subset(d, [5, 0, 5]), lambda every: [every[5], every[0], every[5]]),
+    "Subset of numpy rows": (
+        lambda d: Subset(d, np.array([5, -9])),  # type: ignore[arg-type]
+        lambda every: [every[5], every[0]],
+    ),
+    "random_split": (_split, lambda every: [every[row] for row in _split_rows()]),
+    "ConcatDataset": (lambda d: ConcatDataset([d, d]), lambda every: every + every),
+}
+
+
+def _split_rows() -> list[int]:
+    return list(random_split(range(9), [4, 5], torch.Generator().manual_seed(1))[1].indices)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "ours", "num_workers"), pairwise(WRAPPERS, [True, False], [0, 2]))
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_loader_gives_every_sample_in_order(
+    even: Path, name: str, ours: bool, num_workers: int
+) -> None:
+    dataset = open_dataset(even, decode="torch")
+    wrap, choose = WRAPPERS[name]
+    loader = DataLoader(
+        wrap(dataset),
+        batch_size=2,
+        num_workers=num_workers,
+        collate_fn=collate if ours else None,
+        multiprocessing_context="fork" if num_workers else None,
+    )
+    batches = list(loader)
+    expected = choose([dataset[row] for row in range(9)])
+    images = [image for images, _ in batches for image in images]
+    assert [int(label) for _, labels in batches for label in labels] == [
+        label for _, label in expected
+    ]
+    assert all(torch.equal(a, b) for a, (b, _) in zip(images, expected, strict=True))
+    if num_workers and ours and name == "itself":
+        assert all(images.is_shared() for images, _ in batches)
+
+
+def test_stack_dataset_takes_datasets_of_all_formats(root: Path) -> None:
+    stacked = StackDataset(
+        **{to: open_dataset(root / f"even-{to}", decode="torch") for to in FORMATS}
+    )
+    for batch in DataLoader(stacked, batch_size=4):
+        images = [batch[to][0] for to in FORMATS]
+        assert torch.equal(images[0], images[1])
+        assert torch.equal(images[0], images[2])
+
+
+def test_a_loader_without_batches_of_its_own_takes_lists_of_rows(even: Path) -> None:
+    dataset = open_dataset(even, decode="torch")
+    sampler = BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None, collate_fn=collate)
+    assert [labels.tolist() for _, labels in loader] == [
+        dataset.targets[:4].tolist(),
+        dataset.targets[4:8].tolist(),
+        dataset.targets[8:].tolist(),
+    ]
+
+
+def test_all_formats_give_equal_samples_in_equal_order(root: Path) -> None:
+    one, two, three = (open_dataset(root / f"photos-{to}", decode="bytes") for to in FORMATS)
+    assert list(one[:]) == list(two[:]) == list(three[:])
+    assert list(one.keys) == list(two.keys) == list(three.keys)
+    assert list(one.paths) == list(two.paths) == list(three.paths)
+
+
+def test_the_wrong_class_names_the_right_way(root: Path) -> None:
+    for to, kind in KINDS.items():
+        for other in FORMATS:
+            if other == to:
+                assert type(open_dataset(root / f"even-{to}")) is kind
+                continue
+            with pytest.raises(UsageError, match=rf"'{other}'.*{kind.__name__}.*open_dataset"):
+                kind(root / f"even-{other}")
+
+
+def test_an_unknown_decode_names_the_known(photos: Path) -> None:
+    with pytest.raises(UsageError, match="'jpeg' is unknown; known are pil, numpy, torch, bytes"):
+        open_dataset(photos, decode="jpeg")
+
+
+def test_a_missing_dataset_is_a_usage_error(tmp_path: Path) -> None:
+    ways: list[Callable[[Any], ShardDataset]] = [open_dataset, *KINDS.values()]
+    for kind in ways:
+        with pytest.raises(UsageError, match="does not exist"):
+            kind(tmp_path / "nowhere")
+        with pytest.raises(UsageError, match="not a shardkit dataset"):
+            kind(str(tmp_path))
+
+
+def test_a_directory_of_splits_names_a_split(tmp_path: Path, to: str) -> None:
+    make_folder(tmp_path / "photos/train")
+    make_folder(tmp_path / "photos/val", ("cat", "emu"))
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
+    ways: list[Callable[[Any], ShardDataset]] = [open_dataset, KINDS[to]]
+    for kind in ways:
+        with pytest.raises(UsageError, match=str(place / "train")):
+            kind(place)
+    train, val = open_dataset(place / "train"), KINDS[to](place / "val")
+    assert train.classes == val.classes == ["cat", "dog", "emu"]
+    assert set(val.targets.tolist()) == {0, 2}
+
+
+@pytest.mark.parametrize("decode", ["pil", "numpy", "torch"])
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_an_image_that_does_not_decode_names_its_record(
+    tmp_path: Path, to: str, kind: str, decode: str
+) -> None:
+    whole = jpeg() if kind == "jpg" else png()
+    broken = {
+        f"cut.{kind}": whole[: len(whole) * 2 // 3],
+        f"head.{kind}": whole[:20],
+        f"fine.{kind}": whole,
+    }
+    make_tree(tmp_path / "photos", {f"a/{name}": data for name, data in broken.items()})
+    recipe = Recipe(check="none")
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    dataset = open_dataset(place, decode=decode)
+    for row, path in enumerate(dataset.paths):
+        if "fine" in path:
+            assert len(dataset[row]) == 2
+            continue
+        with pytest.raises(BadImage) as caught:
+            dataset[row]
+        for part in (path, dataset.keys[row], f"row {row},", str(place)):
+            assert part in str(caught.value)
+    with pytest.raises(BadImage):
+        dataset[:]
+    assert len(open_dataset(place, decode="bytes")[:]) == 3
+
+
+@pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
+def test_an_image_of_another_size_than_the_index_says_is_refused(
+    tmp_path: Path, decode: str
+) -> None:
+    make_tree(tmp_path / "photos", {"a/1.png": png(24, 16), "a/2.png": png(24, 16, 1)})
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to="lmdb")
+    index = bytearray((place / "index/rows.npy").read_bytes())
+    index[-2 * ROW.itemsize + 20] = 23  # the width of row 0
+    index[-ROW.itemsize - 3 : -ROW.itemsize] = row_check(index[-2 * ROW.itemsize :])
+    (place / "index/rows.npy").write_bytes(index)
+    with pytest.raises(CorruptDataset, match=r"index/rows\.npy"):
+        open_dataset(place, decode=decode)[0]
+    with pytest.raises(CorruptRecord, match="row 0"):
+        open_dataset(place, decode=decode, verify=False)[0]
+
+
+@pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
+def test_raw_images_come_as_they_were_resized(tmp_path: Path, to: str, decode: str) -> None:
+    make_folder(tmp_path / "photos")
+    recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    dataset = open_dataset(place, decode=decode)
+    for row, path in enumerate(dataset.paths):
+        source = Image.open(tmp_path / "photos" / path).convert("RGB")
+        expected = np.asarray(source.resize((10, 8), Image.Resampling.BICUBIC))
+        values = _values(dataset[row][0])
+        if decode == "torch":
+            values = values.transpose(1, 2, 0)
+        np.testing.assert_array_equal(values.reshape(expected.shape), expected)
+    assert len(dataset[:]) == 6
+
+
+def test_the_labels_of_a_damaged_index_are_not_handed_out(root: Path, tmp_path: Path) -> None:
+    place = make_dataset(root / "even", tmp_path / "made", to="lmdb")
+    index = bytearray((place / "index/rows.npy").read_bytes())
+    index[-9 * ROW.itemsize + 16] ^= 1  # the label of row 0
+    (place / "index/rows.npy").write_bytes(index)
+    for verify in (None, False):
+        with pytest.raises(CorruptDataset, match="shardkit index"):
+            _ = open_dataset(place, verify=verify).targets
+    with pytest.raises(CorruptRecord):
+        open_dataset(place, verify=False)[0]
+
+
+def test_a_split_without_images_is_an_empty_dataset(tmp_path: Path, to: str) -> None:
+    make_folder(tmp_path / "photos/train")
+    make_tree(tmp_path / "photos/test", {"cat": None})
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
+    for decode in ("pil", "torch"):
+        dataset = open_dataset(place / "test", decode=decode)
+        assert len(dataset) == 0
+        assert list(dataset) == []  # type: ignore[call-overload]
+        assert list(dataset.keys) == []
+        assert dataset.targets.tolist() == []
+        assert dataset.classes == ["cat", "dog"]
+        assert len(dataset[:]) == 0
+        with pytest.raises(IndexError):
+            dataset[0]
+        assert list(DataLoader(dataset, batch_size=2)) == []
+
+
+def test_a_dataset_is_small_to_pickle_and_the_copy_reads_the_same(photos: Path) -> None:
+    dataset = open_dataset(photos, decode="bytes", verify=True)
+    expected = list(dataset[:])
+    packed = pickle.dumps(dataset)
+    assert len(packed) < 1000
+    again = pickle.loads(packed)
+    assert type(again) is type(dataset)
+    assert list(again[:]) == expected
+
+
+def test_options_are_kept_when_pickled(photos: Path) -> None:
+    dataset = open_dataset(photos, np.asarray, str, "numpy", verify=False)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert (again.transform, again.target_transform, again.decode) == (np.asarray, str, "numpy")
+    assert again[0][1] == str(dataset.targets[0])
+
+
+def test_paths_may_be_strings_or_paths(photos: Path) -> None:
+    assert open_dataset(str(photos)).path == open_dataset(photos).path
+    assert isinstance(open_dataset(str(photos)).path, Path)
+
+
+def test_the_stored_bytes_open_with_pillow(photos: Path) -> None:
+    data, _ = open_dataset(photos, decode="bytes")[0]
+    assert Image.open(io.BytesIO(data)).size == open_dataset(photos)[0][0].size
+
+
+def test_an_operation_works_as_transform(even: Path) -> None:
+    op = CenterCrop(4)
+    for decode in ("pil", "torch"):
+        dataset = open_dataset(even, op, decode=decode)
+        assert (dataset.decode, dataset.transform) == (op, None)
+    assert torch.equal(dataset[1][0], open_dataset(even, decode=op)[1][0])
+    for wrong in ("numpy", "bytes", Resize(4)):
+        with pytest.raises(UsageError, match="leave one of them out"):
+            open_dataset(even, op, decode=wrong)
+
+
+def test_a_split_is_opened_by_its_name(even: Path) -> None:
+    assert open_dataset(even.parent, split=even.name).path == even
+    with pytest.raises(UsageError, match="missing"):
+        open_dataset(even.parent, split="missing")

@@ -1,0 +1,490 @@
+"""Iterable datasets: the loader's order, each sample once, and an exact length."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEADLINE, FORMATS
+from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, crc, make_datasets, prints_of
+from pairwise import pairwise
+from torch.utils.data import DataLoader
+
+from shardkit import (
+    BlockShuffle,
+    IterableLMDBDataset,
+    IterableShardDataset,
+    LoaderOptions,
+    RankShard,
+    ShardDataset,
+    UsageError,
+    make_loader,
+    open_dataset,
+)
+from shardkit.errors import StateMismatch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    # More workers than this machine has processors are meant here.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+SHUFFLES: list[bool | BlockShuffle] = [False, True, BlockShuffle(rows=2, buffer=6)]
+
+BATCH = 4
+
+REMAINDERS = ("drop", "pad", "exact")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_datasets(tmp_path_factory.mktemp("iterable"))
+
+
+def new(path: Path, batch: int | None = BATCH, **options: Any) -> IterableShardDataset:
+    order = {"shuffle": True, "seed": SEED, **options}
+    return ITERABLE[path.name](path, decode=CROP, batch_size=batch, **order)
+
+
+def loader_of(
+    dataset: Any, num_workers: int, batch: int | None = None, **options: Any
+) -> DataLoader[Any]:
+    if num_workers:
+        options = {"multiprocessing_context": "fork", "timeout": DEADLINE, **options}
+    return DataLoader(dataset, batch_size=batch, num_workers=num_workers, **options)
+
+
+def by_loader(path: Path, epoch: int, batch: int = BATCH, **options: Any) -> list[Prints]:
+    """Return the batches of an epoch as `make_loader` gives them."""
+    order = {"shuffle": True, "seed": SEED, **options}
+    dataset = open_dataset(path, decode=CROP)
+    loader = make_loader(dataset, batch, options=LoaderOptions(num_workers=0), **order)
+    loader.set_epoch(epoch)
+    return prints_of(loader)
+
+
+def flat(batches: Iterable[Prints]) -> list[Print]:
+    return [one for batch in batches for one in batch]
+
+
+def samples(items: Iterable[Any]) -> list[Print]:
+    """Return the prints of single samples."""
+    return [(crc(image), int(label)) for image, label in items]
+
+
+@pytest.mark.parametrize(
+    ("to", "shuffle", "num_workers"), pairwise(FORMATS, SHUFFLES, [0, 1, 2, 3])
+)
+def test_batches_come_in_the_order_of_make_loader_for_any_number_of_workers(
+    root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int
+) -> None:
+    dataset = new(root / to, shuffle=shuffle)
+    loader = loader_of(dataset, num_workers)
+    for epoch in (0, 2):
+        dataset.set_epoch(epoch)
+        assert prints_of(loader) == by_loader(root / "hdf5", epoch, shuffle=shuffle)
+    assert len(loader) == len(dataset) == 6
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("batch", [None, BATCH])
+def test_make_loader_takes_an_iterable_dataset_with_its_order(
+    root: Path, to: str, batch: int | None
+) -> None:
+    dataset = new(root / to, batch, shuffle=BlockShuffle(rows=3, buffer=7), seed=9)
+    loader = make_loader(dataset, BATCH, options=LoaderOptions(num_workers=0))
+    expected = by_loader(root / "hdf5", 0, shuffle=BlockShuffle(rows=3, buffer=7), seed=9)
+    assert prints_of(loader) == expected
+
+
+@pytest.mark.parametrize(("to", "shuffle", "num_workers"), pairwise(FORMATS, SHUFFLES, [0, 1]))
+def test_samples_come_in_that_order_too(
+    root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int
+) -> None:
+    dataset = new(root / to, None, shuffle=shuffle)
+    dataset.set_epoch(1)
+    expected = by_loader(root / "hdf5", 1, shuffle=shuffle)
+    assert samples(loader_of(dataset, num_workers)) == flat(expected)
+    assert prints_of(loader_of(dataset, num_workers, BATCH)) == expected  # and in torch's batches
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("batch", [None, 1, BATCH, 100])
+def test_workers_divide_samples_and_each_comes_once(
+    root: Path, num_workers: int, batch: int | None
+) -> None:
+    dataset = new(root / "lmdb", None)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        loader = loader_of(dataset, num_workers, batch)
+        found = samples(loader) if batch is None else flat(prints_of(loader))
+        assert sorted(found) == sorted(flat(by_loader(root / "lmdb", epoch)))
+        assert len(set(found)) == ROWS
+
+
+def test_more_workers_than_samples_or_batches_are_no_matter(tmp_path: Path) -> None:
+    make_datasets(tmp_path, 2)
+    for batch in (None, 1, 2):
+        dataset = new(tmp_path / "webdataset", batch)
+        found = list(loader_of(dataset, 3))
+        got = samples(found) if batch is None else flat(prints_of(found))
+        assert got == flat(by_loader(tmp_path / "webdataset", 0))
+
+
+def test_many_samples_are_read_in_several_pieces(tmp_path: Path) -> None:
+    make_datasets(tmp_path, 70)  # more than are read at once
+    for num_workers in (0, 2):
+        found = samples(loader_of(new(tmp_path / "hdf5", None), num_workers))
+        assert sorted(found) == sorted(flat(by_loader(tmp_path / "hdf5", 0)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "world_size", "remainder", "drop_last"),
+    pairwise([None, 1, 3, BATCH, 23, 100], [1, 2, 3], REMAINDERS, [False, True]),
+)
+def test_the_length_is_exact(
+    root: Path, batch: int | None, world_size: int, remainder: str, drop_last: bool
+) -> None:
+    if remainder == "exact" and drop_last:
+        return  # refused: tests/unit/sampling/test_ranks.py
+    for rank in range(world_size):
+        rank_shard = RankShard(
+            rank=rank, world_size=world_size, remainder=remainder, drop_last=drop_last
+        )
+        dataset = new(root / "lmdb", batch, rank_shard=rank_shard)
+        assert len(list(dataset)) == len(dataset)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "remainder", "batch", "num_workers"),
+    pairwise([2, 3], REMAINDERS, [None, BATCH], [0, 2]),
+)
+def test_ranks_and_their_workers_read_every_sample_once(
+    root: Path, world_size: int, remainder: str, batch: int | None, num_workers: int
+) -> None:
+    found: list[Print] = []
+    counts = []
+    for rank in range(world_size):
+        rank_shard = RankShard(rank=rank, world_size=world_size, remainder=remainder)
+        dataset = new(root / "lmdb", batch, rank_shard=rank_shard)
+        items = list(loader_of(dataset, num_workers))
+        assert len(items) == len(dataset)
+        own = samples(items) if batch is None else flat(prints_of(items))
+        counts.append(len(own))
+        found += own
+    every = flat(by_loader(root / "lmdb", 0))
+    odd = ROWS % world_size
+    if remainder == "exact":
+        assert sorted(found) == sorted(every)
+        assert max(counts) - min(counts) <= 1
+    else:
+        assert len(set(counts)) == 1
+        expected = every[: ROWS - odd] if remainder == "drop" else every + every[: world_size - odd]
+        assert sorted(found) == sorted(expected)
+
+
+def test_the_rank_is_given_or_that_of_the_environment(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, expected = (by_loader(root / "lmdb", 0, batch) for batch in (BATCH, 2 * BATCH))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    # Each step of two ranks with 4 is one of 8; of the last, 7, each has 3.
+    halves = [batch[4:] for batch in expected[:-1]] + [expected[-1][3:6]]
+    assert prints_of(new(root / "lmdb")) == halves
+    assert prints_of(loader_of(new(root / "lmdb"), 2)) == halves
+    given = new(root / "lmdb", rank_shard=RankShard(rank=0, world_size=1))
+    assert prints_of(given) == whole
+
+
+@pytest.mark.parametrize("batch", [None, BATCH])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_named_epoch_reaches_persistent_workers(
+    root: Path, batch: int | None, num_workers: int
+) -> None:
+    dataset = new(root / "lmdb", batch)
+    loader = loader_of(dataset, num_workers, persistent_workers=num_workers > 0)
+    for epoch in (3, 0, 0, 1):
+        dataset.set_epoch(epoch)
+        found = samples(loader) if batch is None else flat(prints_of(loader))
+        expected = flat(by_loader(root / "lmdb", epoch))
+        assert sorted(found) == sorted(expected)
+        if batch is not None:
+            assert found == expected
+
+
+def test_an_epoch_that_nobody_named_is_the_first_each_time(root: Path) -> None:
+    dataset = new(root / "lmdb")
+    expected = by_loader(root / "lmdb", 0)
+    for _ in range(2):
+        assert prints_of(dataset) == expected
+        assert prints_of(loader_of(dataset, 2)) == expected
+    assert by_loader(root / "lmdb", 1) != expected
+
+
+def test_an_iteration_that_was_broken_off_is_begun_anew(root: Path) -> None:
+    dataset = new(root / "lmdb")
+    dataset.set_epoch(2)
+    expected = by_loader(root / "lmdb", 2)
+    assert prints_of(itertools.islice(dataset, 2)) == expected[:2]
+    assert prints_of(dataset) == expected
+
+
+def test_two_iterations_at_once_do_not_disturb_each_other(root: Path) -> None:
+    dataset = new(root / "lmdb")
+    expected = by_loader(root / "lmdb", 0)
+    pairs = list(zip(dataset, dataset, strict=True))
+    assert prints_of(one for one, _ in pairs) == prints_of(other for _, other in pairs) == expected
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("batch", [None, BATCH])
+def test_a_new_dataset_goes_on_after_every_item(root: Path, to: str, batch: int | None) -> None:
+    def read(items: Iterable[Any]) -> list[Any]:
+        return list(samples(items)) if batch is None else list(prints_of(items))
+
+    expected = read(_named(new(root / to, batch), 4))
+    following = read(_named(new(root / to, batch), 5))
+    for stop in range(len(expected) + 1):
+        first = _named(new(root / to, batch), 4)
+        items = iter(first)
+        assert read(itertools.islice(items, stop)) == expected[:stop]
+        state = json.loads(json.dumps(first.state_dict()))
+        # A state knows the epoch of what was read, and naming it changes nothing.
+        for named in (False, True) if stop else (True,):
+            second = new(root / to, batch)
+            second.load_state_dict(state)
+            assert second.state_dict() == state
+            assert read(_named(second, 4) if named else second) == expected[stop:]
+            assert read(_named(second, 5)) == following
+
+
+def _named(dataset: IterableShardDataset, epoch: int) -> IterableShardDataset:
+    dataset.set_epoch(epoch)
+    return dataset
+
+
+def test_naming_another_epoch_than_the_loaded_one_reads_all_of_it(root: Path) -> None:
+    first = _named(new(root / "lmdb"), 4)
+    next(iter(first))
+    for epoch in (0, 3, 5):
+        second = new(root / "lmdb")
+        second.load_state_dict(first.state_dict())
+        assert prints_of(_named(second, epoch)) == by_loader(root / "lmdb", epoch)
+        # and the state is forgotten then
+        assert prints_of(_named(second, 4)) == by_loader(root / "lmdb", 4)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("batch", [None, 1, 5])
+def test_any_workers_and_batches_go_on_with_what_one_process_left(
+    root: Path, num_workers: int, batch: int | None
+) -> None:
+    first = _named(new(root / "lmdb"), 4)
+    read = prints_of(itertools.islice(first, 2))
+    second = new(root / "lmdb", batch)
+    second.load_state_dict(first.state_dict())
+    items = list(loader_of(second, num_workers))
+    found = samples(items) if batch is None else flat(prints_of(items))
+    assert sorted(flat(read) + found) == sorted(flat(by_loader(root / "lmdb", 4)))
+
+
+def test_ranks_go_on_with_what_one_rank_left(root: Path) -> None:
+    first = new(root / "lmdb")
+    found = flat(prints_of(itertools.islice(first, 2)))
+    for rank in range(3):
+        rank_shard = RankShard(rank=rank, world_size=3, remainder="exact")
+        second = new(root / "hdf5", None, rank_shard=rank_shard)
+        with pytest.raises(StateMismatch, match="its dataset is"):
+            second.load_state_dict(first.state_dict())  # of another file, though of the same images
+        second = new(root / "lmdb", None, rank_shard=rank_shard)
+        second.load_state_dict(first.state_dict())
+        found += samples(second)
+    assert sorted(found) == sorted(flat(by_loader(root / "lmdb", 0)))
+
+
+class States(IterableLMDBDataset):
+    """Gives its own state with each item, as torchdata asks a worker for it."""
+
+    def __iter__(self) -> Any:
+        yield self.state_dict()
+        for _ in super().__iter__():
+            yield self.state_dict()
+
+
+def test_a_worker_says_how_much_of_its_part_it_gave(root: Path) -> None:
+    dataset = States(root / "lmdb", decode=CROP, batch_size=BATCH)
+    states = list(loader_of(dataset, 2))
+    assert [(s["worker"], s["num_workers"], s["given"]) for s in states] == [
+        (number % 2, 2, number // 2) for number in range(8)
+    ]
+    assert "worker" not in dataset.state_dict()
+    assert all("worker" not in state for state in loader_of(dataset, 1))
+
+
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_a_worker_s_loaded_state_is_kept_until_it_reads_on(root: Path, given: int) -> None:
+    # torchdata asks for it at once: a second stop before this worker's turn must not lose it.
+    dataset = States(root / "lmdb", decode=CROP, batch_size=BATCH)
+    dataset.load_state_dict({**dataset.state_dict(), "num_workers": 2, "given": given})
+    states = list(loader_of(dataset, 2))
+    assert [state["given"] for state in states[:2]] == [given, given]
+    assert [state["given"] for state in states[::2]] == list(range(given, 4))
+
+
+def errors_of(loader: Iterable[Any]) -> list[Exception]:
+    """Return all errors that a loader raises; workers that are not read to their end end late."""
+    found: list[Exception] = []
+    items = iter(loader)
+    while True:
+        try:
+            next(items)
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+
+
+def test_a_worker_s_state_needs_as_many_workers(root: Path) -> None:
+    dataset = new(root / "lmdb")
+    state = {**dataset.state_dict(), "worker": 1, "num_workers": 2, "given": 1}
+    for num_workers in (0, 1, 3):
+        dataset.load_state_dict(state)
+        errors = errors_of(loader_of(dataset, num_workers))
+        assert [type(error) for error in errors] == [StateMismatch] * max(1, num_workers)
+        assert f"one of 2 workers, but this loader has {max(1, num_workers)}" in str(errors[0])
+    dataset.load_state_dict(state)
+    assert prints_of(loader_of(dataset, 2)) == by_loader(root / "lmdb", 0)[2:]
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(root: Path) -> None:
+    dataset = new(root / "lmdb")
+    state = dataset.state_dict()
+    part = {**state, "num_workers": 2, "given": 1}
+    for wrong in (
+        {},
+        {**state, "consumed": 99},
+        {**state, "seed": 1},
+        {**state, "shuffle": False},
+        {**part, "given": -1},
+        {**part, "given": 1.0},
+        {**part, "num_workers": 0},
+        {**part, "num_workers": "2"},
+    ):
+        with pytest.raises(StateMismatch):
+            dataset.load_state_dict(wrong)
+    assert dataset.state_dict() == state
+    assert prints_of(dataset) == by_loader(root / "lmdb", 0)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_any_format_is_opened_and_a_named_class_opens_its_own(root: Path, to: str) -> None:
+    expected = by_loader(root / to, 0, shuffle=False)
+    found = IterableShardDataset(root / to, decode=CROP, seed=SEED, batch_size=BATCH)
+    assert type(found.dataset) is type(open_dataset(root / to))
+    assert prints_of(found) == expected
+    for other in set(FORMATS) - {to}:
+        with pytest.raises(UsageError, match="open_dataset opens any format"):
+            ITERABLE[other](root / to)
+
+
+def test_a_map_style_dataset_brings_its_own_options(root: Path) -> None:
+    source = open_dataset(root / "lmdb", target_transform=lambda label: label + 10, decode="numpy")
+    dataset = IterableShardDataset(source)
+    assert dataset.dataset is source
+    for (image, label), (expected, number) in zip(dataset, source[:], strict=True):
+        np.testing.assert_array_equal(image, expected)
+        assert label == number >= 10
+    for options in ({"transform": str}, {"decode": "torch"}, {"view": 1}, {"verify": False}):
+        with pytest.raises(UsageError, match="where the map-style dataset is opened"):
+            IterableShardDataset(source, **options)
+
+
+def test_map_and_iterable_datasets_take_the_same_arguments_in_the_same_order() -> None:
+    shared = list(inspect.signature(ShardDataset).parameters)
+    assert shared == list(inspect.signature(open_dataset).parameters)
+    for kind in (IterableShardDataset, *ITERABLE.values()):
+        assert list(inspect.signature(kind).parameters)[: len(shared)] == shared
+
+
+def test_every_dataset_opens_a_split(root: Path) -> None:
+    for opened in (
+        open_dataset(root, split="lmdb"),
+        ShardDataset(root, split="lmdb"),
+        IterableLMDBDataset(root, split="lmdb").dataset,
+    ):
+        assert opened.path == root / "lmdb"
+
+
+def test_a_directory_is_opened_as_open_dataset_opens_it(root: Path) -> None:
+    given: Any = {"decode": CROP, "jpeg": "fast", "verify": True, "view": 2}
+    found = IterableShardDataset(root / "lmdb", None, str, **given).dataset
+    assert repr(found) == repr(open_dataset(root / "lmdb", None, str, **given))
+    assert found.target_transform is str
+
+
+def test_images_and_labels_are_what_the_options_make_of_them(root: Path) -> None:
+    assert {type(image).__name__ for image, _ in IterableShardDataset(root / "lmdb")} == {"Image"}
+    sizes = [size for size, _ in IterableShardDataset(root / "lmdb", lambda image: image.size)]
+    assert sizes == [image.size for image, _ in open_dataset(root / "lmdb")[:]]
+    images, labels = next(iter(new(root / "lmdb")))
+    assert (images.shape, images.dtype) == ((BATCH, 3, 8, 8), torch.uint8)
+    assert (labels.shape, labels.dtype) == ((BATCH,), torch.int64)
+
+
+def test_shuffling_means_the_same_as_for_make_loader(root: Path) -> None:
+    assert IterableShardDataset(root / "lmdb", shuffle=True).order.shuffle is True
+    assert new(root / "lmdb", shuffle=BlockShuffle(rows=2)).order.shuffle == BlockShuffle(rows=2)
+    assert IterableShardDataset(root / "lmdb").order.shuffle is False
+
+
+def test_what_will_be_read_is_announced_before(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in (None, BATCH):
+        dataset = new(root / "webdataset", batch, shuffle=BlockShuffle(rows=2, buffer=6))
+        announced: list[int] = []
+        monkeypatch.setattr(dataset.dataset, "announce", lambda rows, to=announced: to.extend(rows))
+        assert len(list(dataset)) == len(dataset)
+        order = dataset.order.rows(0, np.arange(ROWS)).tolist()
+        assert set(announced) == set(order[6:])
+
+
+def test_a_pickled_dataset_reads_the_same_and_is_small(root: Path) -> None:
+    dataset = _named(new(root / "lmdb"), 2)
+    assert len(list(dataset)) == 6
+    packed = pickle.dumps(dataset)
+    assert len(packed) < 3000
+    assert prints_of(pickle.loads(packed)) == by_loader(root / "lmdb", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"seed": "1"}, "seed='1'"),
+        ({"shuffle": None}, "shuffle=None"),
+        ({"decode": "jpeg"}, "decode='jpeg'"),
+    ],
+)
+def test_wrong_options_are_a_usage_error(root: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        IterableShardDataset(root / "lmdb", **options)
+
+
+def test_a_missing_dataset_and_a_wrong_epoch_are_usage_errors(root: Path) -> None:
+    with pytest.raises(UsageError):
+        IterableShardDataset(root / "nothing")
+    dataset = new(root / "lmdb")
+    for epoch in (-1, 1.5, True, None):
+        with pytest.raises(UsageError, match="is not an integer from 0 on"):
+            dataset.set_epoch(epoch)  # type: ignore[arg-type]
+    assert prints_of(dataset) == by_loader(root / "lmdb", 0)

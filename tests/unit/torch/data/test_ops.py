@@ -1,0 +1,643 @@
+"""Image operations: torchvision's geometry and values, held to references that are written here.
+
+torchvision itself is not needed: its documented rules are short, and stand below as `centre_crop`,
+`resized` and `draw_crop`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from helpers import FORMATS, Pixels, encoded, jpeg, make_dataset, make_tree, picture, pixels, png
+from pairwise import pairwise
+from PIL import Image
+from torch.nn import functional
+
+from shardkit import (
+    BadImage,
+    CenterCrop,
+    CorruptRecord,
+    RandomResizedCrop,
+    Resize,
+    ShardDataset,
+    UsageError,
+    collate,
+    open_dataset,
+)
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset import decode as decoding
+from shardkit.dataset.decode import Decoding
+from shardkit.dataset.shardset import EncodedImage
+from shardkit.sampling.order import Draws
+from shardkit.torch.data import ops
+from shardkit.torch.data.ops import ImageOp, Piece
+
+KINDS = ("jpg", "png", "webp", "raw")
+PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+EXACT = math.inf
+"""As ``oversample``: no JPEG is decoded reduced."""
+LEVELS = {"bilinear": 1, "bicubic": 3}
+"""How far a value may be from floating point: bytes are rounded after each of two passes, and the
+weights of ``bicubic`` are larger."""
+
+
+def stored(values: Pixels, kind: str = "raw") -> EncodedImage:
+    """Return pixels as a record of the given kind."""
+    height, width = values.shape[:2]
+    names = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+    data = values.tobytes()
+    if kind != "raw":
+        data = encoded(Image.fromarray(values), names[kind], quality=90)
+    return EncodedImage(data, kind, 0, width, height)
+
+
+def decoded(image: EncodedImage) -> Pixels:
+    """Return all pixels of a record, by Pillow."""
+    if image.field == "raw":
+        return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+    return np.asarray(Image.open(io.BytesIO(image.data)).convert("RGB"))
+
+
+def sample(op: ImageOp, image: EncodedImage, row: int = 0) -> Pixels:
+    """Return what an operation makes of an image."""
+    piece = op.piece(image.width, image.height, Draws(7, row))
+    return op.render(image, piece, Decoding())
+
+
+def interpolate(values: Pixels, size: tuple[int, int], mode: str = "bilinear") -> Pixels:
+    """Return pixels scaled as torchvision scales tensors: in floating point, then rounded."""
+    tensor = torch.from_numpy(values.copy()).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+    scaled = functional.interpolate(tensor, size, mode=mode, antialias=True)[0]
+    found: Pixels = scaled.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    return found
+
+
+def centre_crop(values: Pixels, size: tuple[int, int]) -> Pixels:
+    """Return the centre as torchvision's ``center_crop`` cuts it: padded first, if need be."""
+    lack = [max(0, want - have) for want, have in zip(size, values.shape[:2], strict=True)]
+    padding = [(each // 2, (each + 1) // 2) for each in lack]
+    values = np.pad(values, (*padding, (0, 0))).astype(np.uint8, copy=False)
+    top, left = (round((have - want) / 2.0) for have, want in zip(values.shape, size, strict=False))
+    cut: Pixels = values[top : top + size[0], left : left + size[1]]
+    return cut
+
+
+def resized(size: int, width: int, height: int) -> tuple[int, int]:
+    """Return height and width as torchvision's ``Resize(size)`` computes them."""
+    short, long = (width, height) if width <= height else (height, width)
+    new_short, new_long = size, int(size * long / short)
+    return (new_long, new_short) if width <= height else (new_short, new_long)
+
+
+def difference(one: Pixels, other: Pixels) -> npt.NDArray[np.int64]:
+    return np.abs(one.astype(np.int64) - other.astype(np.int64))
+
+
+def psnr(one: Pixels, other: Pixels) -> float:
+    error = float(np.mean(difference(one, other) ** 2))
+    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
+
+
+def photo(width: int, height: int, slope: float = 1.3, seed: int = 1) -> Pixels:
+    """Return noise whose spectrum falls as that of photographs does; 1.0 is a harsh one."""
+    chance = np.random.default_rng(seed)
+    down, across = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
+    frequency = np.hypot(down, across)
+    frequency[0, 0] = math.inf
+    shared = chance.normal(size=(height, width))
+    planes = []
+    for _ in range(3):
+        spectrum = np.fft.rfft2(shared + 0.3 * chance.normal(size=(height, width)))
+        plane = np.fft.irfft2(spectrum / frequency**slope, (height, width))
+        planes.append(127 + 50 * plane / plane.std())
+    values: Pixels = np.clip(np.stack(planes, -1), 0, 255).astype(np.uint8)
+    return values
+
+
+def ramp(width: int, height: int) -> Pixels:
+    """Return a picture whose red tells the column, and green the row, from 20 to 235."""
+    values = np.full((height, width, 3), 128.0)
+    values[:, :, 0] = np.linspace(20, 235, width)
+    values[:, :, 1] = np.linspace(20, 235, height)[:, None]
+    return values.round().astype(np.uint8)
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes to which images are decoded."""
+    found: list[tuple[int, ...]] = []
+    decode: Callable[..., Pixels] = vars(decoding)["decode_stored"]
+
+    def spy(*arguments: Any, **options: Any) -> Pixels:
+        values = decode(*arguments, **options)
+        found.append(values.shape)
+        return values
+
+    monkeypatch.setattr(decoding, "decode_stored", spy)
+    monkeypatch.setattr(decoding, "decode_region", lambda *_, **__: None)  # whole images, please
+    return found
+
+
+# The geometry of torchvision.
+
+
+def test_a_central_crop_is_cut_and_padded_as_by_torchvision() -> None:
+    for width in range(1, 9):
+        for height in range(1, 9):
+            values = pixels(width, height, seed=width)
+            for size in ((1, 1), (2, 5), (5, 2), (6, 7), (7, 6), (8, 8), (11, 3), (3, 12), (12, 9)):
+                found = sample(CenterCrop(size), stored(values))
+                np.testing.assert_array_equal(found, centre_crop(values, size))
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("size", [(20, 20), (33, 51), (64, 10), (90, 100)])
+def test_a_central_crop_of_an_encoded_image_changes_no_pixel(
+    kind: str, size: tuple[int, int]
+) -> None:
+    image = stored(pixels(51, 40), kind)
+    np.testing.assert_array_equal(
+        sample(CenterCrop(size), image), centre_crop(decoded(image), size)
+    )
+
+
+def test_resize_computes_torchvisions_size() -> None:
+    for width in range(1, 60):
+        for height in range(1, 60):
+            for size in (1, 2, 7, 32):
+                piece = Resize(size).piece(width, height, Draws(0, 0))
+                assert piece == Piece(0, 0, width, height, resized(size, width, height))
+
+
+def test_a_pair_is_height_and_width() -> None:
+    image = stored(pixels(40, 30))
+    for op in (Resize((9, 21)), CenterCrop((9, 21)), RandomResizedCrop((9, 21))):
+        assert sample(op, image).shape == (9, 21, 3)
+        assert op.fixed_size == (9, 21)
+    assert Resize(9).fixed_size is None
+    assert CenterCrop(9).fixed_size == RandomResizedCrop(9).fixed_size == (9, 9)
+
+
+def draw_crop(
+    chance: np.random.Generator, width: int, height: int, op: RandomResizedCrop
+) -> tuple[int, int, int, int]:
+    """Return left, top, width and height as torchvision's ``get_params`` draws them."""
+    for _ in range(10):
+        area = width * height * chance.uniform(*op.scale)
+        ratio = math.exp(chance.uniform(math.log(op.ratio[0]), math.log(op.ratio[1])))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            top = int(chance.integers(0, height - down, endpoint=True))
+            left = int(chance.integers(0, width - across, endpoint=True))
+            return left, top, across, down
+    across, down = width, height
+    if width / height < min(op.ratio):
+        down = round(width / min(op.ratio))
+    elif width / height > max(op.ratio):
+        across = round(height * max(op.ratio))
+    return (width - across) // 2, (height - down) // 2, across, down
+
+
+def chi_square(found: npt.ArrayLike, expected: npt.ArrayLike, bins: int = 12) -> float:
+    """Return the chi-square per degree of freedom of two samples in bins of equal weight."""
+    found, expected = np.asarray(found, float), np.asarray(expected, float)
+    edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
+    one = np.bincount(np.searchsorted(edges, found), minlength=len(edges) + 1)
+    other = np.bincount(np.searchsorted(edges, expected), minlength=len(edges) + 1)
+    scale = math.sqrt(len(found) / len(expected))
+    terms = (one / scale - other * scale) ** 2 / np.maximum(one + other, 1)
+    return float(terms.sum()) / len(edges)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "options"),
+    [
+        (500, 375, {}),
+        (31, 200, {}),  # most attempts fail: often the fallback
+        (640, 64, {"scale": (0.02, 0.3), "ratio": (0.5, 3.0)}),
+        (60, 60, {"scale": (0.05, 0.2), "ratio": (1.0, 1.0)}),
+    ],
+)
+def test_random_crops_are_distributed_as_torchvisions(
+    width: int, height: int, options: dict[str, Any]
+) -> None:
+    op = RandomResizedCrop(8, **options)
+    chance = np.random.default_rng(5)
+    wanted = np.array([draw_crop(chance, width, height, op) for _ in range(12000)], float)
+    pieces = [op.piece(width, height, Draws(11, row)) for row in range(6000)]
+    found = np.array([piece[:4] for piece in pieces], float)
+    assert (found[:, :2] >= 0).all()
+    assert (found[:, 0] + found[:, 2] <= width).all()
+    assert (found[:, 1] + found[:, 3] <= height).all()
+
+    def traits(crops: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        left, top, across, down = crops.T
+        return {
+            "area": across * down,
+            "ratio": np.log(across / down),
+            "left": left / np.maximum(1, width - across),
+            "top": top / np.maximum(1, height - down),
+            "left in pixels": left,
+            "top in pixels": top,
+        }
+
+    for name, expected in traits(wanted).items():
+        got = traits(found)[name]
+        spread = expected.std() / math.sqrt(len(got)) + 1e-9
+        assert abs(got.mean() - expected.mean()) < 5 * spread, name
+        assert abs(got.std() - expected.std()) < 0.05 * expected.std() + 1e-9, name
+        assert chi_square(got, expected) < 3.2, name
+    flips = np.array([piece.flip for piece in pieces])
+    assert abs(flips.mean() - 0.5) < 4.5 * 0.5 / math.sqrt(len(flips))
+    assert abs(np.corrcoef(flips, found[:, 0])[0, 1]) < 0.06  # and by nothing else
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
+def test_flips_come_as_often_as_asked_for(rate: float) -> None:
+    op = RandomResizedCrop(8, flip=rate)
+    flips = [op.piece(40, 30, Draws(3, row)).flip for row in range(4000)]
+    assert abs(np.mean(flips) - rate) <= 4.5 * math.sqrt(rate * (1 - rate) / len(flips))
+
+
+def test_neighbouring_rows_and_epochs_draw_independently() -> None:
+    op = RandomResizedCrop(8)
+    lefts = np.array([[op.piece(500, 400, Draws(k, r)).left for r in range(600)] for k in range(4)])
+    assert abs(np.corrcoef(lefts[0, 1:], lefts[0, :-1])[0, 1]) < 0.15
+    for key in (1, 2, 3):
+        assert abs(np.corrcoef(lefts[0], lefts[key])[0, 1]) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10)), (1, 9, (0, 4, 1, 1))],
+)
+def test_where_no_crop_fits_it_is_the_central_one(
+    width: int, height: int, expected: tuple[int, ...]
+) -> None:
+    op = RandomResizedCrop(8, scale=(2.0, 2.0))  # larger than the image: every attempt fails
+    assert op.piece(width, height, Draws(0, 0))[:4] == expected
+    assert op.piece(30, 29, Draws(0, 0))[:4] == (0, 0, 30, 29)  # within the ratios: all of it
+
+
+@pytest.mark.parametrize("ratio", [(0.1, 0.2), (5.0, 9.0), (3 / 4, 4 / 3)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 700), (700, 1), (2, 1)])
+def test_the_smallest_and_narrowest_images_have_a_crop(
+    ratio: tuple[float, float], size: tuple[int, int]
+) -> None:
+    image = stored(pixels(*size), "png")
+    for op in (RandomResizedCrop(8, ratio=ratio), CenterCrop(8), CenterCrop(4, resize=5)):
+        for row in range(20):
+            piece = op.piece(*size, Draws(1, row))
+            assert piece.width >= 1
+            assert piece.height >= 1
+            assert op.render(image, piece, Decoding()).shape[:2] == piece.size
+    assert sample(Resize((8, 8)), image).shape == (8, 8, 3)
+
+
+class Around(ImageOp):
+    """The whole image and a frame around it, scaled down: much of the piece lies outside."""
+
+    @property
+    def fixed_size(self) -> tuple[int, int]:
+        return 32, 32
+
+    def piece(self, width: int, height: int, draws: Draws) -> Piece:
+        return Piece(-width // 2, -height // 4, 2 * width, 2 * height, (32, 32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_outside_an_image_is_black_however_large_it_is(kind: str) -> None:
+    for width, height in ((40, 40), (640, 480)):
+        image = stored(np.full((height, width, 3), 200, np.uint8), kind)
+        found = sample(Around(), image)
+        assert (found[:3] == 0).all()
+        assert (found[:, :7] == 0).all()
+        assert abs(found[6:18, 10:22].astype(int) - 200).max() <= 3
+
+
+# The values.
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "size"), pairwise(ops.FILTERS, KINDS, [(37, 37), (64, 20), (150, 190), (1, 1)])
+)
+def test_scaling_is_that_of_interpolate_and_of_pillow(
+    kind: str, mode: str, size: tuple[int, int]
+) -> None:
+    image = stored(photo(120, 101), kind)
+    found = sample(Resize(size, filter=mode, oversample=EXACT), image)
+    assert difference(found, interpolate(decoded(image), size, mode)).max() <= LEVELS[mode]
+    pillow = Image.fromarray(decoded(image)).resize(size[::-1], PILLOW[mode])
+    assert difference(found, np.asarray(pillow)).mean() < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ops.FILTERS)
+def test_a_random_crop_is_its_piece_scaled_and_mirrored(kind: str, mode: str) -> None:
+    image = stored(photo(120, 101), kind)
+    whole = decoded(image)
+    op = RandomResizedCrop((40, 30), filter=mode, oversample=EXACT)
+    flips = 0
+    for row in range(30):
+        piece = op.piece(120, 101, Draws(7, row))
+        cut = whole[piece.top :, piece.left :][: piece.height, : piece.width]
+        expected = interpolate(cut, (40, 30), mode)
+        flips += piece.flip
+        found = sample(op, image, row)
+        assert (
+            difference(found, expected[:, ::-1] if piece.flip else expected).max() <= LEVELS[mode]
+        )
+    assert 5 < flips < 25
+
+
+def test_a_piece_of_the_right_size_is_not_scaled() -> None:
+    image = stored(pixels(20, 16))
+    for flip in (False, True):
+        found = Resize(1).render(image, Piece(3, 2, 9, 8, (8, 9), flip), Decoding())
+        cut = decoded(image)[2:10, 3:12]
+        np.testing.assert_array_equal(found, cut[:, ::-1] if flip else cut)
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(512, 512), (500, 375), (333, 500), (300, 301), (1000, 256), (60, 50)]
+)
+def test_resize_and_crop_in_one_step_are_within_48_db_of_two(width: int, height: int) -> None:
+    """Only pixels along the edge see less of their surroundings, if the crop lies as it should."""
+    image = stored(photo(width, height))
+    whole = interpolate(decoded(image), resized(256, width, height))
+    found = sample(CenterCrop(224, resize=256), image)
+    assert psnr(found, centre_crop(whole, (224, 224))) > 48
+
+
+def test_resize_and_crop_in_one_step_pad_what_is_missing() -> None:
+    image = stored(photo(300, 100))
+    whole = interpolate(decoded(image), resized(50, 300, 100))
+    expected = centre_crop(whole, (80, 80))
+    found = sample(CenterCrop(80, resize=50), image)
+    assert not found[:14].any()
+    assert not found[-14:].any()
+    assert difference(found, expected)[17:-17].mean() < 1.5
+
+
+# JPEGs decoded at a part of their size.
+
+
+@pytest.mark.parametrize("oversample", [1.0, 2.0])
+def test_a_large_jpeg_is_decoded_reduced_and_never_below_what_is_needed(
+    shapes: list[tuple[int, ...]], oversample: float
+) -> None:
+    image = stored(photo(640, 480), "jpg")
+    needed = round(32 * oversample)
+    for side, reduced in ((2 * needed - 1, False), (2 * needed, True), (480, True)):
+        piece = Piece(3, 0, side, side, (32, 32))
+        Resize(1, oversample=oversample).render(image, piece, Decoding())
+        height, width, _ = shapes.pop()
+        assert ((width, height) != (640, 480)) == reduced
+        assert width / 640 * side >= needed
+        assert height / 480 * side >= needed
+
+
+def test_images_are_decoded_whole_where_nothing_is_gained(shapes: list[tuple[int, ...]]) -> None:
+    whole = (480, 640, 3)
+    for kind in ("png", "webp"):
+        sample(Resize(16), stored(photo(640, 480), kind))
+    image = stored(photo(640, 480), "jpg")
+    sample(Resize(16, oversample=EXACT), image)
+    sample(CenterCrop(240), image)
+    sample(CenterCrop(224, resize=256), image)
+    assert shapes == [whole] * 5
+
+
+def crops(size: int) -> list[Piece]:
+    """Return random crops of an image of 900 x 800, from twice to ten times the target."""
+    op = RandomResizedCrop(size, scale=(4 * size**2 / 720000, 1.0))
+    return [op.piece(900, 800, Draws(2, row)) for row in range(40)]
+
+
+@pytest.mark.parametrize(("oversample", "lowest"), [(1.0, 38.0), (2.0, 46.0), (EXACT, 55.0)])
+@pytest.mark.parametrize("mode", ops.FILTERS)
+def test_a_reduced_jpeg_gives_nearly_the_pixels_of_the_whole(
+    oversample: float, lowest: float, mode: str, shapes: list[tuple[int, ...]]
+) -> None:
+    """``lowest`` is the stated tolerance, in dB, for the worst of many crops of a photograph."""
+    image = stored(photo(900, 800), "jpg")
+    whole = decoded(image)
+    op = Resize(1, filter=mode, oversample=oversample)
+    for piece in crops(72):
+        cut = whole[piece.top :, piece.left :][: piece.height, : piece.width]
+        expected = interpolate(cut, piece.size, mode)
+        found = op.render(image, piece, Decoding())
+        assert psnr(found, expected[:, ::-1] if piece.flip else expected) > lowest
+    assert (len(set(shapes)) > 1) == (oversample != EXACT)
+
+
+@pytest.mark.parametrize("oversample", [1.0, 2.0, EXACT])
+def test_a_reduced_jpeg_shifts_nothing_by_more_than_a_tenth_of_a_pixel(oversample: float) -> None:
+    """Offsets are no multiples of 8, and 900 is not either: nor may the last column be stretched.
+
+    Red tells the column: its mean over the crop tells where the crop lies.
+    """
+    image = stored(ramp(900, 800), "jpg")
+    whole = decoded(image)
+    op = Resize(1, oversample=oversample)
+    for piece in crops(72):
+        cut = whole[piece.top :, piece.left :][: piece.height, : piece.width].astype(float)
+        found = op.render(image, piece, Decoding()).astype(float)
+        for channel, per_level, pixel in (
+            (0, 900 / 215, piece.width / 72),
+            (1, 800 / 215, piece.height / 72),
+        ):
+            shift = (found[..., channel].mean() - cut[..., channel].mean()) * per_level
+            assert abs(shift) < 0.1 * pixel + 0.15  # the ramp has steps of four pixels
+
+
+# All kinds of images, through datasets.
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "LA"])
+def test_images_of_any_mode_become_rgb(tmp_path: Path, mode: str) -> None:
+    kind = "JPEG" if mode in ("L", "CMYK") else "PNG"
+    name = f"a/0.{'jpg' if kind == 'JPEG' else 'png'}"
+    image = Image.fromarray(photo(180, 160)).convert(mode.replace("A", "") or "L")
+    if "A" in mode:
+        image.putalpha(Image.fromarray(ramp(180, 160)[:, :, 0]))
+    make_tree(tmp_path / "photos", {name: encoded(image, kind)})
+    place = make_dataset(tmp_path / "photos", tmp_path / "made")
+    whole = np.asarray(open_dataset(place)[0][0])
+    found, _ = open_dataset(place, decode=Resize((33, 44), oversample=EXACT))[0]
+    assert difference(found.permute(1, 2, 0).numpy(), interpolate(whole, (33, 44))).max() <= 1
+    reduced, _ = open_dataset(place, decode=Resize((20, 22)))[0]
+    assert reduced.shape == (3, 20, 22)
+    assert difference(reduced.permute(1, 2, 0).numpy(), interpolate(whole, (20, 22))).mean() < 3
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of different kinds and sizes in each format, and ``raw-*``: raw pixels."""
+    root = tmp_path_factory.mktemp("ops")
+    files: dict[str, bytes | None] = {}
+    for number in range(9):
+        width, height = 40 + 7 * number, 70 - 5 * number
+        kinds = ("JPEG", "PNG", "WEBP")
+        name = f"{'ab'[number % 2]}/{number}.{('jpg', 'png', 'webp')[number % 3]}"
+        files[name] = encoded(picture(width, height, number), kinds[number % 3])
+    make_tree(root / "photos", files)
+    raw = Recipe(encode="raw", resize=(30, 40), resize_mode="stretch", enlarge=True)
+    for to in FORMATS:
+        make_dataset(root / "photos", root / to, to=to)
+        make_dataset(root / "photos", root / f"raw-{to}", to=to, recipe=raw)
+    return root
+
+
+OPERATIONS = [
+    CenterCrop(24),
+    CenterCrop((20, 33), resize=36),
+    CenterCrop(90),
+    RandomResizedCrop(24),
+    RandomResizedCrop((10, 60), filter="bicubic"),
+    Resize((17, 19)),
+]
+
+
+@pytest.mark.parametrize("op", OPERATIONS, ids=repr)
+@pytest.mark.parametrize("prefix", ["", "raw-"])
+def test_batches_are_blocks_of_what_single_samples_are(
+    root: Path, op: ImageOp, prefix: str
+) -> None:
+    rows = [3, 0, -1, 5, 2, 7]  # each once: a row that repeats draws again
+    batches = []
+    for to in FORMATS:
+        dataset = open_dataset(root / f"{prefix}{to}", decode=op)
+        dataset.set_epoch(4, seed=2)
+        batch = dataset.__getitems__(rows)
+        block, labels = collate(batch)
+        assert block.dtype == torch.uint8
+        assert block.shape == (6, 3, *(op.fixed_size or ()))
+        assert block.is_contiguous(memory_format=torch.channels_last)
+        assert labels.tolist() == [dataset.targets[row] for row in rows]
+        for number, row in enumerate(rows):
+            image, _ = batch[number]
+            assert image.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+            assert torch.equal(image, block[number])
+            single, _ = dataset[row]
+            assert torch.equal(single, block[number])
+            assert single.permute(1, 2, 0).is_contiguous()
+        batches.append(block)
+    assert torch.equal(batches[0], batches[1])  # the same from each format
+    assert torch.equal(batches[0], batches[2])
+
+
+def test_random_crops_depend_on_epoch_seed_and_row_alone(root: Path) -> None:
+    def read(dataset: ShardDataset, epoch: int, seed: int) -> Any:
+        dataset.set_epoch(epoch, seed)
+        return collate(dataset[:])[0]
+
+    op = RandomResizedCrop(24)
+    dataset, again = (open_dataset(root / "lmdb", decode=op) for _ in range(2))
+    first = read(dataset, 1, 1)
+    assert not torch.equal(first, read(dataset, 2, 1))
+    assert not torch.equal(first, read(dataset, 1, 2))
+    torch.manual_seed(99)
+    assert torch.equal(first, read(pickle.loads(pickle.dumps(again)), 1, 1))
+
+
+def test_a_transform_is_given_chw_tensors_of_its_own(root: Path) -> None:
+    plain = open_dataset(root / "hdf5", decode=CenterCrop(24))
+    inverted = open_dataset(root / "hdf5", torch.bitwise_not, decode=CenterCrop(24))
+    one, other = collate(plain[:])[0], collate(inverted[:])[0]
+    assert torch.equal(255 - one, other)
+
+
+def test_images_that_stay_of_different_sizes_come_one_by_one(root: Path) -> None:
+    dataset = open_dataset(root / "webdataset", decode=Resize(20))
+    batch = dataset[:]
+    shapes = {tuple(image.shape) for image, _ in batch}
+    assert len(shapes) > 3
+    assert all(min(shape[1:]) == 20 for shape in shapes)
+    for row, (image, _) in enumerate(batch):
+        assert torch.equal(image, dataset[row][0])
+    with pytest.raises(RuntimeError, match="differ in size"):
+        collate(batch)
+    assert collate(dataset[[4, 4]])[0].shape == (2, *dataset[4][0].shape)
+
+
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    files = {f"a/{n}.jpg": jpeg(60, 60, n) for n in range(2)}
+    files["a/2.jpg"] = jpeg(60, 60)[:-400]
+    make_tree(tmp_path / "photos", files)
+    place = make_dataset(
+        tmp_path / "photos", tmp_path / "made", to="webdataset", recipe=Recipe(check="none")
+    )
+    dataset = open_dataset(place, decode=CenterCrop(20))
+    row = list(dataset.keys).index("a/2")
+    with pytest.raises(BadImage, match=rf"'a/2' \(row {row}, from 'a/2.jpg'\)"):
+        dataset[:]
+    shard = place / dataset.manifest.shards[0].name
+    content = bytearray(shard.read_bytes())
+    row = list(dataset.keys).index("a/1")
+    content[int(dataset._shards.rows["offset"][row]) + 300] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CorruptRecord, match=rf"'a/1' \(row {row}, from 'a/1.jpg'\)"):
+        open_dataset(place, decode=RandomResizedCrop(20))[row]
+
+
+def test_an_image_of_another_size_than_the_index_says_is_refused() -> None:
+    for data, kind in ((jpeg(60, 60), "jpg"), (png(60, 60), "png"), (bytes(60 * 60 * 3), "raw")):
+        for op in (Resize(10), CenterCrop(10), Resize(10, oversample=EXACT)):
+            with pytest.raises(BadImage):
+                sample(op, EncodedImage(data, kind, 0, 100, 60))
+
+
+# What is asked for wrongly.
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True, (8,), (8, 8, 8), (8, 0), [8, 8]])
+def test_a_wrong_size_is_a_usage_error(size: Any) -> None:
+    for make in (Resize, CenterCrop, RandomResizedCrop):
+        with pytest.raises(UsageError, match=make.__name__):
+            make(size)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": (0, 1)},
+        {"scale": (0.5, 0.2)},
+        {"scale": 0.5},
+        {"scale": ("a", "b")},
+        {"scale": (0.1, 0.2, 0.3)},
+        {"scale": (0.1, math.inf)},
+        {"ratio": (-1, 1)},
+        {"ratio": (math.nan, 1)},
+        {"ratio": (0.5, math.inf)},
+        {"ratio": None},
+        {"flip": 1.1},
+        {"flip": -0.1},
+        {"flip": math.nan},
+        {"flip": "x"},
+        {"filter": "lanczos"},
+        {"filter": None},
+        {"oversample": 0.5},
+        {"oversample": math.nan},
+        {"oversample": "2"},
+    ],
+    ids=repr,
+)
+def test_a_wrong_option_is_a_usage_error(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        RandomResizedCrop(8, **options)
+
+
+def test_a_wrong_resize_is_a_usage_error() -> None:
+    for wrong in (0, "256", 1.5):
+        with pytest.raises(UsageError, match="resize"):
+            CenterCrop(8, resize=wrong)  # type: ignore[arg-type]

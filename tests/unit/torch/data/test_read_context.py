@@ -1,0 +1,447 @@
+"""What surrounds a batch: the epoch, random numbers of each sample, and where memory comes from."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEADLINE, make_dataset, make_tree, png
+from loading import METHODS
+from torch.utils.data import DataLoader, Subset
+
+from shardkit import (
+    LoaderOptions,
+    RandomResizedCrop,
+    ShardDataset,
+    TransformFailed,
+    UsageError,
+    make_loader,
+    open_dataset,
+    with_rng,
+)
+from shardkit.torch.data.read_context import Context, EpochCell, ReadContext, new_block, reading
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("reading")
+    files: dict[str, bytes | None] = {f"{'ab'[n % 2]}/{n}.png": png(14, 10, n) for n in range(ROWS)}
+    make_tree(root / "photos", files)
+    return make_dataset(root / "photos", root / "made")
+
+
+def numbers(_: Any) -> torch.Tensor:
+    """Draw from all three global generators, whatever the image is."""
+    return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+@with_rng
+def own_numbers(_: Any, rng: np.random.Generator) -> torch.Tensor:
+    return torch.from_numpy(rng.random(3))
+
+
+class Marked:
+    """A transform whose class says that it takes a generator."""
+
+    takes_rng = True
+
+    def __call__(self, _: Any, rng: np.random.Generator) -> torch.Tensor:
+        return torch.from_numpy(rng.random(3))
+
+
+class Fails:
+    """A transform that cannot bear images of one sum."""
+
+    def __init__(self, error: Exception, total: int) -> None:
+        self.error = error
+        self.total = total
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        if int(image.sum()) == self.total:
+            raise self.error
+        return image
+
+
+def global_state() -> tuple[Any, ...]:
+    numpys: Any = np.random.get_state()
+    return random.getstate(), numpys[1].tobytes(), numpys[2:], torch.get_rng_state().tolist()
+
+
+# The cell.
+
+
+def test_a_cell_begins_unset_and_keeps_what_is_set() -> None:
+    cell = EpochCell()
+    assert cell.get() is None
+    cell.set(0, 0)
+    assert cell.get() == (0, 0)
+    cell.set(np.int64(7), -3)  # type: ignore[arg-type]
+    assert cell.get() == (7, -3)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True, torch.tensor([1, 2]), 2**63])
+def test_what_is_no_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
+    cell = EpochCell()
+    cell.set(2, 1)
+    with pytest.raises(UsageError, match="epoch"):
+        cell.set(epoch, 5)
+    assert cell.get() == (2, 1)
+
+
+@pytest.mark.parametrize("seed", [1.5, "3", None])
+def test_what_is_no_seed_is_a_usage_error_and_changes_nothing(seed: Any) -> None:
+    cell = EpochCell()
+    cell.set(2, 1)
+    with pytest.raises(UsageError, match="seed"):
+        cell.set(3, seed)
+    assert cell.get() == (2, 1)
+
+
+def through_pickle(cell: Any) -> Any:
+    return pickle.loads(pickle.dumps(cell))
+
+
+def seen_by_a_child(cell: EpochCell, change: Callable[[], None]) -> tuple[int, int] | None:
+    """Return what a forked process reads from ``cell`` after ``change`` was called here."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def work() -> None:
+        there.recv()
+        there.send(cell.get())
+
+    child = context.Process(target=work, daemon=True)
+    child.start()
+    change()
+    here.send(None)
+    assert here.poll(DEADLINE)
+    found: tuple[int, int] | None = here.recv()
+    child.join(DEADLINE)
+    return found
+
+
+@pytest.mark.parametrize("copied", [lambda cell: cell, copy.copy, copy.deepcopy, through_pickle])
+def test_a_forked_process_sees_what_is_set_later(copied: Callable[[EpochCell], EpochCell]) -> None:
+    """A copy too: Lightning and others copy datasets before loaders are made."""
+    cell = copied(EpochCell())
+    assert seen_by_a_child(cell, lambda: cell.set(5, 6)) == (5, 6)
+
+
+def test_a_pickled_cell_keeps_its_values() -> None:
+    cell = EpochCell()
+    assert through_pickle(cell).get() is None
+    cell.set(3, 4)
+    assert through_pickle(cell).get() == (3, 4)
+
+
+def test_without_shared_memory_a_cell_serves_its_own_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("unable to allocate shared memory(shm)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    cell = EpochCell()
+    assert cell.get() is None
+    cell.set(5, 6)
+    assert cell.get() == (5, 6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_set_epoch_reaches_persistent_workers(place: Path, method: str, wrapped: bool) -> None:
+    dataset = open_dataset(place, own_numbers, decode="torch")
+    inside: Any = Subset(dataset, range(ROWS)) if wrapped else dataset
+    loader = DataLoader(
+        inside, 3, num_workers=2, persistent_workers=True, multiprocessing_context=method
+    )
+
+    def epoch(number: int) -> torch.Tensor:
+        dataset.set_epoch(number, seed=1)
+        return torch.cat([images for images, _ in loader])
+
+    first, second, again = epoch(0), epoch(1), epoch(0)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    here = open_dataset(place, own_numbers, decode="torch")
+    here.set_epoch(1, seed=1)
+    assert torch.equal(second, torch.stack([image for image, _ in here[:]]))
+
+
+def test_set_epoch_reaches_persistent_workers_of_a_copied_dataset(place: Path) -> None:
+    dataset = copy.deepcopy(open_dataset(place, own_numbers, decode="torch"))
+    loader = DataLoader(
+        dataset, 4, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+    )
+    found = []
+    for number in (0, 1):
+        dataset.set_epoch(number)
+        found.append(torch.cat([images for images, _ in loader]))
+    assert not torch.equal(found[0], found[1])
+
+
+# Random numbers.
+
+
+def drawn(context: Context, row: int = 0) -> int:
+    return context.draws(row).bits()
+
+
+def test_draws_are_a_function_of_seed_epoch_and_row() -> None:
+    cell = EpochCell()
+    seen = set()
+    for epoch in range(3):
+        for seed in range(3):
+            cell.set(epoch, seed)
+            for row in range(5):
+                assert drawn(Context(cell), row) == drawn(Context(cell), row)
+                seen.add(drawn(Context(cell), row))
+    assert len(seen) == 45
+
+
+def test_a_loader_s_reading_stands_above_the_cell_and_ends_with_its_block() -> None:
+    cell = EpochCell()
+    cell.set(1, 1)
+    own = drawn(Context(cell))
+    with reading(ReadContext(seed=2, epoch=3)):
+        inner = drawn(Context(cell))
+        with reading(ReadContext(seed=1, epoch=1)):
+            assert drawn(Context(cell)) == own
+        assert drawn(Context(cell)) == inner
+    assert inner != own
+    assert drawn(Context(cell)) == own
+    with pytest.raises(ZeroDivisionError), reading(ReadContext(seed=2, epoch=3)):
+        _ = 1 / 0
+    assert drawn(Context(cell)) == own
+
+
+def test_a_reading_is_that_of_its_thread_alone() -> None:
+    cell, found = EpochCell(), []
+    cell.set(1, 1)
+    own = drawn(Context(cell))
+    with reading(ReadContext(seed=2, epoch=3)):
+        thread = threading.Thread(target=lambda: found.append(drawn(Context(cell))))
+        thread.start()
+        thread.join(DEADLINE)
+    assert found == [own]
+
+
+def test_without_an_epoch_draws_follow_the_generator_of_torch() -> None:
+    cell = EpochCell()
+    torch.manual_seed(1)
+    first = [drawn(Context(cell)) for _ in range(4)]
+    torch.manual_seed(1)
+    assert [drawn(Context(cell)) for _ in range(4)] == first
+    assert len(set(first)) == 4
+    torch.manual_seed(2)
+    assert drawn(Context(cell)) != first[0]
+
+
+def test_with_an_epoch_no_generator_is_touched() -> None:
+    cell = EpochCell()
+    cell.set(0, 0)
+    before = global_state()
+    drawn(Context(cell))
+    with Context(cell).globals_kept(numbers):
+        Context(cell).apply(numbers, None, 3)
+    with Context(cell).globals_kept(own_numbers):
+        Context(cell).apply(own_numbers, None, 3)
+    assert global_state() == before
+
+
+def test_an_image_operation_and_a_transform_draw_other_numbers() -> None:
+    cell = EpochCell()
+    cell.set(0, 0)
+    context = Context(cell)
+    given = context.apply(with_rng(lambda _, rng: rng.bit_generator.state), None, 3)
+    assert int(given["state"]["key"][0]) != drawn(context, 3)
+
+
+@pytest.mark.parametrize("transform", [numbers, own_numbers, Marked()])
+def test_transforms_repeat_with_epoch_seed_and_row(place: Path, transform: Any) -> None:
+    dataset = open_dataset(place, transform, decode="torch")
+
+    def read(epoch: int, seed: int, rows: Any) -> torch.Tensor:
+        dataset.set_epoch(epoch, seed)
+        return torch.stack([image for image, _ in dataset[rows]])
+
+    every = read(1, 2, range(ROWS))
+    assert len({tuple(values) for values in every.tolist()}) == ROWS
+    rows = [5, 0, 6, -1]
+    assert torch.equal(read(1, 2, rows), every[rows])  # neighbours do not matter
+    assert not torch.equal(read(2, 2, rows), every[rows])
+    assert not torch.equal(read(1, 3, rows), every[rows])
+
+
+def test_the_global_generators_are_left_as_they_were(place: Path) -> None:
+    total = int(open_dataset(place, decode="torch")[2][0].sum())
+    dataset = open_dataset(place, numbers, decode="torch")
+    dataset.set_epoch(1)
+    before = global_state()
+    dataset[:]
+    assert global_state() == before
+    dataset.transform = Fails(ValueError("no"), total)
+    with pytest.raises(TransformFailed):
+        dataset[:]
+    assert global_state() == before
+
+
+def test_reading_without_any_random_operation_draws_nothing(place: Path) -> None:
+    dataset = open_dataset(place, decode="torch")
+    before = global_state()
+    dataset[:]
+    assert global_state() == before
+
+
+def test_without_an_epoch_ordinary_transforms_draw_as_ever(place: Path) -> None:
+    dataset = open_dataset(place, lambda _: random.random(), decode="torch")
+    random.seed(3)
+    expected = [random.random() for _ in range(ROWS)]
+    random.seed(3)
+    assert [image for image, _ in dataset[:]] == expected
+
+
+def test_in_several_threads_nobody_seeds_the_global_generators(place: Path) -> None:
+    dataset = open_dataset(place, lambda _: random.random(), decode="torch")
+    random.seed(3)
+    expected = [random.random() for _ in range(ROWS)]
+    random.seed(3)
+    with reading(ReadContext(seed=0, epoch=0, alone=False)):
+        assert [image for image, _ in dataset[:]] == expected
+
+
+def test_random_numbers_are_the_same_in_a_worker_and_here(place: Path) -> None:
+    for transform in (numbers, own_numbers):
+        found = []
+        for options in (
+            LoaderOptions(num_workers=0),
+            LoaderOptions(engine="process", num_workers=2, start_method="fork"),
+        ):
+            dataset = open_dataset(place, transform, decode="torch")
+            loader = make_loader(dataset, 3, shuffle=True, seed=4, options=options)
+            found.append([torch.cat([images for images, _ in loader]) for _ in range(2)])
+            loader.close()
+        for here, there in zip(*found, strict=True):
+            assert torch.equal(here, there)
+
+
+def test_with_rng_marks_functions_and_classes() -> None:
+    assert with_rng(own_numbers) is own_numbers
+
+    @with_rng
+    class Decorated:
+        def __call__(self, image: int, rng: np.random.Generator) -> int:
+            return image + int(rng.integers(1))
+
+    cell = EpochCell()
+    cell.set(0, 0)
+    assert Context(cell).apply(Decorated(), 3, 0) == 3
+
+
+# Errors of transforms.
+
+
+@pytest.fixture
+def failing(place: Path) -> tuple[ShardDataset, str]:
+    """A dataset whose transform fails for row 5, and that row's key."""
+    plain = open_dataset(place, decode="torch")
+    transform = Fails(KeyError("missing thing"), int(plain[5][0].sum()))
+    assert sum(int(image.sum()) == transform.total for image, _ in plain[:]) == 1
+    return open_dataset(place, transform, decode="torch"), plain.keys[5]
+
+
+def test_a_failed_transform_names_the_sample_and_has_its_cause(
+    failing: tuple[ShardDataset, str],
+) -> None:
+    dataset, key = failing
+    with pytest.raises(TransformFailed) as caught:
+        dataset[[4, 5]]
+    assert isinstance(caught.value.__cause__, KeyError)
+    for part in (repr(key), "row 5,", "KeyError", "missing thing", str(dataset.path)):
+        assert part in str(caught.value)
+    assert len(dataset[[4, 6]]) == 2
+
+
+@pytest.mark.parametrize("engine", ["plain", "process", "thread"])
+def test_a_failed_transform_arrives_from_a_worker(
+    failing: tuple[ShardDataset, str], engine: str
+) -> None:
+    dataset, key = failing
+    if engine == "plain":
+        loader: Any = DataLoader(dataset, 3, num_workers=1, multiprocessing_context="fork")
+    else:
+        options = LoaderOptions(engine=engine, num_workers=1, start_method="fork", timeout=DEADLINE)
+        loader = make_loader(dataset, 3, options=options)
+    batches = iter(loader)
+    assert len(next(batches)[0]) == 3
+    with pytest.raises(TransformFailed) as caught:
+        next(batches)
+    for part in (repr(key), "row 5,", "KeyError", "missing thing"):
+        assert part in str(caught.value)
+    if engine != "plain":  # there PyTorch makes the exception, of text alone
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert str(caught.value).count("\n") == 0
+    if engine == "process":
+        assert "test_read_context.py" in str(getattr(caught.value.__cause__, "__cause__", ""))
+
+
+# Memory and marks.
+
+
+def test_a_block_comes_from_the_loader_only_if_it_is_to_be_shared() -> None:
+    asked = []
+
+    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+        asked.append(shape)
+        return torch.zeros(shape, dtype=torch.uint8)
+
+    with reading(ReadContext(seed=0, epoch=0, allocate=allocate)):
+        assert new_block((2, 3), shared=True).shape == (2, 3)
+        assert new_block((1, 3), shared=False).shape == (1, 3)
+    assert asked == [(2, 3)]
+    block = new_block((2, 3, 4), shared=True)
+    assert (block.dtype, block.shape) == (torch.uint8, (2, 3, 4))
+    assert not is_shared(block)
+
+
+class SharedBlocks(torch.utils.data.Dataset[bool]):
+    """Tells whether a block made in a worker is shared."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> bool:
+        return is_shared(new_block((3, 4), shared=bool(row)))
+
+
+def is_shared(block: torch.Tensor) -> bool:
+    return bool(block.is_shared())  # type: ignore[no-untyped-call]
+
+
+def test_in_a_plain_worker_a_block_lies_in_shared_memory() -> None:
+    loader = DataLoader(SharedBlocks(), None, num_workers=1, multiprocessing_context="fork")
+    assert list(loader) == [False, True]
+
+
+@pytest.mark.parametrize("decode", ["torch", "pil", RandomResizedCrop(4)])
+def test_the_row_being_read_is_noted(place: Path, decode: Any) -> None:
+    dataset = open_dataset(place, decode=decode)
+    mark = np.full(1, -1)
+    seen = []
+    dataset.transform = lambda image: seen.append(int(mark[0])) or image  # type: ignore[func-returns-value]
+    with reading(ReadContext(seed=0, epoch=0, mark=mark)):
+        dataset[[3, -1, 0]]
+    assert seen == [3, ROWS - 1, 0]

@@ -1,0 +1,499 @@
+"""Batches of an epoch as rows, where in it a run stands, and which states it takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from helpers import FORMATS
+from hypothesis import given
+from hypothesis import strategies as st
+from loading import make_datasets
+from pairwise import pairwise
+from torch.utils.data import ConcatDataset, Subset
+
+from shardkit import BlockShuffle, Order, RankShard, UsageError, open_dataset
+from shardkit.errors import StateMismatch
+from shardkit.torch.data import schedule as schedule_module
+from shardkit.torch.data.schedule import BatchSchedule, Request, ResumeState, fingerprint
+
+SIZE = 11
+
+
+def a_schedule(size: int = SIZE, batch: int = 3, **options: Any) -> BatchSchedule:
+    """Return a schedule of 4 batches, unless options say otherwise."""
+    rank_shard = RankShard(**{"rank": 0, "world_size": 1, **options.pop("rank_shard", {})})
+    return BatchSchedule(Order(size=size, **options), batch, rank_shard)
+
+
+def schedules(
+    world_size: int, batch: int = 3, remainder: str = "drop", **options: Any
+) -> list[BatchSchedule]:
+    """Return the schedule of each rank."""
+    rank_shards = [
+        {"rank": rank, "world_size": world_size, "remainder": remainder}
+        for rank in range(world_size)
+    ]
+    return [a_schedule(batch=batch, rank_shard=rank_shard, **options) for rank_shard in rank_shards]
+
+
+def plain(requests: Iterator[Request]) -> list[tuple[Any, ...]]:
+    """Return requests as values that can be compared."""
+    return [(*r[:2], r.rows.tolist(), *r[3:5], r.ahead.tolist()) for r in requests]
+
+
+@pytest.mark.parametrize("batch", [0, -1, True, 1.5, "2", None])
+def test_what_is_no_number_of_samples_is_a_usage_error(batch: Any) -> None:
+    with pytest.raises(UsageError, match="batch_size="):
+        BatchSchedule(Order(size=5), batch, RankShard(rank=0, world_size=1))
+
+
+@given(
+    st.integers(0, 60),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.sampled_from(["drop", "pad", "exact"]),
+    st.sampled_from([False, True, BlockShuffle(rows=2, buffer=6)]),
+)
+def test_requests_of_all_ranks_are_the_order_of_the_epoch(
+    size: int, batch: int, world_size: int, remainder: str, shuffle: bool | BlockShuffle
+) -> None:
+    ranks = schedules(world_size, batch, remainder, size=size, shuffle=shuffle, seed=3)
+    every = [list(schedule.requests(7)) for schedule in ranks]
+    assert [len(own) for own in every] == list(map(len, ranks))
+    assert [sum(len(r.rows) for r in own) for own in every] == [
+        schedule.samples for schedule in ranks
+    ]
+    assert {(r.epoch, r.seed) for own in every for r in own} <= {(7, 3)}
+    rows: list[int] = []
+    padding: list[int] = []
+    for one in itertools.zip_longest(*every):
+        for request in one:
+            if request is not None:
+                real = len(request.rows) - request.padding
+                rows += request.rows[:real].tolist()
+                padding += request.rows[real:].tolist()
+    expected = ranks[0].order.rows(7, np.arange(size)).tolist()
+    left_out = size % world_size if remainder == "drop" else 0
+    assert rows == expected[: size - left_out]
+    added = -size % world_size if remainder == "pad" else 0
+    assert padding == list(itertools.islice(itertools.cycle(expected), added))
+
+
+@pytest.mark.parametrize(
+    ("at_once", "consumed", "remainder"),
+    pairwise([1, 2, 7, 10**6], [0, 3, 60, 61], ["drop", "pad", "exact"]),
+)
+def test_looking_up_rows_together_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, consumed: int, remainder: str
+) -> None:
+    for schedule in schedules(2, 3, remainder, size=61, shuffle=BlockShuffle(rows=4, buffer=8)):
+        expected = plain(schedule.requests(1, consumed))
+        monkeypatch.setattr(schedule_module, "_AT_ONCE", at_once)
+        assert plain(schedule.requests(1, consumed)) == expected
+        monkeypatch.undo()
+
+
+def test_the_first_batch_costs_no_more_in_a_large_dataset() -> None:
+    # All rows of this one would take 8 TB.
+    request = next(a_schedule(10**12, 64, shuffle=True).requests(3, 5 * 10**11))
+    assert len(request.rows) == 64
+    assert request.consumed == 5 * 10**11 + 64
+
+
+def test_a_request_announces_what_the_order_foresees_for_its_own_samples() -> None:
+    for schedule in schedules(2, 4, "pad", size=63, shuffle=BlockShuffle(rows=4, buffer=16)):
+        start = schedule.rank_shard.rank * 4
+        for request in schedule.requests(2):
+            stop = min(start + len(request.rows), 63)
+            expected = schedule.order.ahead(2, np.arange(start, stop))
+            assert request.ahead.tolist() == expected.tolist()
+            start += 8
+            if start + 4 > 63:
+                break
+
+
+def test_padding_may_fill_a_batch_and_is_never_more() -> None:
+    every = [list(schedule.requests(0)) for schedule in schedules(5, 3, "pad", size=2)]
+    assert [[(r.rows.tolist(), r.padding) for r in own] for own in every] == [
+        [([0], 0)],
+        [([1], 0)],
+        [([0], 1)],
+        [([1], 1)],
+        [([0], 1)],
+    ]
+    assert {own[0].consumed for own in every} == {2}
+
+
+def test_an_empty_dataset_has_no_batches() -> None:
+    for remainder in ("drop", "pad", "exact"):
+        for schedule in schedules(2, 3, remainder, size=0, shuffle=True):
+            assert (len(schedule), schedule.samples, list(schedule.requests(0))) == (0, 0, [])
+
+
+def test_the_rank_is_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    order = Order(size=12)
+    assert BatchSchedule(order, 2, RankShard()).rank_shard[:2] == (0, 5)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    assert BatchSchedule(order, 2, RankShard()).rank_shard[:2] == (2, 3)
+    assert BatchSchedule(order, 2, RankShard(rank=0, world_size=1)).rank_shard[:2] == (0, 1)
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert BatchSchedule(order, 2, RankShard()).rank_shard[:2] == (0, 5)
+
+
+def a_resume_state(**options: Any) -> ResumeState:
+    return ResumeState(range(options.get("size", SIZE)), a_schedule(**options))
+
+
+def state(epoch: int, consumed: int, **changes: Any) -> dict[str, Any]:
+    """Return a state of `a_resume_state`, written down by hand."""
+    return {
+        "version": 1,
+        "dataset": "range of 11",
+        "samples": 11,
+        "seed": 0,
+        "shuffle": False,
+        "epoch": epoch,
+        "consumed": consumed,
+        **changes,
+    }
+
+
+def begins(resume: ResumeState) -> tuple[int, int]:
+    """Begin an iteration; return its epoch, and the samples of it that are read already."""
+    run = resume.begin()
+    return run.epoch, run.consumed
+
+
+Deed = Callable[[ResumeState], object]
+
+
+def sets(epoch: int) -> Deed:
+    return lambda resume: resume.set_epoch(epoch)
+
+
+def loads(epoch: int, consumed: int) -> Deed:
+    return lambda resume: resume.load(state(epoch, consumed))
+
+
+def reads(consumed: int) -> Deed:
+    """Begin an iteration and break it off."""
+
+    def read(resume: ResumeState) -> None:
+        resume.advance(resume.begin(), consumed)
+
+    return read
+
+
+def reads_all(resume: ResumeState) -> None:
+    run = resume.begin()
+    resume.advance(run, SIZE)
+    resume.finish(run)
+
+
+@pytest.mark.parametrize(
+    ("deeds", "expected"),
+    [
+        ([], (0, 0)),
+        ([reads_all], (1, 0)),
+        ([reads_all, reads_all], (2, 0)),
+        # An iteration that was broken off is not gone on with unless its state is loaded.
+        ([reads(3)], (1, 0)),
+        ([reads(0)], (1, 0)),
+        ([reads(3), reads(3)], (2, 0)),
+        ([reads(SIZE)], (1, 0)),
+        # set names an epoch, whatever was before.
+        ([sets(5)], (5, 0)),
+        ([sets(5), sets(0)], (0, 0)),
+        ([sets(0)], (0, 0)),
+        ([sets(5), reads_all], (6, 0)),
+        ([sets(5), reads_all, sets(5)], (5, 0)),
+        ([sets(5), reads(3), sets(5)], (5, 0)),
+        ([reads(SIZE), sets(0)], (0, 0)),
+        # A loaded state is gone on with, unless another epoch is named.
+        ([loads(4, 6)], (4, 6)),
+        ([loads(4, 6), sets(4)], (4, 6)),
+        ([loads(4, 6), sets(4), sets(4)], (4, 6)),
+        ([loads(4, 6), sets(5)], (5, 0)),
+        ([loads(4, 6), sets(3)], (3, 0)),
+        ([loads(4, 6), sets(5), sets(4)], (4, 0)),
+        ([sets(5), loads(4, 6)], (4, 6)),
+        ([sets(4), loads(4, 6)], (4, 6)),
+        ([loads(7, 9), loads(4, 6)], (4, 6)),
+        ([reads(3), loads(4, 6)], (4, 6)),
+        ([loads(4, 6), reads(9)], (5, 0)),
+        ([loads(4, 6), reads(9), sets(4)], (4, 0)),
+        ([loads(4, 0)], (4, 0)),
+        # Of a whole epoch nothing is left: the next follows, or nothing if that one is named.
+        ([loads(4, SIZE)], (5, 0)),
+        ([loads(4, SIZE), sets(5)], (5, 0)),
+        ([loads(4, SIZE), sets(4)], (4, SIZE)),
+        ([loads(4, SIZE), sets(9)], (9, 0)),
+        ([loads(4, SIZE), reads_all], (6, 0)),
+    ],
+)
+def test_an_iteration_begins_where_it_should(deeds: list[Deed], expected: tuple[int, int]) -> None:
+    resume = a_resume_state()
+    for deed in deeds:
+        deed(resume)
+    assert begins(resume) == expected
+
+
+def test_restart_reads_all_of_an_epoch_even_if_it_was_loaded() -> None:
+    resume = a_resume_state()
+    resume.load(state(4, 6))
+    resume.restart(4)
+    assert begins(resume) == (4, 0)
+
+
+def test_the_epoch_is_the_one_being_read_or_the_one_that_comes() -> None:
+    resume = a_resume_state()
+    assert resume.epoch == 0
+    run = resume.begin()
+    resume.advance(run, 3)
+    assert resume.epoch == 0
+    resume.advance(run, SIZE)
+    resume.finish(run)
+    assert resume.epoch == 1
+    resume.set_epoch(6)
+    assert resume.epoch == 6
+    resume.load(state(4, 6))
+    assert resume.epoch == 4
+    resume.load(state(4, SIZE))
+    assert resume.epoch == 5
+    resume.set_epoch(4)
+    assert resume.epoch == 4
+
+
+def test_a_state_says_what_was_given_out_and_takes_another_run_there() -> None:
+    resume = a_resume_state()
+    assert resume.state() == state(0, 0)
+    run = resume.begin()
+    assert resume.state() == state(0, 0)
+    resume.advance(run, 6)
+    assert resume.state() == state(0, 6)
+    other = a_resume_state()
+    other.load(json.loads(json.dumps(resume.state())))
+    assert other.state() == state(0, 6)  # before anything is read, too
+    resume.advance(run, SIZE)
+    resume.finish(run)
+    assert resume.state() == state(1, 0)
+
+
+@pytest.mark.parametrize(
+    "overtake", [ResumeState.begin, sets(0), sets(3), loads(4, 6), lambda p: p.restart(0)]
+)
+def test_an_iteration_that_was_overtaken_changes_nothing_more(overtake: Deed) -> None:
+    resume = a_resume_state()
+    run = resume.begin()
+    resume.advance(run, 3)
+    overtake(resume)
+    expected = resume.state(), resume.epoch
+    resume.advance(run, 9)
+    resume.finish(run)
+    assert (resume.state(), resume.epoch) == expected
+
+
+def test_what_cannot_be_divided_does_not_hold_an_epoch_open() -> None:
+    # 2 ranks drop the last of 11 samples, and drop_last a smaller step.
+    odd = ResumeState(range(SIZE), a_schedule(batch=1, rank_shard={"rank": 0, "world_size": 2}))
+    odd.load(state(4, 10))
+    assert (odd.epoch, begins(odd)) == (5, (5, 0))
+    last = ResumeState(range(SIZE), a_schedule(batch=4, rank_shard={"drop_last": True}))
+    last.load(state(4, 8))
+    assert (last.epoch, begins(last)) == (5, (5, 0))
+    for rank in range(2):  # the other has nothing to read, but must not go ahead
+        rank_shard = {"rank": rank, "world_size": 2, "remainder": "exact"}
+        exact = ResumeState(range(SIZE), a_schedule(batch=1, rank_shard=rank_shard))
+        exact.load(state(4, 10))
+        assert (exact.epoch, begins(exact)) == (4, (4, 10))
+
+
+def test_epochs_of_an_empty_dataset_pass() -> None:
+    resume = a_resume_state(size=0)
+    for epoch in range(3):
+        run = resume.begin()
+        assert (run.epoch, run.consumed) == (epoch, 0)
+        resume.finish(run)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None, np.float64(1)])
+def test_what_is_no_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
+    resume = a_resume_state()
+    resume.load(state(4, 6))
+    with pytest.raises(UsageError, match="is not an integer from 0 on"):
+        resume.set_epoch(epoch)
+    assert begins(resume) == (4, 6)
+
+
+def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
+    resume = a_resume_state()
+    resume.set_epoch(int(np.int64(3)))
+    expected = resume.state()
+    other = a_resume_state()
+    other.set_epoch(np.int64(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(other.state())) == expected == state(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"shuffle": True}, {"shuffle": True}),
+        ({"shuffle": BlockShuffle()}, {"shuffle": [16, 16384]}),
+        ({"shuffle": BlockShuffle(rows=2, buffer=5)}, {"shuffle": [2, 5]}),
+        ({"seed": -(2**63)}, {"seed": -(2**63)}),
+    ],
+)
+def test_the_way_of_shuffling_and_the_seed_belong_to_a_state(
+    options: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    resume = a_resume_state(**options)
+    assert resume.state() == state(0, 0, **changes)
+    resume.load(json.loads(json.dumps(state(4, 6, **changes))))
+    assert begins(resume) == (4, 6)
+    with pytest.raises(StateMismatch):
+        resume.load(state(4, 6))
+    with pytest.raises(StateMismatch):
+        a_resume_state().load(state(4, 6, **changes))
+
+
+@pytest.mark.parametrize("other", [1, 4, SIZE])
+def test_batches_and_ranks_do_not_belong_to_a_state(other: int) -> None:
+    resume = a_resume_state(
+        batch=other, rank_shard={"rank": 1, "world_size": 2, "remainder": "pad"}
+    )
+    resume.load({**state(4, 6), "worker": 3, "more": [1]})
+    assert begins(resume) == (4, 6)
+
+
+def test_the_state_of_one_worker_s_part_is_not_that_of_a_run() -> None:
+    resume = a_resume_state()
+    resume.load(state(2, 3))
+    part = state(4, 6, worker=1, num_workers=2, given=1)
+    with pytest.raises(StateMismatch, match="the state of one worker of an iterable dataset"):
+        resume.load(part)
+    assert begins(resume) == (2, 3)
+    resume.load(part, of_worker=True)
+    assert begins(resume) == (4, 6)
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("version", 2, "the state has version 2, and this shardkit reads version 1"),
+        ("version", MISSING, "version None"),
+        ("dataset", "range of 12", "its dataset is 'range of 12', this loader's is 'range of 11'"),
+        ("dataset", MISSING, "its dataset is None"),
+        ("samples", 12, "its samples is 12, this loader's is 11"),
+        ("seed", 1, "its seed is 1, this loader's is 0"),
+        ("seed", "0", "its seed is '0'"),
+        ("shuffle", True, "its shuffle is True, this loader's is False"),
+        ("shuffle", [16, 16384], "its shuffle is [16, 16384]"),
+        ("epoch", MISSING, "not the state of a shardkit loader"),
+        ("epoch", -1, "not the state"),
+        ("epoch", 1.0, "not the state"),
+        ("epoch", True, "not the state"),
+        ("epoch", "1", "not the state"),
+        ("consumed", MISSING, "not the state"),
+        ("consumed", -1, "not the state"),
+        ("consumed", 2.5, "not the state"),
+        ("consumed", None, "not the state"),
+        ("consumed", 12, "it counts 12 of 11 samples"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
+    name: str, value: Any, message: str
+) -> None:
+    resume = a_resume_state()
+    resume.load(state(2, 3))
+    wrong = {**state(4, 6), name: value}
+    if value is MISSING:
+        del wrong[name]
+    with pytest.raises(StateMismatch) as caught:
+        resume.load(wrong)
+    assert message in str(caught.value)
+    assert resume.state() == state(2, 3)
+    assert begins(resume) == (2, 3)
+
+
+def test_a_refused_state_says_what_may_differ() -> None:
+    with pytest.raises(StateMismatch, match="ranks, workers, engine and batch size may differ"):
+        a_resume_state().load(state(4, 6, seed=1))
+
+
+@pytest.mark.parametrize("rubbish", [None, 3, "state", [], {}, [("epoch", 1)], {"epoch": 1}])
+def test_rubbish_is_refused_as_no_state(rubbish: Any) -> None:
+    with pytest.raises(StateMismatch, match="this is not the state of a shardkit loader"):
+        a_resume_state().load(rubbish)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets of eight images in all formats, below ``one`` and others below ``other``."""
+    root = tmp_path_factory.mktemp("schedule")
+    make_datasets(root / "one", 8)
+    make_datasets(root / "other", 8, first=1)
+    return root
+
+
+def test_a_dataset_is_known_by_its_manifest_wherever_it_lies_and_however_it_is_opened(
+    root: Path, tmp_path: Path
+) -> None:
+    dataset = open_dataset(root / "one/lmdb")
+    shutil.copytree(root / "one/lmdb", tmp_path / "copy")
+    copy = open_dataset(tmp_path / "copy", str, str, "numpy", verify=False)
+    assert fingerprint(copy) == fingerprint(dataset) == dataset.manifest.digest[:32]
+    known = {
+        fingerprint(open_dataset(root / name / to)) for name in ("one", "other") for to in FORMATS
+    }
+    assert len(known) == 6
+
+
+def test_subsets_and_chains_are_known_by_their_parts(root: Path) -> None:
+    one, other = (open_dataset(root / name / "lmdb") for name in ("one", "other"))
+    every = [
+        one,
+        Subset(one, range(8)),
+        Subset(one, [0, 1, 2]),
+        Subset(one, [2, 1, 0]),
+        Subset(one, [0, 1]),
+        Subset(one, []),
+        Subset(other, [0, 1, 2]),
+        Subset(Subset(one, [0, 1, 2]), [0, 1]),
+        ConcatDataset([one]),
+        ConcatDataset([one, other]),
+        ConcatDataset([other, one]),
+        ConcatDataset([ConcatDataset([one]), other]),
+        ConcatDataset([Subset(one, [0, 1, 2]), other]),
+    ]
+    assert len({fingerprint(dataset) for dataset in every}) == len(every)
+
+
+def test_the_same_rows_make_the_same_subset_in_whatever_they_are_kept(root: Path) -> None:
+    dataset = open_dataset(root / "one/lmdb")
+    kinds: list[Any] = [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3], np.int32)]
+    kinds.append(torch.tensor([1, 2, 3]))
+    assert len({fingerprint(Subset(dataset, kind)) for kind in kinds}) == 1
+
+
+def test_of_any_other_dataset_type_and_length_are_known() -> None:
+    assert fingerprint(range(8)) == "range of 8"
+    assert fingerprint([1]) == "list of 1"
+    numbers: Any = [1, 2, 3]
+    known = [fingerprint(Subset(numbers, rows)) for rows in ([0, 1], [0, 2], [0, 1])]
+    assert known[0] == known[2] != known[1]

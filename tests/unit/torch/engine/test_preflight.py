@@ -1,0 +1,353 @@
+"""What a machine offers: processors, shared memory, descriptors; and what loaders make of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import encoded, make_dataset, make_tree, picture
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+
+from shardkit import (
+    CenterCrop,
+    IterableShardDataset,
+    LoaderOptions,
+    Resize,
+    ShardDataset,
+    make_loader,
+    open_dataset,
+    with_rng,
+)
+from shardkit.torch.data.memory import SHARED_MEMORY
+from shardkit.torch.engine import preflight
+from shardkit.torch.engine.preflight import (
+    batch_bytes,
+    default_workers,
+    descriptor_problem,
+    parts,
+    shared_memory_problem,
+    why_processes,
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four images of 40 x 20 and of 20 x 20 pixels: 600 each in the mean."""
+    root = tmp_path_factory.mktemp("preflight")
+    files: dict[str, bytes | None] = {
+        f"train/a/{n}.png": encoded(picture(40 - 20 * (n % 2), 20, n), "PNG") for n in range(4)
+    }
+    make_tree(root / "photos", {**files, "test/a": None})
+    return make_dataset(root / "photos", root / "made")
+
+
+@pytest.fixture
+def dataset(place: Path) -> ShardDataset:
+    return open_dataset(place / "train", decode="torch")
+
+
+@with_rng
+def careful(image: Any, rng: np.random.Generator) -> Any:
+    return image
+
+
+def slow(image: Any) -> Any:
+    return image
+
+
+class Augment:
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
+class Machine:
+    """Sets what this machine seems to have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.asked: list[str] = []
+        self.set()
+
+    def set(self, *, free: int = 2**40, files: int = 2**20, processors: int = 4) -> None:
+        def statvfs(path: str) -> Any:
+            self.asked.append(path)
+            return SimpleNamespace(f_blocks=2**40, f_bavail=free // 4096, f_frsize=4096)
+
+        self._monkeypatch.setattr(os, "statvfs", statvfs)
+        self._monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+        self._monkeypatch.setattr(preflight, "usable_cpus", lambda: processors)
+        self._monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+# Processors.
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (None, 12),
+        ("1", 12),
+        ("2", 6),
+        ("5", 2),
+        ("12", 1),
+        ("100", 1),
+        ("0", 12),
+        ("", 12),
+        ("-3", 12),
+        ("four", 12),
+        ("2.5", 12),
+    ],
+)
+def test_processors_are_divided_among_the_ranks_of_a_machine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, ranks: str | None, expected: int
+) -> None:
+    machine.set(processors=12)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert default_workers() == expected
+
+
+def test_a_loader_takes_as_many_workers_as_there_are_processors(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, dataset: ShardDataset
+) -> None:
+    machine.set(processors=6)
+    assert make_loader(dataset, 2).num_workers == 6
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert make_loader(dataset, 2).num_workers == 2
+    assert make_loader(dataset, 2, options=LoaderOptions(num_workers=5)).num_workers == 5
+    assert make_loader(dataset, 2, options=LoaderOptions(num_workers=0)).num_workers == 0
+
+
+# What holds the GIL.
+
+
+def test_parts_are_found_through_any_nesting(dataset: ShardDataset) -> None:
+    other = TensorDataset(torch.zeros(3))
+    nested: Any = Subset(
+        ConcatDataset([Subset(dataset, [0]), ConcatDataset([other, dataset])]), [1]
+    )
+    assert list(parts(nested)) == [dataset, other, dataset]
+    assert list(parts(dataset)) == [dataset]
+
+
+def with_transforms(
+    place: Path, transform: Any = None, target_transform: Any = None, decode: Any = "pil"
+) -> ShardDataset:
+    return open_dataset(place / "train", transform, target_transform, decode)
+
+
+@pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes", CenterCrop(8)])
+def test_a_dataset_of_shardkit_alone_needs_no_processes(place: Path, decode: Any) -> None:
+    assert why_processes(with_transforms(place, decode=decode)) is None
+    assert why_processes(with_transforms(place, careful, decode=decode)) is None
+    assert why_processes(with_transforms(place, careful, careful, decode)) is None
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [
+        (slow, "slow"),
+        (lambda image: image, "<lambda>"),
+        (Augment(), "Augment"),
+        (partial(slow), "partial"),
+        (np.asarray, "asarray"),
+    ],
+)
+def test_a_transform_asks_for_processes_and_is_named(
+    place: Path, transform: Callable[..., Any], name: str
+) -> None:
+    reason = why_processes(with_transforms(place, transform))
+    assert reason == f"the transform {name} may hold the GIL"
+    reason = why_processes(with_transforms(place, careful, transform))
+    assert reason == f"the target_transform {name} may hold the GIL"
+
+
+def test_what_is_wrapped_counts(place: Path, dataset: ShardDataset) -> None:
+    bad = with_transforms(place, slow)
+    wrapped: Any
+    for wrapped in (
+        Subset(bad, [0]),
+        ConcatDataset([dataset, bad]),
+        Subset(ConcatDataset([dataset, Subset(bad, [1])]), [0, 1]),
+    ):
+        assert "slow" in str(why_processes(wrapped))
+    assert why_processes(ConcatDataset([dataset, Subset(dataset, [1])])) is None
+
+
+def test_a_dataset_of_others_asks_for_processes_and_is_named(dataset: ShardDataset) -> None:
+    foreign: list[Dataset[Any]] = [
+        TensorDataset(torch.zeros(3)),
+        StackDataset(dataset, dataset),
+        Subset(TensorDataset(torch.zeros(3)), [0]),
+        ConcatDataset([dataset, TensorDataset(torch.zeros(3))]),
+    ]
+    for each, name in zip(foreign, ["Tensor", "Stack", "Tensor", "Tensor"], strict=True):
+        assert f"{name}Dataset is not a dataset of shardkit" in str(why_processes(each))
+
+
+# Bytes.
+
+
+@pytest.mark.parametrize(
+    ("decode", "transform", "each"),
+    [
+        ("torch", None, 600 * 3),
+        ("pil", None, 600 * 3),
+        ("torch", slow, 600 * 3 * 4),
+        (CenterCrop(10), None, 300),
+        (CenterCrop((10, 20)), slow, 600 * 4),
+        (Resize((5, 6)), None, 90),
+        (Resize(10), None, 600 * 3),
+    ],
+)
+def test_the_size_of_a_batch_is_foreseen(
+    place: Path, decode: Any, transform: Any, each: int
+) -> None:
+    assert batch_bytes(with_transforms(place, transform, decode=decode), 7) == 7 * each
+
+
+def test_the_largest_part_gives_the_size_of_a_batch(place: Path, dataset: ShardDataset) -> None:
+    small = with_transforms(place, decode=CenterCrop(4))
+    assert batch_bytes(ConcatDataset([small, Subset(dataset, [1])]), 2) == 2 * 1800
+    assert batch_bytes(Subset(small, [1]), 2) == 2 * 48
+
+
+def test_the_size_of_what_is_not_known_is_not_guessed(place: Path, dataset: ShardDataset) -> None:
+    foreign = TensorDataset(torch.zeros(3))
+    empty = open_dataset(place / "test", decode="torch")
+    assert len(empty) == 0
+    each: Any
+    for each in (foreign, empty, ConcatDataset([dataset, foreign]), Subset(foreign, [0])):
+        assert batch_bytes(each, 8) is None
+
+
+def test_shared_memory_is_enough_or_the_message_says_how_to_have_more(machine: Machine) -> None:
+    machine.set(free=40_960_000)
+    assert shared_memory_problem(40_960_000) is None
+    assert shared_memory_problem(0) is None
+    told = str(shared_memory_problem(40_960_001 + 60_000_000))
+    for part in ("101 MB", "41 MB free", SHARED_MEMORY, "--shm-size"):
+        assert part in told
+    assert set(machine.asked) == {SHARED_MEMORY}
+
+
+def test_a_system_without_dev_shm_has_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str) -> Any:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "statvfs", missing)
+    assert shared_memory_problem(2**50) is None
+
+
+def test_descriptors_are_enough_with_some_to_spare_or_the_message_says_so(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.set(files=256)
+    assert descriptor_problem(256 - 64) is None
+    told = str(descriptor_problem(256 - 63))
+    for part in ("193 open files", "256", "ulimit -n"):
+        assert part in told
+    infinity = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: infinity)
+    assert descriptor_problem(2**40) is None
+
+
+def test_the_soft_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def getrlimit(which: int) -> tuple[int, int]:
+        asked.append(which)
+        return 100, 10**6
+
+    monkeypatch.setattr(resource, "getrlimit", getrlimit)
+    assert descriptor_problem(50) is not None
+    assert asked == [resource.RLIMIT_NOFILE]
+
+
+# What loaders make of it.
+
+
+def choice(dataset: Any, **options: Any) -> tuple[str, str]:
+    loader = make_loader(dataset, 8, options=LoaderOptions(**{"num_workers": 2, **options}))
+    assert loader.reason in repr(loader)
+    return loader.engine, loader.reason
+
+
+def test_auto_takes_threads_where_nothing_holds_the_gil(
+    machine: Machine, place: Path, dataset: ShardDataset
+) -> None:
+    for each in (dataset, with_transforms(place, careful), Subset(dataset, [0, 1])):
+        assert choice(each) == ("thread", "nothing in this dataset holds the GIL for long")
+    machine.set(free=0, files=1)  # threads need neither
+    assert choice(dataset)[0] == "thread"
+
+
+def test_auto_takes_processes_where_something_may(machine: Machine, place: Path) -> None:
+    assert choice(with_transforms(place, slow)) == (
+        "process",
+        "the transform slow may hold the GIL",
+    )
+    assert choice(TensorDataset(torch.zeros(9)))[0] == "process"
+    bad = IterableShardDataset(with_transforms(place, slow))
+    assert choice(bad) == ("process", "the transform slow may hold the GIL")
+
+
+def needed(batch: int, num_workers: int = 2, prefetch: int = 4) -> int:
+    """Return the bytes that a process engine needs: batches under way, and three for a worker."""
+    return batch * (prefetch + 3 * num_workers)
+
+
+def test_auto_takes_threads_where_shared_memory_is_too_small(machine: Machine, place: Path) -> None:
+    bad = with_transforms(place, slow, decode=CenterCrop(64))
+    bytes_each = 8 * 64 * 64 * 3 * 4
+    machine.set(free=needed(bytes_each) // 4096 * 4096 + 4096)
+    assert choice(bad)[0] == "process"
+    machine.set(free=needed(bytes_each) // 4096 * 4096 - 4096)
+    with pytest.warns(RuntimeWarning, match="using threads, since"):
+        engine, reason = choice(bad)
+    assert engine == "thread"
+    for part in ("slow may hold the GIL, but", SHARED_MEMORY, "--shm-size"):
+        assert part in reason
+    assert choice(bad, prefetch_factor=1)[0] == "process"  # fewer batches fit
+    with pytest.warns(RuntimeWarning, match="using threads, since"):
+        assert choice(bad, num_workers=4)[0] == "thread"
+
+
+def test_auto_takes_threads_where_descriptors_are_too_few(machine: Machine) -> None:
+    foreign = TensorDataset(torch.zeros(9))
+    machine.set(files=64 + 2 * 10)
+    assert choice(foreign)[0] == "process"
+    machine.set(files=64 + 2 * 10 - 1)
+    with pytest.warns(RuntimeWarning, match="using threads, since"):
+        engine, reason = choice(foreign)
+    assert engine == "thread"
+    for part in ("TensorDataset", "may hold the GIL, but", "ulimit -n"):
+        assert part in reason
+
+
+def test_without_workers_nothing_is_too_small(machine: Machine, place: Path) -> None:
+    machine.set(free=0, files=1)
+    assert choice(with_transforms(place, slow), num_workers=0)[0] == "process"
+
+
+def test_an_engine_that_is_asked_for_is_taken_with_a_warning(machine: Machine, place: Path) -> None:
+    bad = with_transforms(place, slow)
+    assert choice(bad, engine="thread") == ("thread", "requested")
+    assert choice(bad, engine="process") == ("process", "requested")
+    machine.set(free=0)
+    with pytest.warns(RuntimeWarning, match="loading may fail: .*--shm-size"):
+        assert choice(bad, engine="process") == ("process", "requested")
+    assert choice(bad, engine="thread") == ("thread", "requested")

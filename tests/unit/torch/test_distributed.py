@@ -1,0 +1,315 @@
+"""Ranks of a real process group: each finds its share by itself, and all go in step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from helpers import DEADLINE
+from loading import CROP, ROWS, SEED, Prints, Samples, make_datasets, prints
+from torch.multiprocessing.spawn import start_processes
+
+from shardkit import (
+    BlockShuffle,
+    EpochBatchSampler,
+    IterableShardDataset,
+    LoaderOptions,
+    Order,
+    RankShard,
+    UsageError,
+    make_loader,
+    open_dataset,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+BATCH = 3
+BLOCKS = BlockShuffle(rows=3, buffer=9)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 23 images in six shards, in each format."""
+    return make_datasets(tmp_path_factory.mktemp("distributed"))
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what may have launched the tests; gloo needs no name of this host."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+Work = Callable[[Path, dict[str, Any]], Any]
+"""What a rank does with a dataset and what it is told; its answer is written as JSON."""
+
+
+def in_ranks(
+    world_size: int, place: Path, work: Work, path: Path, told: dict[str, Any]
+) -> list[Any]:
+    """Run ``work`` in as many processes of one group; return their answers, by rank.
+
+    Processes that are not done at the deadline are killed, and that is a failure.
+    """
+    place.mkdir()
+    context = start_processes(  # type: ignore[no-untyped-call]
+        _be_a_rank,
+        (world_size, place, partial(work, path, told)),
+        world_size,
+        join=False,
+        start_method="fork",
+    )
+    assert context is not None
+    end = time.monotonic() + DEADLINE
+    try:
+        while not context.join(timeout=1):
+            assert time.monotonic() < end, "the ranks wait for each other for ever"
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
+    return [json.loads((place / f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def _be_a_rank(rank: int, world_size: int, place: Path, work: Callable[[], Any]) -> None:
+    torch.set_num_threads(1)  # a forked child must not use the threads of its parent
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{place}/meeting",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=DEADLINE / 2),
+    )
+    answer = work()
+    torch.distributed.barrier()
+    (place / f"{rank}.json").write_text(json.dumps(answer))
+    torch.distributed.destroy_process_group()
+
+
+def options_of(told: dict[str, Any]) -> LoaderOptions:
+    return LoaderOptions(
+        engine=told["engine"],
+        num_workers=told["num_workers"],
+        rank_shard=RankShard(remainder=told["remainder"]) if "remainder" in told else None,
+        with_rows=True,
+        start_method="fork",
+        timeout=DEADLINE / 2,
+    )
+
+
+def train(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Read epochs in step with the other ranks: a sum over all of them after each batch."""
+    dataset = open_dataset(path, decode=CROP)
+    shuffle = BLOCKS if told["shuffle"] == "blocks" else bool(told["shuffle"])
+    loader = make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, options=options_of(told))
+    epochs, states = [], []
+    with closing(loader):
+        if "state" in told:
+            loader.load_state_dict(told["state"])
+        for _ in range(told.get("epochs", 1)):
+            batches = []
+            for batch in itertools.islice(loader, told.get("stop")):
+                total = torch.tensor(len(batch[1]))
+                torch.distributed.all_reduce(total)
+                states.append(loader.state_dict())
+                batches.append([prints(batch), batch[2].tolist(), int(total)])
+            epochs.append(batches)
+    return {"len": len(loader), "epochs": epochs, "state": loader.state_dict(), "states": states}
+
+
+def in_step(answers: list[Any], epoch: int = 0) -> list[int]:
+    """Return the rows of an epoch as its steps have them, of all ranks in turn."""
+    ranks = [answer["epochs"][epoch] for answer in answers]
+    return [row for step in zip(*ranks, strict=True) for batch in step for row in batch[1]]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "remainder"), [(2, "drop"), (3, "drop"), (2, "pad"), (3, "pad")]
+)
+def test_ranks_find_themselves_and_go_in_step(
+    root: Path, tmp_path: Path, world_size: int, remainder: str
+) -> None:
+    told = {
+        "engine": "thread",
+        "num_workers": 2,
+        "shuffle": True,
+        "remainder": remainder,
+        "epochs": 2,
+    }
+    answers = in_ranks(world_size, tmp_path / "ranks", train, root / "lmdb", told)
+    odd = ROWS % world_size
+    for epoch in range(2):
+        order = Samples(root / "lmdb", True).rows(epoch)
+        expected = (
+            order[: ROWS - odd] if remainder == "drop" else order + [-1] * (-ROWS % world_size)
+        )
+        assert in_step(answers, epoch) == expected
+        for answer in answers:
+            assert answer["len"] == len(answer["epochs"][epoch])
+            assert all(
+                total == len(rows) * world_size for _, rows, total in answer["epochs"][epoch]
+            )
+            assert answer["states"] == answers[0]["states"]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
+def test_ranks_with_worker_processes_read_what_those_with_threads_read(
+    root: Path, tmp_path: Path, shuffle: Any
+) -> None:
+    told = {"num_workers": 1, "shuffle": shuffle, "epochs": 2}
+    found = [
+        in_ranks(2, tmp_path / engine, train, root / "hdf5", {**told, "engine": engine})
+        for engine in ("thread", "process")
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_state_of_two_ranks_goes_on_with_three(root: Path, tmp_path: Path, stop: int) -> None:
+    told = {"engine": "process", "num_workers": 1, "shuffle": True, "stop": stop}
+    two = in_ranks(2, tmp_path / "two", train, root / "lmdb", told)
+    assert two[0]["state"] == two[1]["state"]
+    told = {"engine": "thread", "num_workers": 2, "shuffle": True, "remainder": "pad", "epochs": 2}
+    told["state"] = two[1]["state"]
+    three = in_ranks(3, tmp_path / "three", train, root / "lmdb", told)
+    samples = Samples(root / "lmdb", True)
+    padding = -(ROWS - 2 * BATCH * stop) % 3
+    assert in_step(two) + in_step(three) == samples.rows(0) + [-1] * padding
+    assert in_step(three, 1) == [*samples.rows(1), -1]
+    known = samples.of(0)
+    for answer in (*two, *three):
+        for found, rows, _ in answer["epochs"][0]:
+            for one, row in zip(map(tuple, found), rows, strict=True):
+                assert row in (known[one], -1)
+
+
+def evaluate(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Read the rest of an epoch and the next: ranks may differ in length, so no call in each."""
+    dataset = open_dataset(path, decode=CROP)
+    loader = make_loader(dataset, BATCH, seed=SEED, options=options_of(told))
+    loader.load_state_dict({**loader.state_dict(), "consumed": told["consumed"]})
+    read = [[row for batch in loader for row in batch[2].tolist()] for _ in range(2)]
+    return {"read": read, "epoch": loader.epoch}
+
+
+@pytest.mark.parametrize("consumed", [0, 5, 21, 22])
+def test_an_exact_rest_is_divided_and_all_ranks_end_in_the_same_epoch(
+    root: Path, tmp_path: Path, consumed: int
+) -> None:
+    told = {"engine": "thread", "num_workers": 1, "remainder": "exact", "consumed": consumed}
+    answers = in_ranks(3, tmp_path / "ranks", evaluate, root / "lmdb", told)
+    assert [answer["epoch"] for answer in answers] == [2] * 3
+    for epoch, first in enumerate((consumed, 0)):
+        every = [row for answer in answers for row in answer["read"][epoch]]
+        assert sorted(every) == list(range(first, ROWS))
+
+
+def iterate(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Read with everything that finds a rank by itself and is no loader of ours."""
+    found: dict[str, list[Prints]] = {}
+    opened = IterableShardDataset(path, decode=CROP, shuffle=BLOCKS, seed=SEED, batch_size=BATCH)
+    opened.set_epoch(1)
+    found["batches"] = [prints(batch) for batch in opened]
+    samples = IterableShardDataset(path, decode=CROP, shuffle=BLOCKS, seed=SEED)
+    samples.set_epoch(1)
+    found["samples"] = [prints(([image], [label])) for image, label in samples]
+    dataset = open_dataset(path, decode=CROP)
+    sampler = EpochBatchSampler(dataset, BATCH, shuffle=BLOCKS, seed=SEED)
+    sampler.set_epoch(1)
+    found["sampler"] = [prints(dataset[rows].batch) for rows in sampler]
+    lengths = {"batches": len(opened), "samples": len(samples), "sampler": len(sampler)}
+    return {"found": found, "lengths": lengths}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_iterable_datasets_and_samplers_find_their_rank_too(
+    root: Path, tmp_path: Path, world_size: int
+) -> None:
+    answers = in_ranks(world_size, tmp_path / "ranks", iterate, root / "webdataset", {})
+    samples = Samples(root / "webdataset", BLOCKS)
+    expected, known = samples.rows(1)[: ROWS - ROWS % world_size], samples.of(1)
+    for name in ("batches", "samples", "sampler"):
+        ranks = [answer["found"][name] for answer in answers]
+        assert [answer["lengths"][name] for answer in answers] == list(map(len, ranks))
+        steps = zip(*ranks, strict=True)
+        read = [known[tuple(one)] for step in steps for batch in step for one in batch]
+        assert read == expected
+
+
+def disagree(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Make loaders while the environment says something else than the process group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", "7")
+        patch.setenv("WORLD_SIZE", "9")
+        dataset = open_dataset(path, decode=CROP)
+        found = make_loader(dataset, BATCH)
+        given = make_loader(
+            dataset, BATCH, options=LoaderOptions(rank_shard=RankShard(rank=3, world_size=5))
+        )
+    return {"found": repr(found), "given": repr(given)}
+
+
+def test_a_given_rank_goes_before_the_group_and_the_group_before_the_environment(
+    root: Path, tmp_path: Path
+) -> None:
+    answers = in_ranks(2, tmp_path / "ranks", disagree, root / "lmdb", {})
+    for rank, answer in enumerate(answers):
+        assert f"rank {rank} of 2" in answer["found"]
+        assert "rank 3 of 5" in answer["given"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_launcher_states_the_rank_in_the_environment(
+    root: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    ranks = []
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        options = LoaderOptions(engine="thread", with_rows=True)
+        loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, options=options)
+        monkeypatch.delenv("RANK")  # what a loader found out stays
+        ranks.append([batch[2].tolist() for batch in loader])
+    read = [row for step in zip(*ranks, strict=True) for rows in step for row in rows]
+    order = Order(size=ROWS, shuffle=True, seed=SEED)
+    assert read == order.rows(0, np.arange(ROWS - ROWS % world_size)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "message"),
+    [
+        ("one", "2", "RANK='one'"),
+        ("0", "", "WORLD_SIZE=''"),
+        ("2", "2", "rank=2 "),
+        ("-1", "2", "rank=-1 "),
+        ("0", "0", "world_size=0"),
+    ],
+)
+def test_a_rank_in_the_environment_that_cannot_be_is_an_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str, message: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(UsageError, match=message):
+        make_loader(open_dataset(root / "lmdb", decode=CROP), BATCH)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_of_a_launchers_statement_is_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert "rank 0 of 1" in repr(make_loader(open_dataset(root / "lmdb", decode=CROP), BATCH))

@@ -1,0 +1,495 @@
+"""Lightning runs that stop anywhere and go on with the very next batch."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from helpers import DEADLINE, make_dataset, make_tree, png
+from lightning.pytorch.callbacks import ModelCheckpoint
+from loading import Print, Prints, prints
+
+import shardkit
+from shardkit import (
+    LoaderOptions,
+    Order,
+    RandomResizedCrop,
+    ShardDataModule,
+    StateMismatch,
+    ThroughputMonitor,
+    UsageError,
+    open_dataset,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    # Lightning asks PyTorch's tree of a batch in a way that PyTorch would rather have otherwise.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):DeprecationWarning"),
+]
+
+ROWS = 23
+BATCH = 4
+STEPS = 6
+"""Batches in an epoch, the last of three samples."""
+EPOCHS = 3
+
+CROP = RandomResizedCrop(8)
+"""Each sample depends on random numbers: so a tail is equal only if these are."""
+
+THREADS = LoaderOptions(engine="thread", num_workers=2)
+PROCESSES = LoaderOptions(engine="process", num_workers=2, start_method="fork")
+OPTIONS = {"thread": THREADS, "process": PROCESSES}
+
+
+class Seen(NamedTuple):
+    """A batch as the training step got it."""
+
+    epoch: int
+    number: int
+    batch: Prints
+
+
+class Recorder(pl.LightningModule):
+    """A model that learns nothing and remembers all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[Seen] = []
+        self.validated: list[list[Prints]] = []
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        self.seen.append(Seen(self.current_epoch, number, prints(batch)))
+        return self.weight.sum()
+
+    def on_validation_start(self) -> None:
+        self.validated.append([])
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.validated[-1].append(prints(batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Stopped(Exception):
+    """What ends a run, as a power cut would."""
+
+
+class StopAt(pl.Callback):
+    """Saves a checkpoint in one of Lightning's hooks, after some steps, and stops the run."""
+
+    def __init__(self, hook: str, step: int, path: Path | None) -> None:
+        self._hook, self._step, self._path = hook, step, path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._stop("batch", trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._stop("epoch", trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._stop("validation", trainer)
+
+    def _stop(self, hook: str, trainer: pl.Trainer) -> None:
+        if hook != self._hook or trainer.global_step != self._step or trainer.sanity_checking:
+            return
+        if self._path is not None:
+            trainer.save_checkpoint(self._path)
+        raise Stopped
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 23 images to train on, and one of 5 to validate on."""
+    root = tmp_path_factory.mktemp("lightning")
+    for name, rows, first in (("train", ROWS, 0), ("validation", 5, 100)):
+        files: dict[str, bytes | None] = {
+            f"{'ab'[n % 2]}/{n:03d}.png": png(11, 10, first + n) for n in range(rows)
+        }
+        make_dataset(make_tree(root / "photos" / name, files), root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def undisturbed(root: Path) -> list[Seen]:
+    """What a run sees that nobody stops."""
+    seen = fit(root, module(root, THREADS)).seen
+    assert [(one.epoch, one.number) for one in seen] == [
+        (epoch, number) for epoch in range(EPOCHS) for number in range(STEPS)
+    ]
+    for epoch in range(EPOCHS):
+        assert sum(len(one.batch) for one in seen if one.epoch == epoch) == ROWS
+    assert len({one.batch[0] for one in seen}) == len(seen), "epochs and batches differ"
+    return seen
+
+
+def module(root: Path, options: LoaderOptions, **choices: Any) -> ShardDataModule:
+    training = open_dataset(root / "train", decode=CROP)
+    choices = {"validation": root / "validation", "batch_size": BATCH, "seed": 3, **choices}
+    return ShardDataModule(training, options=options, **choices)
+
+
+def trainer(root: Path, *callbacks: pl.Callback, **choices: Any) -> pl.Trainer:
+    saving = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=saving,
+        default_root_dir=root,
+        callbacks=list(callbacks),
+        **{"max_epochs": EPOCHS, **choices},
+    )
+
+
+def fit(
+    root: Path,
+    data: ShardDataModule,
+    *callbacks: pl.Callback,
+    checkpoint: Path | None = None,
+    **choices: Any,
+) -> Recorder:
+    """Run to the end, or until a callback stops it."""
+    model, runs = Recorder(), trainer(root, *callbacks, **choices)
+    try:
+        runs.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+    except Stopped:
+        assert callbacks
+    else:
+        assert not any(isinstance(callback, StopAt) for callback in callbacks), "never stopped"
+    finally:
+        for loader in (runs.train_dataloader, runs.val_dataloaders):
+            if loader:  # Lightning keeps what was stopped in a circle; workers would live on in it
+                loader.close()
+    return model
+
+
+Case = tuple[str, int, dict[str, Any]]
+"""A hook, the steps after which the run is stopped there, and options of the trainer."""
+
+STOPS = [
+    pytest.param(("batch", 1, {}), id="first batch"),
+    pytest.param(("batch", STEPS - 1, {}), id="last batch but one"),
+    pytest.param(("batch", STEPS, {}), id="last batch"),
+    pytest.param(("batch", STEPS + 1, {}), id="second epoch"),
+    pytest.param(("epoch", STEPS, {}), id="end of an epoch"),
+    pytest.param(("epoch", 2 * STEPS, {}), id="end of the second epoch"),
+    pytest.param(("validation", STEPS, {}), id="validation"),
+    pytest.param(
+        ("validation", STEPS + 2, {"val_check_interval": 2}), id="validation in mid-epoch"
+    ),
+    pytest.param(("batch", STEPS + 3, {"num_sanity_val_steps": 0}), id="without sanity check"),
+]
+
+
+@pytest.mark.parametrize("engine", sorted(OPTIONS))
+@pytest.mark.parametrize("case", STOPS)
+def test_a_run_goes_on_with_the_very_next_batch(
+    root: Path, undisturbed: list[Seen], tmp_path: Path, case: Case, engine: str
+) -> None:
+    hook, step, choices = case
+    saved = tmp_path / "saved.ckpt"
+    stop = StopAt(hook, step, saved)
+    data = module(root, OPTIONS[engine])
+
+    before = fit(root, data, stop, **choices)
+    after = fit(root, module(root, OPTIONS[engine]), checkpoint=saved, **choices)
+
+    assert before.seen == undisturbed[:step]
+    assert after.seen == undisturbed[step:]
+
+
+@pytest.mark.filterwarnings("ignore:Total length of .list. across ranks is zero:UserWarning")
+def test_a_run_without_validation_goes_on_too(
+    root: Path, undisturbed: list[Seen], tmp_path: Path
+) -> None:
+    stop = StopAt("batch", STEPS + 2, tmp_path / "saved.ckpt")
+
+    before = fit(root, module(root, THREADS, validation=None), stop)
+    after = fit(root, module(root, THREADS, validation=None), checkpoint=tmp_path / "saved.ckpt")
+
+    assert before.seen + after.seen == undisturbed
+    assert before.validated == after.validated == []
+
+
+@pytest.mark.parametrize(("first", "second"), [("thread", "process"), ("process", "thread")])
+def test_a_run_goes_on_with_the_other_engine(
+    root: Path, undisturbed: list[Seen], tmp_path: Path, first: str, second: str
+) -> None:
+    saved = tmp_path / "saved.ckpt"
+
+    before = fit(root, module(root, OPTIONS[first]), StopAt("batch", STEPS + 2, saved))
+    after = fit(root, module(root, OPTIONS[second]), checkpoint=saved)
+
+    assert before.seen + after.seen == undisturbed
+
+
+def test_a_run_that_is_stopped_twice_goes_on_twice(
+    root: Path, undisturbed: list[Seen], tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.ckpt", tmp_path / "two.ckpt"
+
+    seen = fit(root, module(root, THREADS), StopAt("batch", 4, one)).seen
+    seen += fit(root, module(root, THREADS), StopAt("batch", 9, two), checkpoint=one).seen
+    seen += fit(root, module(root, THREADS), checkpoint=two).seen
+
+    assert seen == undisturbed
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+def test_lightnings_own_checkpoints_are_enough(
+    root: Path, undisturbed: list[Seen], tmp_path: Path
+) -> None:
+    first, second = (
+        ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_last=True) for _ in range(2)
+    )
+
+    fit(root, module(root, THREADS), first, StopAt("batch", 11, None))
+    after = fit(root, module(root, THREADS), second, checkpoint=tmp_path / "last.ckpt")
+
+    assert after.seen == undisturbed[8:]
+
+
+class Watched(ShardDataModule):
+    """A data module whose training loader is watched, as docs/measuring.md shows it."""
+
+    def train_dataloader(self) -> Any:
+        self.monitor = ThroughputMonitor(super().train_dataloader())
+        return self.monitor
+
+
+def test_a_run_through_a_monitor_is_the_same_and_goes_on(
+    root: Path, undisturbed: list[Seen], tmp_path: Path
+) -> None:
+    def watched() -> Watched:
+        training = open_dataset(root / "train", decode=CROP)
+        validation = root / "validation"
+        return Watched(training, validation, batch_size=BATCH, seed=3, options=THREADS)
+
+    saved, data, again = tmp_path / "saved.ckpt", watched(), watched()
+    before = fit(root, data, StopAt("batch", STEPS + 2, saved)).seen
+    after = fit(root, again, checkpoint=saved).seen
+    assert before + after == undisturbed
+    assert data.monitor.report.batches == STEPS + 2
+    assert again.monitor.report.images == (EPOCHS - 1) * ROWS - 2 * BATCH
+
+
+def test_a_new_run_with_the_same_data_begins_anew(root: Path, undisturbed: list[Seen]) -> None:
+    data = module(root, THREADS)
+    fit(root, data, StopAt("batch", STEPS + 2, None))
+
+    assert fit(root, data).seen == undisturbed
+
+
+def test_the_same_data_can_be_resumed(root: Path, undisturbed: list[Seen], tmp_path: Path) -> None:
+    data = module(root, THREADS)
+    fit(root, data, StopAt("batch", STEPS + 2, tmp_path / "saved.ckpt"))
+    fit(root, data, max_epochs=1)
+
+    after = fit(root, data, checkpoint=tmp_path / "saved.ckpt")
+
+    assert after.seen == undisturbed[STEPS + 2 :]
+
+
+@pytest.mark.parametrize("steps", [1, STEPS - 1, STEPS, STEPS + 3])
+def test_after_max_steps_a_checkpoint_holds_the_place_in_the_data(
+    root: Path, undisturbed: list[Seen], tmp_path: Path, steps: int
+) -> None:
+    """Lightning counts the epoch as done in which ``max_steps`` ended the run; the data do not."""
+    model, stopped = Recorder(), trainer(root, max_steps=steps)
+    stopped.fit(model, module(root, THREADS))
+    stopped.save_checkpoint(tmp_path / "saved.ckpt")
+
+    after = fit(
+        root, module(root, THREADS), checkpoint=tmp_path / "saved.ckpt", max_epochs=EPOCHS + 1
+    )
+
+    assert model.seen == undisturbed[:steps]
+    tail = [one.batch for one in undisturbed[steps:]]
+    assert [one.batch for one in after.seen][: len(tail)] == tail
+
+
+def test_reloading_the_loaders_does_not_begin_the_order_anew(
+    root: Path, undisturbed: list[Seen], tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved.ckpt"
+    choices: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 1}
+
+    before = fit(root, module(root, THREADS), StopAt("batch", STEPS + 2, saved), **choices)
+    after = fit(root, module(root, THREADS), checkpoint=saved, **choices)
+
+    assert before.seen == undisturbed[: STEPS + 2]
+    assert after.seen == undisturbed[STEPS + 2 :]
+
+
+def test_worker_processes_end_with_the_run(root: Path) -> None:
+    before = set(multiprocessing.active_children())
+
+    trainer(root).fit(Recorder(), module(root, PROCESSES))
+
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_worker_processes_of_a_run_that_failed_end_at_once_when_it_is_forgotten(root: Path) -> None:
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    with pytest.raises(Stopped):
+        trainer(root, StopAt("batch", 2, None)).fit(Recorder(), module(root, PROCESSES))
+
+    start = time.monotonic()
+    gc.collect()
+
+    assert set(multiprocessing.active_children()) <= before
+    assert time.monotonic() - start < 4, "PyTorch waits 5 s for each worker that nobody told"
+
+
+_TWO_RANKS = """
+import json, sys
+from pathlib import Path
+import lightning.pytorch as pl
+import torch
+from shardkit import LoaderOptions, ShardDataModule
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen = {"train": [[], []], "validation": [[], []]}
+    def training_step(self, batch, number):
+        self.seen["train"][self.current_epoch].append(batch[2].tolist())
+        return self.weight.sum()
+    def validation_step(self, batch, number):
+        self.seen["validation"][self.current_epoch].append(batch[2].tolist())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+root = Path(sys.argv[1])
+options = LoaderOptions(with_rows=True, num_workers=1)
+data = ShardDataModule(root / "train", root / "validation", batch_size=2, options=options)
+trainer = pl.Trainer(
+    accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, num_sanity_val_steps=0,
+    logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)
+model = Model()
+trainer.fit(model, data)
+(Path(sys.argv[2]) / f"{trainer.global_rank}.json").write_text(json.dumps(model.seen))
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_trainer_divide_each_step(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(_TWO_RANKS)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(script), str(root), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    order = Order(size=ROWS, shuffle=True)
+    for epoch in range(2):
+        rows = order.rows(epoch, np.arange(ROWS)).tolist()
+        steps = list(zip(zero["train"][epoch], one["train"][epoch], strict=True))
+        assert [mine + theirs for mine, theirs in steps[:-1]] == [
+            rows[start : start + 4] for start in range(0, 20, 4)
+        ]
+        assert steps[-1] == ([rows[20]], [rows[21]])
+        assert zero["validation"][epoch] == [[0, 1], [4]]
+        assert one["validation"][epoch] == [[2, 3]]
+
+
+def test_each_validation_reads_every_sample_once_in_stored_order(root: Path) -> None:
+    stored = open_dataset(root / "validation", decode="torch")
+    every: list[Print] = prints((*zip(*stored[:], strict=True),))
+
+    validated = fit(root, module(root, PROCESSES), max_epochs=2).validated
+
+    assert validated == [[every[:4], every[4:]]] * 3, "the sanity check, and two epochs"
+
+
+def test_a_directory_is_opened_to_give_tensors(root: Path) -> None:
+    data = ShardDataModule(str(root / "train"), batch_size=BATCH, shuffle=False)
+
+    images, labels = next(iter(data.train_dataloader()))
+
+    assert images.shape == (BATCH, 3, 10, 11)
+    assert images.dtype == torch.uint8
+    np.testing.assert_array_equal(labels, open_dataset(root / "train").targets[:BATCH])
+    assert data.val_dataloader() == []
+
+
+def test_what_is_saved_is_plain_and_small(root: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.ckpt"
+    fit(root, module(root, PROCESSES), StopAt("batch", 2, saved))
+
+    loops = torch.load(saved, weights_only=True)["loops"]["fit_loop"]["state_dict"]
+    (state,) = loops["combined_loader"]
+
+    assert json.loads(json.dumps(state)) == state
+    assert (state["epoch"], state["consumed"]) == (0, 2 * BATCH)
+
+
+def test_a_checkpoint_of_other_data_is_refused(root: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.ckpt"
+    fit(root, module(root, THREADS), StopAt("batch", 2, saved))
+    other = ShardDataModule(root / "validation", batch_size=2, seed=3)
+
+    with pytest.raises(StateMismatch, match="its dataset is"):
+        fit(root, other, checkpoint=saved)
+
+
+def test_a_missing_dataset_is_named_at_once(root: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        ShardDataModule(root / "nowhere")
+
+
+@pytest.mark.parametrize("missing", ["lightning", "lightning.pytorch"])
+def test_without_lightning_the_error_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(sys.modules):
+        if name == "shardkit.torch.lightning" or name.startswith("lightning"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+
+    with pytest.raises(
+        ModuleNotFoundError, match=re.escape("pip install 'shardkit[lightning]'")
+    ) as caught:
+        shardkit.ShardDataModule  # noqa: B018
+
+    assert caught.value.name == "lightning"
+    assert "shardkit.ShardDataModule needs lightning" in str(caught.value)
+    assert shardkit.make_loader is not None, "all else works"
+
+
+def test_an_error_of_another_package_is_not_taken_for_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "shardkit.torch.lightning", raising=False)
+    monkeypatch.setitem(sys.modules, "shardkit.torch.loader", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"shardkit\.torch\.loader") as caught:
+        shardkit.ShardDataModule  # noqa: B018
+
+    assert "pip install" not in str(caught.value)

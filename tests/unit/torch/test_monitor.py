@@ -1,0 +1,413 @@
+"""What a training loop's time went to: on a clock of the test's own, so that it is exact."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import re
+import shlex
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import make_dataset, make_folder
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from shardkit import (
+    CenterCrop,
+    DevicePrefetcher,
+    LoaderOptions,
+    RandomResizedCrop,
+    Resize,
+    ThroughputMonitor,
+    UsageError,
+    make_loader,
+    open_dataset,
+)
+from shardkit.measure.runner.material import parse_decode
+from shardkit.torch import monitor as room
+
+SIZE = 4
+"""Samples in a batch of `Slow`."""
+
+_TOO_LONG = 50.0
+"""Seconds of a step that fails."""
+
+CROP = CenterCrop(8)
+
+
+class Clock:
+    """Goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(room, "time", clock)
+    return clock
+
+
+class Slow:
+    """A loader whose batches take the given seconds, and then its end."""
+
+    def __init__(self, clock: Clock, *waits: float, end: float = 0.0) -> None:
+        self._clock = clock
+        self._waits = waits
+        self._end = end
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def __iter__(self) -> Iterator[Any]:
+        for wait in self._waits:
+            self._clock.now += wait
+            yield torch.zeros(SIZE, 2), torch.zeros(SIZE)
+        self._clock.now += self._end
+
+
+def train(
+    monitor: ThroughputMonitor, clock: Clock, step: float, batches: int | None = None
+) -> None:
+    for number, _ in enumerate(monitor, 1):
+        clock.now += step
+        if step > _TOO_LONG:
+            raise ArithmeticError
+        if number == batches:
+            break
+
+
+def test_time_is_told_apart(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 5.0, 1.0, 3.0, 2.0, end=0.5))
+    train(monitor, clock, 0.25)
+    report = monitor.report
+    assert (report.batches, report.images) == (4, 4 * SIZE)
+    assert report.seconds == pytest.approx(5 + 6.5 + 4 * 0.25)
+    assert report.first == pytest.approx(5)
+    assert report.waited == pytest.approx(1 + 3 + 2 + 0.5)
+    assert report.wait_fraction == pytest.approx(6.5 / 7.5)
+    assert report.rate == pytest.approx(16 / 12.5)
+    assert report.step == pytest.approx(0.25)
+    assert report.longest == pytest.approx(3)
+    assert report.longest_at == (0, 2)
+
+
+def test_each_epoch_is_told_and_all_are_added(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0, 2.0))
+    train(monitor, clock, 1.0)
+    monitor.loader = Slow(clock, 3.0, 4.0)
+    train(monitor, clock, 0.0)
+    report = monitor.report
+    assert [each.batches for each in report.epochs] == [3, 2]
+    assert [each.first for each in report.epochs] == [1.0, 3.0]
+    assert [each.longest_at for each in report.epochs] == [(0, 2), (1, 1)]
+    assert (report.first, report.waited, report.seconds) == (4.0, 7.0, 14.0)
+    assert (report.longest, report.longest_at) == (4.0, (1, 1))
+    assert "2 epochs" in monitor.summary()
+    assert "batch 1 of epoch 1" in monitor.summary()
+
+
+def test_a_loop_that_is_left_counts_as_far_as_it_went(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0, 1.0, 1.0))
+    train(monitor, clock, 2.0, batches=2)
+    assert (monitor.report.batches, monitor.report.seconds) == (2, 6.0)
+    train(monitor, clock, 2.0)
+    assert [each.batches for each in monitor.report.epochs] == [2, 4]
+    assert monitor.report.epochs[1].seconds == 12.0
+
+
+def test_an_iterator_that_is_held_after_the_loop_adds_no_step(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0, 1.0, 1.0))
+    held = iter(monitor)
+    for _ in itertools.islice(held, 2):
+        clock.now += 2.0
+    assert monitor.report.seconds == 1 + 2 + 1 + 2 - 2  # of the last step the end is not known yet
+    clock.now += 1000.0
+    del held
+    assert monitor.report.seconds == 6.0
+
+
+def test_an_error_in_the_loop_or_the_loader_is_the_loops(clock: Clock) -> None:
+    class Failing(Slow):
+        def __iter__(self) -> Iterator[Any]:
+            yield from super().__iter__()
+            raise OSError("disk")
+
+    monitor = ThroughputMonitor(Failing(clock, 1.0, 1.0))
+    with pytest.raises(OSError, match="disk"):
+        train(monitor, clock, 1.0)
+    with pytest.raises(ArithmeticError):
+        train(monitor, clock, 60.0)
+    report = monitor.report
+    assert [each.batches for each in report.epochs] == [2, 1]
+    assert report.epochs[0].seconds == 4.0
+    assert report.epochs[1].seconds == 61.0
+
+
+def test_an_empty_loader_is_no_error(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, end=2.0))
+    assert monitor.summary() == "no batch was read"
+    assert monitor.postfix == {"img/s": "-", "waiting": "-"}
+    train(monitor, clock, 1.0)
+    assert (monitor.report.batches, monitor.report.rate, monitor.report.step) == (0, 0.0, 0.0)
+    assert monitor.summary() == "no batch was read"
+
+
+def test_monitors_in_one_another_count_their_own(clock: Clock) -> None:
+    inner = ThroughputMonitor(Slow(clock, 1.0, 1.0))
+    outer = ThroughputMonitor(Slow(clock, 2.0, 2.0))
+    for _ in outer:
+        train(inner, clock, 0.5)
+    assert outer.report.step == 3.0
+    assert outer.report.wait_fraction == pytest.approx(2 / 8)
+    assert len(inner.report.epochs) == 2
+    both = ThroughputMonitor(ThroughputMonitor(Slow(clock, 1.0, 3.0)))
+    train(both, clock, 1.0)
+    assert both.report == both.loader.report
+
+
+def test_two_iterations_at_once_are_two_epochs(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0))
+    for _, _ in zip(monitor, monitor, strict=True):
+        clock.now += 1.0
+    assert [each.images for each in monitor.report.epochs] == [2 * SIZE, 2 * SIZE]
+
+
+@pytest.mark.parametrize(
+    ("waits", "step", "verdict"),
+    [
+        ((1.0, 0.01, 0.01), 1.0, "0.7% of the time: the loader keeps up$"),
+        ((1.0, 0.1, 0.1), 1.0, "6.2% of the time: the loader keeps up except for some batches"),
+        ((1.0, 0.1, 0.1), 0.05, "57% of the time: loading is the bottleneck.* 2.3x as fast"),
+        ((1.0, 0.01, 0.01), 1.0, "^apart from the first batch of each epoch, the loop waited"),
+        ((0.01, 0.01, 0.01), 1.0, "^the loop waited for data 0.7%"),
+        ((0.1, 0.1, 0.1), 0.0, "100% of the time: the training step is too short"),
+    ],
+)
+def test_the_verdict_says_what_to_do(
+    clock: Clock, waits: tuple[float, ...], step: float, verdict: str
+) -> None:
+    monitor = ThroughputMonitor(Slow(clock, *waits))
+    train(monitor, clock, step)
+    found = monitor.summary().splitlines()[1]
+    assert re.search(verdict, found), found
+    command = f"`shardkit doctor DATASET --step-ms 50 --batch-size {SIZE}`"
+    assert (command in found) == ("bottleneck" in found)
+
+
+def test_starts_that_take_long_are_spoken_of(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 2.0, 0.0))
+    for _ in range(2):
+        train(monitor, clock, 1.0)
+    last = monitor.summary().splitlines()[-1]
+    assert last.startswith("the first batch of an epoch took 2.0 s, 50% of all the time")
+
+
+class Bar:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, str]] = []
+
+    def set_postfix(self, values: dict[str, str]) -> None:
+        self.told.append(values)
+
+
+def test_a_bar_is_told_a_few_times_a_second(clock: Clock) -> None:
+    bar = Bar()
+    train(ThroughputMonitor(Slow(clock, *[0.05] * 40), bar), clock, 0.05)
+    assert 4 * 2 <= len(bar.told) <= 4 * 4
+    assert bar.told[-1] == {"img/s": "41", "waiting": "50%"}
+
+
+def test_a_bar_may_come_later(clock: Clock) -> None:
+    monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0))
+    monitor.bar = bar = Bar()
+    train(monitor, clock, 1.0)
+    assert len(bar.told) == 2
+
+
+# Real loaders.
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("monitor")
+    return make_dataset(make_folder(root / "photos"), root / "made")
+
+
+def loaders(path: Path) -> Iterator[Any]:
+    dataset = open_dataset(path, decode=CROP)
+    options = LoaderOptions(num_workers=1)
+    yield make_loader(dataset, 2, options=options)
+    yield DevicePrefetcher(make_loader(dataset, 2, options=options), "cpu")
+    yield DataLoader(dataset, 2)
+
+
+def test_batches_and_all_else_are_those_of_the_loader(path: Path) -> None:
+    for loader in loaders(path):
+        monitor = ThroughputMonitor(loader)
+        assert len(monitor) == len(loader) == 3
+        for found, expected in zip(list(monitor), list(loader), strict=True):
+            assert torch.equal(found[0], expected[0])
+        assert monitor.report.images == 6
+        assert hasattr(monitor, "state_dict") == hasattr(loader, "state_dict")
+        assert hasattr(monitor, "set_epoch") == hasattr(loader, "set_epoch")
+        assert getattr(monitor, "batch_size", 0) == getattr(loader, "batch_size", 0)
+        assert copy.copy(monitor).loader is loader
+
+
+def test_a_run_goes_on_through_a_monitor(path: Path) -> None:
+    dataset = open_dataset(path, decode=CROP)
+    options = LoaderOptions(num_workers=1, with_rows=True)
+    whole = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, options=options))
+    whole.set_epoch(3)
+    batches = iter(whole)
+    next(batches)
+    state = whole.state_dict()
+    rest = [rows.tolist() for _, _, rows in batches]
+    again = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, options=options))
+    again.load_state_dict(state)
+    assert again.epoch == 3
+    assert [rows.tolist() for _, _, rows in again] == rest
+
+
+def test_the_next_step_names_the_dataset(path: Path, clock: Clock) -> None:
+    for loader in loaders(path):
+        monitor = ThroughputMonitor(loader)
+        for _ in monitor:
+            pass
+        step = f"{10 / monitor.report.batches:.3g}"
+        monitor._tallies[0].waited, monitor._tallies[0].steps = 1.0, 0.01
+        num_workers = 0 if isinstance(loader, DataLoader) else 1
+        assert (
+            f"`shardkit doctor {path} --step-ms {step} --batch-size 2 --workers {num_workers} "
+            "--decode 'CenterCrop(8)'`"
+        ) in monitor.summary()
+
+
+@pytest.mark.parametrize(
+    ("decode", "option"),
+    [
+        (RandomResizedCrop((8, 9)), "RandomResizedCrop((8, 9))"),
+        (RandomResizedCrop(8, scale=(0.5, 1.0), flip=0.0), None),
+        (CenterCrop(8, resize=9, filter="bicubic"), None),
+        (Resize((4, 5), oversample=float("inf")), None),
+    ],
+)
+def test_the_command_names_the_decode_as_the_command_line_takes_it(
+    path: Path, clock: Clock, decode: Any, option: str | None
+) -> None:
+    awkward = path.parent / "a b's"
+    if not awkward.exists():
+        awkward.symlink_to(path)
+    part = Subset(open_dataset(awkward, decode=decode), range(3))
+    monitor = ThroughputMonitor(DataLoader(part, 2, collate_fn=list))
+    list(monitor)
+    monitor._tallies[0].waited, monitor._tallies[0].steps = 1.0, 0.1
+
+    words = shlex.split(monitor.summary().split("`")[1])
+
+    assert words[:3] == ["shardkit", "doctor", str(awkward)]
+    assert words[words.index("--batch-size") + 1] == "2", "the largest, not the last"
+    assert parse_decode(words[-1]) == decode
+    assert option in (None, words[-1])
+
+
+def test_operations_of_others_and_unknown_workers_are_left_out(path: Path, clock: Clock) -> None:
+    loader = Slow(clock, 1.0, 1.0)
+    loader.dataset = open_dataset(path, decode="torch")  # type: ignore[attr-defined]
+    loader.num_workers = "auto"  # type: ignore[attr-defined]
+    monitor = ThroughputMonitor(loader)
+    train(monitor, clock, 0.1)
+    assert monitor.summary().split("`")[1].endswith(f"--batch-size {SIZE}")
+
+
+def test_no_batch_is_kept_alive() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def made() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            gone = [each() is None for each in alive]
+            assert all(gone), gone
+            batch = torch.zeros(2)
+            alive.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    for batch in ThroughputMonitor(made()):
+        seen = batch
+        del batch, seen
+        gc.collect()
+    assert len(alive) == 3
+
+
+class Batches(IterableDataset[Any]):
+    """Gives batches, as ``webdataset.WebLoader`` does, which is an iterable dataset too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.zeros(3, 2), torch.zeros(3))] * 5)
+
+
+def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
+    monitor = ThroughputMonitor(Batches())
+    assert len(list(monitor)) == 5
+    assert monitor.report.images == 15
+
+
+@pytest.mark.parametrize(
+    ("batch", "images"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(3)), 3),
+        ([torch.zeros(3, 2), torch.zeros(3), torch.zeros(3)], 3),
+        ([torch.zeros(3, 2)], 3),
+        ((["a", "b"], [1, 2]), 2),
+        ({"image": torch.zeros(4, 2), "label": torch.zeros(4)}, 4),
+        (torch.zeros(5, 1), 5),
+        (torch.tensor(1.0), 1),
+        ((torch.zeros(3, 2), 7), 3),
+        ({}, 0),
+        ((), 0),
+        (8, 1),
+    ],
+)
+def test_batches_of_every_kind_are_counted(batch: Any, images: int) -> None:
+    monitor = ThroughputMonitor([batch, batch])
+    assert len(list(monitor)) == 2
+    assert monitor.report.images == 2 * images
+
+
+def test_what_gives_no_batches_is_refused(path: Path) -> None:
+    for wrong in (open_dataset(path), TensorDataset(torch.zeros(3)), "dataset", 3):
+        with pytest.raises(UsageError, match="needs a loader"):
+            ThroughputMonitor(wrong)
+    with pytest.raises(UsageError, match="set_postfix"):
+        ThroughputMonitor([1], bar="bar")
+    with pytest.raises(TypeError):
+        len(ThroughputMonitor(iter([1])))
+    with pytest.raises(AttributeError, match="set_epoch"):
+        ThroughputMonitor([1]).set_epoch(1)
+
+
+def test_it_costs_microseconds() -> None:
+    """A hundredth of 5 ms, the quickest batches there are, is 50; `scripts/bench` measures it."""
+    batches = [(torch.zeros(1), torch.zeros(1))] * 2000
+    best = min(_seconds(ThroughputMonitor(batches, Bar())) for _ in range(5))
+    assert best / len(batches) < 50e-6
+
+
+def _seconds(batches: Any) -> float:
+    begun = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - begun

@@ -1,0 +1,463 @@
+"""Batches on a device: order, values, ownership and state; CUDA's streams are played by a script.
+
+No GPU is needed: `Stage` puts recorders in the place of streams and events, and the prefetcher's
+own code decides in which order they are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import FORMATS, make_dataset, make_tree, png
+
+from shardkit import (
+    DevicePrefetcher,
+    Loader,
+    LoaderOptions,
+    Normalize,
+    StateMismatch,
+    UsageError,
+    make_loader,
+    open_dataset,
+)
+
+ROWS = 11
+Pair = namedtuple("Pair", "images labels")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("prefetch")
+    files: dict[str, bytes | None] = {f"a/{n}.png": png(12, 8, n) for n in range(ROWS)}
+    make_tree(root / "photos", files)
+    for to in FORMATS:
+        make_dataset(root / "photos", root / to, to=to)
+    return root
+
+
+def loader_of(root: Path, to: str = "lmdb", **options: Any) -> Loader:
+    dataset = open_dataset(root / to, decode="torch")
+    settings = LoaderOptions(**{"num_workers": 2, "with_rows": True, **options})
+    return make_loader(dataset, 2, shuffle=True, seed=3, options=settings)
+
+
+class Stage:
+    """Plays a CUDA device: what happens is written down, and a copy is a clone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.within: list[str] = ["main"]
+        self.copies: list[weakref.ref[torch.Tensor]] = []
+        stage, to = self, torch.Tensor.to
+
+        class Stream:
+            def __init__(self, device: Any = None, name: str = "side") -> None:
+                self.name = name
+
+            def wait_event(self, event: Any) -> None:
+                stage.log.append(("wait", self.name, event.number))
+
+        class Event:
+            count = 0
+
+            def __init__(self) -> None:
+                Event.count += 1
+                self.number = Event.count
+
+            def record(self, stream: Stream) -> None:
+                stage.log.append(("record", stream.name, self.number))
+
+        @contextlib.contextmanager
+        def stream(which: Stream) -> Iterator[None]:
+            stage.within.append(which.name)
+            yield
+            stage.within.pop()
+
+        def move(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+            device = arguments[0]
+            if not (isinstance(device, torch.device) and device.type == "cuda"):
+                return to(tensor, *arguments, **options)
+            assert options == {"non_blocking": True}
+            copied = tensor.clone(memory_format=torch.preserve_format)
+            stage.log.append(("copy", stage.within[-1]))
+            stage.copies.append(weakref.ref(copied))
+            return copied
+
+        def record_stream(tensor: torch.Tensor, which: Stream) -> None:
+            stage.log.append(("keep", which.name, tuple(tensor.shape)))
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "stream", stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream(name="main"))
+        monkeypatch.setattr(torch.Tensor, "to", move)
+        monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+
+    def names(self) -> list[str]:
+        return [entry[0] for entry in self.log]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """The two branches: on the CPU, and CUDA as `Stage` plays it."""
+    if request.param == "cuda":
+        request.getfixturevalue("stage")
+    return str(request.param)
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# Values.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_normalize_is_plain_arithmetic(dtype: torch.dtype, channels_last: bool) -> None:
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
+    images = every.contiguous(memory_format=order)
+    mean, std = (0.485, 0.0, 0.9), (0.229, 1.0, 0.01)
+    found = Normalize(mean=mean, std=std, dtype=dtype)(images)
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=order)
+    exact = images.to(torch.float64) / 255
+    exact = (exact - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    coarse = dtype in (torch.float16, torch.bfloat16)
+    close = torch.finfo(dtype).eps if coarse else 3e-6
+    assert torch.allclose(found.double(), exact, rtol=close, atol=close * 4)
+    assert torch.equal(images, every)  # what it was given is left as it was
+
+
+def test_normalize_takes_any_number_of_channels_and_has_the_numbers_of_imagenet() -> None:
+    grey = Normalize(mean=[0.5], std=[0.5])(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))
+    assert grey.tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]
+    assert Normalize().mean == (0.485, 0.456, 0.406)
+    assert Normalize().std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mean": (0.5,)},
+        {"std": (1, 1, 0)},
+        {"std": (1, 1, -1)},
+        {"std": (1, 1, float("nan"))},
+        {"dtype": torch.uint8},
+        {"dtype": torch.int64},
+    ],
+    ids=repr,
+)
+def test_a_wrong_normalisation_is_a_usage_error(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Normalize(**options)
+
+
+def test_images_alone_are_normalized(device: str) -> None:
+    images = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
+    batch = {
+        "images": images,
+        "again": [images, (images, "name")],
+        "pair": Pair(images, torch.tensor([1, 2], dtype=torch.uint8)),
+        "floats": torch.ones(2, 3, 4, 4),
+        "labels": torch.arange(2),
+        "none": None,
+        "number": 5,
+    }
+    normalize = Normalize(mean=(0, 0, 0), std=(0.5, 0.5, 0.5))
+    (found,) = DevicePrefetcher([batch], device, normalize)
+    for part in (found["images"], found["again"][0], found["again"][1][0], found["pair"].images):
+        assert part.dtype == torch.float32
+        assert bool((part == 2).all())
+    assert type(found["pair"]) is Pair
+    assert found["pair"].labels.dtype == torch.uint8
+    assert bool((found["floats"] == 1).all())
+    assert found["labels"].tolist() == [0, 1]
+    assert (found["none"], found["number"], found["again"][1][1]) == (None, 5, "name")
+    assert bool((images == 255).all())
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_batches_come_in_order_with_the_values_of_the_loader(
+    root: Path, to: str, engine: str, device: str
+) -> None:
+    options = {"engine": engine, "num_workers": 0 if engine == "process" else 2}
+    expected = list(loader_of(root, to, **options))
+    normalize = Normalize()
+    found = list(DevicePrefetcher(loader_of(root, to, **options), device, normalize))
+    assert len(found) == len(expected) == 6
+    for (images, labels, rows), (stored, *others) in zip(found, expected, strict=True):
+        assert torch.equal(images, normalize(stored))
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert same((labels, rows), others)
+
+
+def test_without_normalize_bytes_stay_bytes(root: Path, device: str) -> None:
+    for found, expected in zip(
+        DevicePrefetcher(loader_of(root), device), loader_of(root), strict=True
+    ):
+        assert found[0].dtype == torch.uint8
+        assert same(found, expected)
+
+
+# Ownership.
+
+
+@pytest.mark.parametrize("normalize", [None, Normalize()])
+def test_batches_are_their_user_s_to_keep(
+    root: Path, device: str, normalize: Normalize | None
+) -> None:
+    loader = loader_of(root, prefetch_factor=1)
+    prefetcher = DevicePrefetcher(loader, device, normalize)
+    held = [(batch, [part.clone() for part in batch]) for _ in range(3) for batch in prefetcher]
+    assert len(held) == 18
+    for batch, copied in held:
+        assert same(batch, copied)
+
+
+def test_a_batch_that_was_let_go_is_gone_when_the_next_one_is_there(device: str) -> None:
+    """Or the device would hold more batches than the one in use and the one ahead."""
+
+    def batches() -> Iterator[list[torch.Tensor]]:
+        for _ in range(5):
+            yield [torch.zeros(2, 3, 4, 4, dtype=torch.uint8)]
+
+    iterator = iter(DevicePrefetcher(batches(), device, Normalize()))
+    before: weakref.ref[torch.Tensor] | None = None
+    for _ in range(5):
+        (images,) = next(iterator)
+        assert before is None or before() is None
+        before = weakref.ref(images)
+        del images
+
+
+def test_with_buffers_used_again_no_batch_is_read_too_late(root: Path, device: str) -> None:
+    loader = loader_of(root, reuse_buffers=True)
+    expected = list(loader_of(root))
+    found = DevicePrefetcher(loader, device)
+    for batch, wanted in zip(found, expected, strict=True):
+        assert same(batch, wanted)
+
+
+# State.
+
+
+def test_the_state_inside_the_loop_is_that_of_the_batch_given_out(root: Path, device: str) -> None:
+    plain = loader_of(root)
+    expected = [plain.state_dict() for _ in range(2) for _ in plain]
+    prefetcher = DevicePrefetcher(loader_of(root), device)
+    found = [prefetcher.state_dict() for _ in range(2) for _ in prefetcher]
+    assert found == expected
+    assert prefetcher.state_dict() == plain.state_dict()
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_run_goes_on_with_the_very_next_batch(root: Path, device: str, stop: int) -> None:
+    both = loader_of(root)
+    whole = [*both, *both]
+    prefetcher = DevicePrefetcher(loader_of(root), device)
+    iterator = iter(prefetcher)
+    for _ in range(stop):
+        next(iterator)
+    state = prefetcher.state_dict()
+    iterator.close()  # type: ignore[attr-defined]
+    assert prefetcher.state_dict() == state  # also after the loop was left
+    again = DevicePrefetcher(loader_of(root), device)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    rest = [*again]
+    if stop < 6:
+        rest += [*again]
+    assert len(rest) == 12 - stop
+    for found, expected in zip(rest, whole[stop:], strict=True):
+        assert same(found, expected)
+
+
+def test_a_state_loaded_after_a_broken_loop_counts_at_once(root: Path, device: str) -> None:
+    prefetcher = DevicePrefetcher(loader_of(root), device)
+    fresh = prefetcher.state_dict()
+    for _ in prefetcher:
+        break
+    assert prefetcher.state_dict() != fresh
+    prefetcher.load_state_dict(fresh)
+    assert prefetcher.state_dict() == fresh
+    for _ in prefetcher:
+        break
+    prefetcher.set_epoch(7)
+    assert prefetcher.state_dict() == prefetcher.loader.state_dict()
+    assert prefetcher.state_dict()["epoch"] == 7
+
+
+def test_length_and_epoch_are_those_of_the_loader(root: Path, device: str) -> None:
+    prefetcher, plain = DevicePrefetcher(loader_of(root), device), loader_of(root)
+    assert len(prefetcher) == len(plain) == 6
+    assert prefetcher.epoch == 0
+    list(prefetcher)
+    assert prefetcher.epoch == 1
+    prefetcher.set_epoch(5)
+    plain.set_epoch(5)
+    assert prefetcher.epoch == 5
+    for found, expected in zip(prefetcher, plain, strict=True):
+        assert same(found, expected)
+    assert prefetcher.epoch == 6
+
+
+def test_a_foreign_state_is_refused(root: Path, device: str) -> None:
+    prefetcher = DevicePrefetcher(loader_of(root), device)
+    state = {**prefetcher.state_dict(), "dataset": "another"}
+    with pytest.raises(StateMismatch):
+        prefetcher.load_state_dict(state)
+
+
+def test_batches_out_of_order_have_no_state(root: Path, device: str) -> None:
+    prefetcher = DevicePrefetcher(loader_of(root, in_order=False), device)
+    seen = 0
+    for *_, rows in prefetcher:
+        seen += len(rows)
+        with pytest.raises(UsageError, match="in_order"):
+            prefetcher.state_dict()
+    assert seen == ROWS
+
+
+def test_any_iterable_of_batches_will_do(device: str) -> None:
+    batches = [torch.full((2,), value) for value in range(4)]
+    prefetcher = DevicePrefetcher(batches, device)
+    for _ in range(2):
+        assert [int(batch[0]) for batch in prefetcher] == [0, 1, 2, 3]
+    assert len(prefetcher) == 4
+    assert list(DevicePrefetcher([], device)) == []
+    assert list(DevicePrefetcher([torch.ones(1)], device)) == [torch.ones(1)]
+
+
+def test_an_error_of_the_loader_comes_through(device: str) -> None:
+    """Each batch before it is given out first, or its state says that it was not."""
+
+    class Failing:
+        """A loader that fails after three batches."""
+
+        position = 0
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for self.position in range(1, 4):
+                yield torch.tensor([self.position])
+            raise ZeroDivisionError("the loader fails")
+
+        def state_dict(self) -> dict[str, int]:
+            return {"position": self.position}
+
+    prefetcher = DevicePrefetcher(Failing(), device)
+    seen: list[int] = []
+    with pytest.raises(ZeroDivisionError, match="the loader fails"):
+        note(prefetcher, seen)
+    assert seen in ([1, 2, 3], [1, 2])
+    assert prefetcher.state_dict() == {"position": seen[-1]}
+
+
+def note(batches: Any, seen: list[int]) -> None:
+    seen.extend(int(batch) for batch in batches)
+
+
+def test_a_loop_that_is_left_ends_the_loader_s_iteration(device: str) -> None:
+    ended = []
+
+    class Watched:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            try:
+                for _ in range(9):
+                    yield torch.zeros(1)
+            finally:
+                ended.append(True)
+
+    iterator = iter(DevicePrefetcher(Watched(), device))
+    next(iterator)
+    assert ended == []
+    iterator.close()  # type: ignore[attr-defined]
+    del iterator
+    gc.collect()
+    assert ended == [True]
+
+
+# What happens on the streams.
+
+
+def test_the_next_batch_is_copied_on_the_side_before_one_is_given_out(stage: Stage) -> None:
+    read = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for value in range(4):
+            read.append(value)
+            yield torch.full((value + 1,), value)
+
+    iterator = iter(DevicePrefetcher(batches(), "cuda"))
+    for value in range(4):
+        batch = next(iterator)
+        assert batch.tolist() == [value] * (value + 1)
+        assert read == list(range(min(4, value + 2)))  # one batch ahead, and no more
+    with pytest.raises(StopIteration):
+        next(iterator)
+    ahead: list[Any] = [("copy", "side"), ("record", "side", 1)]
+    for number in (2, 3, 4):
+        ahead += [("copy", "side"), ("record", "side", number)]
+        ahead += [("wait", "main", number - 1), ("keep", "main", (number - 1,))]
+    assert stage.log == [*ahead, ("wait", "main", 4), ("keep", "main", (4,))]
+
+
+def test_every_tensor_of_a_batch_is_kept_for_the_stream_that_uses_it(stage: Stage) -> None:
+    batch = {
+        "a": torch.zeros(1),
+        "b": [torch.zeros(2), (torch.zeros(3), "x")],
+        "c": Pair(torch.zeros(4), 5),
+    }
+    list(DevicePrefetcher([batch], "cuda"))
+    kept = [entry for entry in stage.log if entry[0] == "keep"]
+    assert kept == [("keep", "main", (size,)) for size in (1, 2, 3, 4)]
+    assert stage.names() == ["copy"] * 4 + ["record", "wait"] + ["keep"] * 4
+
+
+def test_normalising_is_done_on_the_side_and_its_result_is_kept(stage: Stage) -> None:
+    within: list[str] = []
+
+    class Watched(Normalize):
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            within.append(stage.within[-1])
+            return super().__call__(images)[:, :, :1]
+
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    list(DevicePrefetcher([images, images], "cuda", Watched()))
+    assert within == ["side", "side"]
+    kept = [entry[2] for entry in stage.log if entry[0] == "keep"]
+    assert kept == [(2, 3, 1, 4)] * 2
+
+
+def test_on_the_cpu_nothing_is_asked_of_cuda(root: Path, stage: Stage) -> None:
+    assert len(list(DevicePrefetcher(loader_of(root), "cpu", Normalize()))) == 6
+    assert stage.log == []
+
+
+def test_on_the_cpu_a_batch_is_read_when_it_is_asked_for() -> None:
+    read = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for value in range(3):
+            read.append(value)
+            yield torch.tensor(value)
+
+    iterator = iter(DevicePrefetcher(batches(), "cpu"))
+    for value in range(3):
+        assert int(next(iterator)) == value
+        assert read == list(range(value + 1))

@@ -1,0 +1,404 @@
+"""The oracle of resuming: after any stop a run goes on with the very next sample, or is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import FORMATS, wait_until
+from loading import (
+    BATCH,
+    CROP,
+    ROWS,
+    SEED,
+    Counted,
+    Prints,
+    Samples,
+    Topology,
+    close,
+    difference,
+    epoch_by_hand,
+    loader_of,
+    make_datasets,
+    prints_of,
+    read_epoch,
+    rows_in,
+    step,
+)
+from pairwise import pairwise
+from torch.utils.data import ConcatDataset, Subset
+
+from shardkit import (
+    BlockShuffle,
+    Loader,
+    LoaderOptions,
+    Order,
+    RankShard,
+    StateMismatch,
+    make_loader,
+    open_dataset,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+BLOCKS = BlockShuffle(rows=3, buffer=9)
+SHUFFLES: tuple[bool | BlockShuffle, ...] = (False, True, BLOCKS)
+CREWS = tuple(itertools.product(("thread", "process"), range(4)))
+PLACES = tuple((rank, world_size) for world_size in (1, 2, 3) for rank in range(world_size))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 23 images in six shards, in each format."""
+    return make_datasets(tmp_path_factory.mktemp("resume"))
+
+
+Reference = dict[tuple[bool | BlockShuffle, tuple[int, int]], list[list[Prints]]]
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> Reference:
+    """The first four epochs of each rank by hand, from one format: all others must equal it."""
+    dataset = open_dataset(root / "hdf5", decode=CROP)
+    found: Reference = {}
+    for shuffle, place in itertools.product((*SHUFFLES, BlockShuffle()), PLACES):
+        order = Order(size=ROWS, shuffle=shuffle, seed=SEED)
+        by_hand = partial(epoch_by_hand, dataset, order, batch_size=BATCH, place=place)
+        found[shuffle, place] = [by_hand(epoch=epoch) for epoch in range(4)]
+    return found
+
+
+@pytest.mark.parametrize(("crew", "kind", "to"), pairwise(CREWS, ["map", "iterable"], FORMATS))
+def test_a_run_goes_on_with_the_very_next_batch(
+    root: Path, reference: Reference, to: str, kind: str, crew: tuple[str, int]
+) -> None:
+    engine, num_workers = crew
+    for number, (shuffle, (rank, world_size)) in enumerate(itertools.product(SHUFFLES, PLACES)):
+        if engine == "process" and rank != (num_workers + number // len(PLACES)) % world_size:
+            continue  # each rank comes with some workers
+        rank_shard = RankShard(rank=rank, world_size=world_size)
+        options = LoaderOptions(
+            engine=engine, num_workers=num_workers, rank_shard=rank_shard, start_method="fork"
+        )
+        run = reference[shuffle, (rank, world_size)]
+        with (
+            closing(loader_of(root / to, kind, shuffle, options)) as first,
+            closing(loader_of(root / to, kind, shuffle, options)) as second,
+        ):
+            assert len(first) == len(run[0])
+            every = 3 if engine == "process" else 2
+            stops = range(1 + (num_workers + number) % every, len(first) + 1, every)
+            for epoch, stop in enumerate(stops):
+                check_stop(first, second, run[epoch % 2 :], stop, epoch % 2)
+
+
+def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int, at: int) -> None:
+    """Stop ``first`` after ``stop`` batches of epoch ``at``; let ``second`` go on."""
+    first.set_epoch(at)
+    batches = iter(first)
+    where = f"{first!r}, epoch {at}, after batch {stop}"
+    assert not difference(itertools.islice(batches, stop), run[0][:stop]), where
+    state = json.loads(json.dumps(first.state_dict()))  # what is prefetched is not in it
+    close(batches)
+    second.load_state_dict(state)
+    for part in [part for part in (run[0][stop:], *run[1:]) if part][:2]:
+        assert not difference(second, part), where
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_what_was_read_ahead_at_the_stop_is_given_out_after_it(engine: str) -> None:
+    dataset = Counted(ROWS)
+    options = LoaderOptions(engine=engine, num_workers=2, prefetch_factor=2, start_method="fork")
+    with closing(make_loader(dataset, BATCH, options=options)) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: int(dataset.read.sum()) >= 4 * BATCH, "batches read ahead")
+        state = loader.state_dict()
+        assert state["consumed"] == BATCH
+        close(batches)
+    with closing(make_loader(dataset, BATCH, options=options)) as loader:
+        loader.load_state_dict(state)
+        assert torch.cat(list(loader)).tolist() == list(range(BATCH, ROWS))
+
+
+TOPOLOGIES = (
+    Topology("map", "thread", 0, 1, 5),
+    Topology("iterable", "thread", 2, 3, 2),
+    Topology("map", "process", 2, 2, 3),
+    Topology("iterable", "process", 0, 4, 1),
+    Topology("alone", "", 0, 2, 4),
+)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "before", "after"),
+    [
+        (shuffle, *topologies)
+        for shuffle, topologies in zip(
+            itertools.cycle((False, BLOCKS, BlockShuffle())),
+            itertools.permutations(TOPOLOGIES, 2),
+            strict=False,
+        )
+    ],
+)
+def test_another_topology_reads_exactly_the_rest(
+    root: Path, shuffle: bool | BlockShuffle, before: Topology, after: Topology
+) -> None:
+    path = root / FORMATS[(before.world_size + after.batch) % 3]
+    samples = Samples(path, shuffle)
+    steps = -(-ROWS // (before.world_size * before.batch))
+    saved, loaded = (t.ranks(path, shuffle, remainder="exact") for t in (before, after))
+    for stop in sorted({1, steps // 2, steps - 1}):
+        for one in saved:
+            one.set_epoch(1)
+        iterators = list(map(iter, saved))
+        read = list(itertools.chain(*(step(iterators, samples.of(1)) for _ in range(stop))))
+        (state, *_) = states = [one.state_dict() for one in saved]
+        assert states == [state] * before.world_size
+        assert read == samples.rows(1)[: state["consumed"]]
+        for iterator in iterators:
+            close(iterator)
+        for one in loaded:
+            one.load_state_dict(json.loads(json.dumps(state)))
+        rest = read_epoch(loaded, samples.of(1))
+        assert read + rest == samples.rows(1)
+        if after.kind != "alone":  # whose epochs are counted by its user
+            assert read_epoch(loaded, samples.of(2)) == samples.rows(2)
+    for one in (*saved, *loaded):
+        if isinstance(one, Loader):
+            one.close()
+
+
+def rest_of(
+    path: Path, state: dict[str, Any], world_size: int, batch: int, **rank_shard: Any
+) -> list[list[Any]]:
+    """Return the batches of each rank after ``state``, in threads and in the stored order."""
+    ranks = Topology("map", "thread", 1, world_size, batch).ranks(path, False, **rank_shard)
+    for one in ranks:
+        one.load_state_dict(state)
+        one.set_epoch(state["epoch"])  # even if nothing is left of it for so many ranks
+    return [list(one) for one in ranks]
+
+
+@pytest.mark.parametrize(("world_size", "batch"), [(1, 4), (2, 3), (3, 2), (4, 5)])
+@pytest.mark.parametrize("consumed", [1, 6, 14, 21, 22])
+def test_uneven_rests_are_dropped_or_padded_as_promised(
+    root: Path, world_size: int, batch: int, consumed: int
+) -> None:
+    path = root / "lmdb"
+    state = loader_of(path, "map", False, LoaderOptions()).state_dict() | {"consumed": consumed}
+    left, known = ROWS - consumed, Samples(path, False).of(0)
+
+    def every(ranks: list[list[Any]]) -> list[int]:
+        steps = zip(*ranks, strict=True)
+        return [row for batches in steps for one in batches for row in rows_in(one, known)]
+
+    dropped = rest_of(path, state, world_size, batch, remainder="drop")
+    assert every(dropped) == list(range(consumed, ROWS - left % world_size))
+
+    padded = rest_of(path, state, world_size, batch, remainder="pad")
+    stated = [r for together in zip(*padded, strict=True) for b in together for r in b[2].tolist()]
+    repeats = -left % world_size
+    assert stated == list(range(consumed, ROWS)) + [-1] * repeats
+    assert every(padded)[left:] == list(range(repeats))  # from the epoch's beginning
+
+    whole = rest_of(path, state, world_size, batch, remainder="drop", drop_last=True)
+    assert {len(b[1]) for one in whole for b in one} <= {batch}
+    assert sum(map(len, whole)) == left // (world_size * batch) * world_size
+
+    for ranks in (dropped, padded, whole):
+        sizes = [[len(b[1]) for b in one] for one in ranks]
+        assert sizes == sizes[:1] * world_size
+
+
+@pytest.fixture
+def loader(root: Path) -> Loader:
+    """It shuffles, and has 12 batches in an epoch."""
+    return loader_of(root / "lmdb", "map", True, LoaderOptions(engine="thread", num_workers=1))
+
+
+@pytest.fixture
+def run(reference: Reference) -> list[list[Prints]]:
+    return reference[True, (0, 1)]
+
+
+def test_a_state_before_the_start_begins_at_the_beginning(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    state = loader.state_dict()
+    list(loader)
+    loader.load_state_dict(state)
+    assert [prints_of(loader), prints_of(loader)] == run[:2]
+
+
+def test_a_state_after_the_end_begins_the_next_epoch(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    list(loader)
+    state = loader.state_dict()
+    list(loader)
+    loader.load_state_dict(state)
+    assert [loader.epoch, prints_of(loader), prints_of(loader)] == [1, *run[1:3]]
+
+
+def test_a_state_at_the_last_batch_leaves_nothing_of_its_epoch(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    *_, state = [loader.state_dict() for _ in loader]
+    for named, following in ((None, run[1]), (0, []), (1, run[1]), (2, run[2])):
+        loader.load_state_dict(state)
+        assert loader.epoch == 1
+        if named is not None:
+            loader.set_epoch(named)
+        assert prints_of(loader) == following
+    assert prints_of(loader) == run[3]
+
+
+def test_a_state_after_an_epoch_was_named_begins_with_it(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    loader.set_epoch(2)
+    state = loader.state_dict()
+    loader.set_epoch(0)
+    loader.load_state_dict(state)
+    assert [prints_of(loader), prints_of(loader)] == run[2:4]
+
+
+def test_naming_the_loaded_epoch_keeps_its_place_and_naming_another_does_not(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    for named, following in ((0, run[0][1:]), (1, run[1])):
+        loader.load_state_dict(state)
+        loader.set_epoch(named)
+        assert prints_of(loader) == following
+    loader.load_state_dict(state)
+    loader.set_epoch(1)
+    loader.set_epoch(0)  # its place was given up with the first call
+    assert prints_of(loader) == run[0]
+
+
+def test_an_epoch_named_in_the_midst_of_another_is_that_of_the_next_iteration(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    for number, _ in enumerate(loader):
+        if number == 3:
+            loader.set_epoch(2)
+    assert prints_of(loader) == run[2]
+
+
+def test_stopping_again_and_again_loses_nothing(root: Path, run: list[list[Prints]]) -> None:
+    found: list[Prints] = []
+    state = ""
+    while len(found) < 36:
+        engine, num_workers = CREWS[len(found) % len(CREWS)]
+        options = LoaderOptions(engine=engine, num_workers=num_workers, start_method="fork")
+        with closing(loader_of(root / "webdataset", "map", True, options)) as loader:
+            if state:
+                loader.load_state_dict(json.loads(state))
+            found += prints_of(itertools.islice(loader, 5))
+            state = json.dumps(loader.state_dict())
+    assert found[:36] == list(itertools.chain(*run[:3]))
+
+
+def test_what_was_left_out_as_odd_is_read_by_ranks_that_can_divide_it(root: Path) -> None:
+    known = Samples(root / "lmdb", BLOCKS)
+    two = Topology("map", "thread", 1, 2, 11).ranks(root / "lmdb", BLOCKS)
+    for one in two:
+        iterator = iter(one)
+        next(iterator)  # 22 of 23, and two ranks cannot divide one
+    (alone,) = Topology("map", "thread", 1, 1, 11).ranks(root / "lmdb", BLOCKS)
+    alone.load_state_dict(two[0].state_dict())
+    assert read_epoch([alone], known.of(0)) == known.rows(0)[22:]
+    two[0].load_state_dict(two[1].state_dict())
+    assert read_epoch(two[:1], known.of(1)) == known.rows(1)[:11]  # these two cannot: it is over
+
+
+def test_a_state_is_a_few_plain_values(loader: Loader) -> None:
+    for _ in loader:
+        state = loader.state_dict()
+        assert {type(value) for value in state.values()} <= {int, str, bool, list}
+        assert json.loads(json.dumps(state)) == state
+        assert len(json.dumps(state)) < 200
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "another dataset": ({"dataset": "0" * 32}, "dataset"),
+    "fewer samples": ({"samples": ROWS - 1}, "samples"),
+    "another seed": ({"seed": 6}, "seed"),
+    "another shuffle": ({"shuffle": [3, 9]}, "shuffle"),
+    "another version": ({"version": 2}, "version 2.*shardkit"),
+    "more than there is": ({"consumed": ROWS + 1}, "damaged"),
+    "a negative place": ({"consumed": -1}, "state_dict"),
+    "one worker's part": ({"worker": 0, "num_workers": 2, "given": 1}, "worker"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_state_that_does_not_fit_is_refused_with_a_remedy(
+    loader: Loader, run: list[list[Prints]], change: str
+) -> None:
+    values, message = CHANGES[change]
+    batches = iter(loader)
+    next(batches)
+    close(batches)
+    state = loader.state_dict()
+    with pytest.raises(StateMismatch, match=f"(?s){message}"):
+        loader.load_state_dict(state | values)
+    assert loader.state_dict() == state  # and nothing of it was taken over
+    loader.load_state_dict(state)
+    assert prints_of(loader) == run[0][1:]
+
+
+RUBBISH: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    "state",
+    7,
+    {"epoch": True, "consumed": 0},
+    {"epoch": 0, "consumed": 1.5},
+)
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+def test_rubbish_is_refused_as_no_state(loader: Loader, rubbish: Any) -> None:
+    with pytest.raises(StateMismatch, match="not the state of a shardkit loader"):
+        loader.load_state_dict(rubbish)
+
+
+def test_states_tell_datasets_apart_as_far_as_they_can_be_told_apart(
+    root: Path, tmp_path: Path
+) -> None:
+    def with_state_of(saved: Any, loaded: Any) -> None:
+        make_loader(loaded, 2).load_state_dict(make_loader(saved, 2).state_dict())
+
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    other = open_dataset(make_datasets(tmp_path / "other", first=100) / "lmdb", decode=CROP)
+    moved = open_dataset(shutil.copytree(root / "lmdb", tmp_path / "moved"), decode="torch")
+    with_state_of(dataset, moved)
+    with_state_of(Subset(dataset, [1, 2]), Subset(moved, np.array([1, 2]).tolist()))
+    with_state_of(ConcatDataset([dataset, other]), ConcatDataset([moved, other]))
+    for saved, loaded in (
+        (dataset, other),
+        (dataset, Subset(dataset, range(ROWS))),
+        (Subset(dataset, [1, 2]), Subset(dataset, [2, 1])),
+        (Subset(dataset, [1, 2]), Subset(other, [1, 2])),
+        (ConcatDataset([dataset, other]), ConcatDataset([other, dataset])),
+        (Counted(3), Subset(Counted(4), [0, 1, 2])),
+    ):
+        with pytest.raises(StateMismatch, match="its dataset is"):
+            with_state_of(saved, loaded)

@@ -1,0 +1,325 @@
+"""shardkit's order in a DataLoader of PyTorch: epochs, ranks, workers, random numbers, state."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from helpers import DEADLINE, FORMATS
+from loading import BATCH, CROP, ROWS, SEED, Prints, epoch_by_hand, make_datasets, prints_of
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+
+from shardkit import (
+    BlockShuffle,
+    EpochBatchSampler,
+    LoaderOptions,
+    Order,
+    RankShard,
+    ShardDataset,
+    UsageError,
+    collate,
+    make_loader,
+    open_dataset,
+)
+from shardkit.errors import StateMismatch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+SHUFFLES = [False, True, BlockShuffle(rows=2, buffer=6)]
+
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_datasets(tmp_path_factory.mktemp("sampler"))
+
+
+def loader_of(
+    dataset: Any, sampler: EpochBatchSampler, num_workers: int = 0, **options: Any
+) -> DataLoader[Any]:
+    if num_workers:
+        options = {"multiprocessing_context": "fork", "timeout": DEADLINE, **options}
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        **{"collate_fn": collate, **options},
+    )
+
+
+def sampler_of(dataset: Any, **options: Any) -> EpochBatchSampler:
+    return EpochBatchSampler(dataset, BATCH, **{"shuffle": True, "seed": SEED, **options})
+
+
+def by_hand(path: Path, epoch: int, **options: Any) -> list[Prints]:
+    order = Order(size=ROWS, **{"shuffle": True, "seed": SEED, **options})
+    return epoch_by_hand(open_dataset(path, decode=CROP), order, epoch, BATCH, (0, 1))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True)]
+)
+def test_epochs_are_the_documented_ones_for_any_number_of_workers(
+    root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int, persistent: bool
+) -> None:
+    dataset = open_dataset(root / to, decode=CROP)
+    sampler = sampler_of(dataset, shuffle=shuffle)
+    loader = loader_of(dataset, sampler, num_workers, persistent_workers=persistent)
+    assert len(loader) == len(sampler) == 12
+    for epoch in range(EPOCHS):  # no call is needed: each iteration is the next epoch
+        assert sampler.epoch == epoch
+        assert prints_of(loader) == by_hand(root / to, epoch, shuffle=shuffle)
+
+
+def test_batches_are_those_of_make_loader(root: Path) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    found = loader_of(dataset, sampler_of(dataset))
+    options = LoaderOptions(num_workers=0)
+    expected = make_loader(
+        open_dataset(root / "hdf5", decode=CROP), BATCH, shuffle=True, seed=SEED, options=options
+    )
+    for _ in range(EPOCHS):
+        assert prints_of(found) == prints_of(expected)
+
+
+def test_the_usual_collate_function_gives_the_same(root: Path) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    loader = loader_of(dataset, sampler_of(dataset), collate_fn=default_collate)
+    assert prints_of(loader) == by_hand(root / "lmdb", 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_named_epoch_reaches_persistent_workers(root: Path, num_workers: int) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    sampler = sampler_of(dataset)
+    loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
+    for epoch in (4, 1, 1, 0):
+        sampler.set_epoch(epoch)
+        assert prints_of(loader) == by_hand(root / "lmdb", epoch)
+    assert prints_of(loader) == by_hand(root / "lmdb", 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_after_an_iteration_that_was_broken_off_comes_the_next_epoch(
+    root: Path, num_workers: int
+) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    sampler = sampler_of(dataset)
+    loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
+    expected = [by_hand(root / "lmdb", epoch) for epoch in range(EPOCHS)]
+    assert prints_of(itertools.islice(loader, 1)) == expected[0][:1]
+    assert prints_of(itertools.islice(loader, 4)) == expected[1][:4]
+    assert prints_of(loader) == expected[2]
+
+
+def global_numbers(_: Any) -> torch.Tensor:
+    """Draw from all three global generators, whatever the image is."""
+    return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ordinary_random_transforms_follow_the_epoch(
+    root: Path, num_workers: int, persistent: bool
+) -> None:
+    def run(number: int) -> list[list[torch.Tensor]]:
+        dataset = open_dataset(root / "lmdb", global_numbers)
+        options = {"persistent_workers": persistent} if number else {}
+        loader = loader_of(dataset, sampler_of(dataset), number, **options)
+        return [[batch[0] for batch in loader] for _ in range(2)]
+
+    expected, found = run(0), run(num_workers)
+    for one, other in zip(expected, found, strict=True):
+        assert all(map(torch.equal, one, other))
+    drawn = torch.cat([torch.cat(epoch) for epoch in found])
+    assert drawn.shape == (2 * ROWS, 3)
+    for column in drawn.T.tolist():  # no sample draws what another does, nor what it drew before
+        assert len(set(column)) == 2 * ROWS
+
+
+def test_the_global_generators_of_this_process_are_left_alone(root: Path) -> None:
+    dataset = open_dataset(root / "lmdb", global_numbers)
+    loader = loader_of(dataset, sampler_of(dataset))
+    # Not those of torch: a DataLoader itself draws a seed for workers from them.
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state(legacy=False)
+    assert len(list(loader)) == 12
+    np.testing.assert_equal((random.getstate(), np.random.get_state(legacy=False)), before)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_accelerate_may_not_divide_it_again(root: Path, world_size: int) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+
+    def prepared(rank: int) -> Any:
+        sampler = sampler_of(
+            dataset, rank_shard=RankShard(rank=rank if world_size > 1 else 0, world_size=world_size)
+        )
+        loader = loader_of(dataset, sampler)
+        return prepare_data_loader(loader, num_processes=2, process_index=rank)
+
+    if world_size > 1:
+        with pytest.raises(UsageError, match=r"rank 1 of 2.*BatchSamplerShard divides them again"):
+            list(prepared(1))
+        assert len(list(sampler_of(dataset, rank_shard=RankShard(rank=1, world_size=2)))) == 6
+        return
+    found = [one for rank in range(2) for batch in prints_of(prepared(rank)) for one in batch]
+    assert set(found) == {one for batch in by_hand(root / "lmdb", 0) for one in batch}
+
+
+def wrapped(root: Path, kind: str) -> tuple[Any, list[ShardDataset]]:
+    """Return a dataset that is made of others, and those."""
+    one, other = (open_dataset(root / to, decode=CROP) for to in ("lmdb", "hdf5"))
+    if kind == "subset":
+        return Subset(one, range(20, 3, -1)), [one]
+    if kind == "concat":
+        return ConcatDataset([one, other]), [one, other]
+    return Subset(ConcatDataset([Subset(one, [5, 7, 1]), other]), range(1, 20)), [one, other]
+
+
+@pytest.mark.parametrize("kind", ["subset", "concat", "nested"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_epoch_reaches_the_parts_of_a_dataset(root: Path, kind: str, num_workers: int) -> None:
+    dataset, parts = wrapped(root, kind)
+    sampler = sampler_of(dataset)
+    loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
+    options = LoaderOptions(num_workers=0)
+    expected = make_loader(wrapped(root, kind)[0], BATCH, shuffle=True, seed=SEED, options=options)
+    for epoch in range(EPOCHS):
+        assert prints_of(loader) == prints_of(expected)
+        assert [part.epoch for part in parts] == [epoch] * len(parts)
+
+
+def test_any_dataset_with_a_length_may_be_sampled() -> None:
+    numbers: Any = list(range(10))
+    sampler = EpochBatchSampler(numbers, 4, shuffle=True, seed=3)
+    expected = Order(size=10, shuffle=True, seed=3)
+    for epoch in range(2):
+        found = list(sampler)
+        assert [len(rows) for rows in found] == [4, 4, 2]
+        every = [row for rows in found for row in rows]
+        assert every == expected.rows(epoch, np.arange(10)).tolist()
+        assert {type(row) for row in every} == {int}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "exact"])
+def test_ranks_take_their_parts_of_each_step(root: Path, world_size: int, remainder: str) -> None:
+    dataset = open_dataset(root / "lmdb")
+    rank_shards = [
+        RankShard(rank=rank, world_size=world_size, remainder=remainder)
+        for rank in range(world_size)
+    ]
+    samplers = [sampler_of(dataset, rank_shard=rank_shard) for rank_shard in rank_shards]
+    every = [list(sampler) for sampler in samplers]
+    assert [len(own) for own in every] == list(map(len, samplers))
+    found = [
+        row for step in itertools.zip_longest(*every, fillvalue=()) for own in step for row in own
+    ]
+    expected = Order(size=ROWS, shuffle=True, seed=SEED).rows(0, np.arange(ROWS)).tolist()
+    if remainder == "drop":
+        expected = expected[: ROWS // world_size * world_size]
+    elif remainder == "pad":
+        expected += expected[: -ROWS % world_size]
+    assert found == expected
+
+
+def test_a_rank_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert list(EpochBatchSampler(range(8), 2)) == [[2, 3], [6, 7]]
+
+
+def test_a_last_smaller_batch_may_be_left_out() -> None:
+    sampler = EpochBatchSampler(
+        range(11), 4, rank_shard=RankShard(rank=0, world_size=1, drop_last=True)
+    )
+    assert (len(sampler), sampler.batch_size, sampler.drop_last) == (2, 4, True)
+    assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert EpochBatchSampler(range(11), 4).drop_last is False
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_new_sampler_goes_on_after_every_batch(shuffle: bool | BlockShuffle) -> None:
+    def new() -> EpochBatchSampler:
+        return EpochBatchSampler(range(11), 3, shuffle=shuffle, seed=2)
+
+    whole = new()
+    expected = [rows for _ in range(EPOCHS) for rows in whole]
+    for stop in range(2 * len(whole)):
+        first = new()
+        before = [rows for _, rows in zip(range(stop % 4), _after(first, stop // 4), strict=False)]
+        second = new()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        after = [rows for _ in range(2) for rows in second]
+        assert before + after == expected[stop // 4 * 4 :][: len(before + after)]
+        assert len(after) == 8 - stop % 4
+
+
+def _after(sampler: EpochBatchSampler, epochs: int) -> Any:
+    """Return the iteration that follows after some epochs."""
+    for _ in range(epochs):
+        assert len(list(sampler)) == len(sampler)
+    return iter(sampler)
+
+
+def test_a_state_goes_on_with_another_batch_size_and_other_ranks() -> None:
+    first = EpochBatchSampler(range(11), 3, shuffle=True, seed=2)
+    read = next(iter(first))
+    rank_shards = [RankShard(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
+    others = [
+        EpochBatchSampler(range(11), 2, shuffle=True, seed=2, rank_shard=rank_shard)
+        for rank_shard in rank_shards
+    ]
+    for other in others:
+        other.load_state_dict(first.state_dict())
+    rest = [row for sampler in others for rows in sampler for row in rows]
+    assert sorted(read + rest) == list(range(11))
+
+
+def test_naming_the_loaded_epoch_keeps_the_place_in_it() -> None:
+    first = EpochBatchSampler(range(6), 2)
+    assert next(iter(first)) == [0, 1]
+    second = EpochBatchSampler(range(6), 2)
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(0)
+    assert list(second) == [[2, 3], [4, 5]]
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(1)
+    assert list(second) == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.0}, "batch_size=2.0"),
+        ({"batch_size": 2, "seed": None}, "seed=None"),
+        ({"batch_size": 2, "shuffle": None}, "shuffle=None"),
+    ],
+)
+def test_wrong_options_are_a_usage_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EpochBatchSampler(range(4), **options)
+
+
+def test_a_wrong_epoch_or_state_is_refused_and_changes_nothing() -> None:
+    sampler = EpochBatchSampler(range(6), 2)
+    state = sampler.state_dict()
+    with pytest.raises(UsageError, match="epoch=-1"):
+        sampler.set_epoch(-1)
+    with pytest.raises(StateMismatch, match="its samples is 5"):
+        sampler.load_state_dict({**state, "samples": 5})
+    assert sampler.state_dict() == state
+    assert list(sampler) == [[0, 1], [2, 3], [4, 5]]

@@ -1,0 +1,289 @@
+"""torchdata's StatefulDataLoader: a run that is stopped goes on with the very next sample."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from helpers import DEADLINE, FORMATS
+from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, make_datasets, prints, prints_of
+from pairwise import pairwise
+from torch.utils.data import Subset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardkit import (
+    BlockShuffle,
+    EpochBatchSampler,
+    LoaderOptions,
+    RankShard,
+    StateMismatch,
+    collate,
+    make_loader,
+    open_dataset,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    # torchdata calls what torch deprecates; nothing here can help that.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+SHUFFLES: list[bool | BlockShuffle] = [False, True, BlockShuffle(rows=2, buffer=6)]
+
+BATCH = 4
+
+EACH = 6
+"""Batches in an epoch of 23 samples."""
+
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_datasets(tmp_path_factory.mktemp("torchdata"))
+
+
+class Way(NamedTuple):
+    """How a dataset is read."""
+
+    kind: str
+    """``sampler``, ``batches`` or ``samples``: the last two are iterable datasets."""
+    num_workers: int
+    shuffle: bool | BlockShuffle = True
+    persistent: bool = False
+    every: int = 1
+    """Steps after which torchdata asks for states."""
+
+
+def start(
+    path: Path, way: Way, state: Any = None, rank_shard: RankShard | None = None
+) -> tuple[Any, Any]:
+    """Return a loader, and what has its ``set_epoch``; as a new process would make them."""
+    options: dict[str, Any] = {"num_workers": way.num_workers, "snapshot_every_n_steps": way.every}
+    if way.num_workers:
+        options |= {"multiprocessing_context": "fork", "timeout": DEADLINE}
+        options["persistent_workers"] = way.persistent
+    order: dict[str, Any] = {"shuffle": way.shuffle, "seed": SEED, "rank_shard": rank_shard}
+    named: Any
+    if way.kind == "sampler":
+        dataset = open_dataset(path, decode=CROP)
+        named = EpochBatchSampler(dataset, BATCH, **order)
+        loader = StatefulDataLoader(dataset, batch_sampler=named, collate_fn=collate, **options)
+    else:
+        batch = BATCH if way.kind == "batches" else None
+        named = ITERABLE[path.name](path, decode=CROP, batch_size=batch, **order)
+        loader = StatefulDataLoader(named, batch_size=None if batch else BATCH, **options)
+    if state is not None:
+        loader.load_state_dict(pickle.loads(pickle.dumps(state)))
+    return loader, named
+
+
+def epochs(path: Path, way: Way) -> list[list[Prints]]:
+    """Return the batches of some epochs of one run."""
+    loader, named = start(path, way)
+    found = []
+    for epoch in range(EPOCHS):
+        named.set_epoch(epoch)
+        found.append(prints_of(loader))
+    return found
+
+
+def take(batches: Iterator[Any], number: int) -> list[Prints]:
+    return prints_of(itertools.islice(batches, number))
+
+
+WAYS = [
+    Way(kind, num_workers, shuffle)
+    for kind in ("sampler", "batches", "samples")
+    for num_workers in (0, 2)
+    for shuffle in SHUFFLES
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_batches_are_those_of_make_loader(root: Path, way: Way) -> None:
+    dataset = open_dataset(root / "hdf5", decode=CROP)
+    options = LoaderOptions(num_workers=0)
+    expected = make_loader(dataset, BATCH, shuffle=way.shuffle, seed=SEED, options=options)
+    for epoch in epochs(root / "lmdb", way):
+        wanted = prints_of(expected)
+        if way.kind == "samples" and way.num_workers:  # each batch is then one worker's
+            assert sorted(_flat(epoch)) == sorted(_flat(wanted))
+        else:
+            assert epoch == wanted
+
+
+def _flat(batches: list[Prints]) -> list[Print]:
+    return [one for batch in batches for one in batch]
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way.shuffle is True or not way.num_workers], ids=str
+)
+def test_a_run_goes_on_after_every_batch_and_into_the_next_epochs(root: Path, way: Way) -> None:
+    check_stops(root / "lmdb", way)
+
+
+@pytest.mark.parametrize(
+    ("to", "kind"), list(zip(FORMATS, ("sampler", "batches", "samples"), strict=True))
+)
+def test_so_it_does_with_workers_that_persist_in_every_format(
+    root: Path, to: str, kind: str
+) -> None:
+    check_stops(root / to, Way(kind, 2, persistent=True))
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
+def test_so_it_does_where_states_are_asked_for_now_and_then(root: Path, kind: str) -> None:
+    check_stops(root / "lmdb", Way(kind, 2, every=4))
+
+
+def check_stops(path: Path, way: Way) -> None:
+    """Stop after each batch of the middle epoch, and read on to the end with a new loader."""
+    expected = epochs(path, way)
+    for stop in range(len(expected[1]) + 1):
+        loader, named = start(path, way)
+        named.set_epoch(1)
+        batches = iter(loader)
+        assert take(batches, stop) == expected[1][:stop]
+        state = loader.state_dict()
+        del batches, loader
+        again, named = start(path, way, state)
+        if way.kind != "sampler":
+            named.set_epoch(1)  # keeps its place; a sampler's epoch is in the state
+        tail = prints_of(again)
+        named.set_epoch(2)
+        if stop == len(expected[1]) and tail:
+            assert tail == expected[2]  # nothing was left: a sampler may begin the next at once
+        else:
+            assert tail == expected[1][stop:]
+            assert prints_of(again) == expected[2]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "persistent", "ended"), pairwise([0, 1, 2], [False, True], [False, True])
+)
+def test_a_sampler_goes_on_with_the_next_epoch_after_the_last_batch_of_one(
+    root: Path, num_workers: int, persistent: bool, ended: bool
+) -> None:
+    # torchdata makes two iterators of a state whose epoch ended, and reads ahead with the first.
+    way = Way("sampler", num_workers, persistent=persistent)
+    expected = epochs(root / "lmdb", way)
+    loader, _ = start(root / "lmdb", way)
+    batches = iter(loader)
+    assert take(batches, EACH) == expected[0]
+    if ended:
+        assert next(batches, None) is None
+    again, _ = start(root / "lmdb", way, loader.state_dict())
+    found = [epoch for epoch in (prints_of(again) for _ in range(3)) if epoch]
+    assert found[:2] == expected[1:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "persistent"),
+    pairwise(["batches", "samples"], [0, 1, 2], [False, True]),
+)
+def test_an_iterable_dataset_goes_on_with_the_epoch_that_is_named_after_the_end_of_one(
+    root: Path, kind: str, num_workers: int, persistent: bool
+) -> None:
+    way = Way(kind, num_workers, persistent=persistent)
+    expected = epochs(root / "lmdb", way)
+    loader, named = start(root / "lmdb", way)
+    named.set_epoch(0)
+    batches = iter(loader)
+    assert take(batches, len(expected[0])) == expected[0]
+    assert next(batches, None) is None
+    again, named = start(root / "lmdb", way, loader.state_dict())
+    for epoch in (1, 2):
+        named.set_epoch(epoch)
+        assert prints_of(again) == expected[epoch]
+
+
+@pytest.mark.parametrize("way", [Way("batches", 0), Way("batches", 2), Way("samples", 2)], ids=str)
+def test_an_epoch_that_nobody_named_is_gone_on_with(root: Path, way: Way) -> None:
+    expected = epochs(root / "lmdb", way)[0]
+    loader, _ = start(root / "lmdb", way)
+    assert take(iter(loader), 3) == expected[:3]
+    again, _ = start(root / "lmdb", way, loader.state_dict())
+    assert prints_of(again) == expected[3:]
+
+
+@pytest.mark.parametrize("way", WAYS[1::3], ids=str)
+def test_a_run_may_be_stopped_again_and_again(root: Path, way: Way) -> None:
+    # In a fresh process each time: so workers save states of which they read nothing themselves.
+    whole = epochs(root / "lmdb", way)[:2]
+    expected = whole[0] + whole[1]
+    found: list[Prints] = []
+    state = None
+    while len(found) < len(expected):
+        loader, named = start(root / "lmdb", way, state)
+        if way.kind != "sampler":
+            named.set_epoch(len(found) // len(whole[0]))
+        for _ in range(2):  # the first may find that nothing is left of the epoch before
+            batches = iter(loader)
+            batch = next(batches, None)
+            if batch is not None:
+                break
+        found.append(prints(batch))
+        assert found == expected[: len(found)]
+        state = loader.state_dict()
+        del batches, loader
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ranks_read_what_is_left_once_after_a_stop(root: Path, kind: str, num_workers: int) -> None:
+    way = Way(kind, num_workers)
+    rank_shards = [RankShard(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
+    found: list[Print] = []
+    for rank_shard in rank_shards:
+        loader, _ = start(root / "lmdb", way, rank_shard=rank_shard)
+        found += _flat(take(iter(loader), 2))
+        again, _ = start(root / "lmdb", way, loader.state_dict(), rank_shard)
+        found += _flat(prints_of(again))
+    whole = epochs(root / "lmdb", way)[0]
+    assert sorted(found) == sorted(_flat(whole))
+    assert len(found) == ROWS
+
+
+def test_random_operations_of_a_subset_go_on_too(root: Path) -> None:
+    def new(state: Any = None) -> Any:
+        dataset = Subset(open_dataset(root / "lmdb", decode=CROP), range(20, 1, -2))
+        sampler = EpochBatchSampler(dataset, BATCH, shuffle=True, seed=SEED)
+        loader = StatefulDataLoader(
+            dataset, batch_sampler=sampler, num_workers=2, multiprocessing_context="fork"
+        )
+        loader.load_state_dict(state or {})
+        return loader
+
+    whole = new()
+    expected = prints_of(whole) + prints_of(whole)
+    first = new()
+    prints_of(first)
+    assert take(iter(first), 1) == expected[3:4]
+    assert prints_of(new(first.state_dict())) == expected[4:]
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
+def test_a_state_of_another_order_is_refused(root: Path, kind: str) -> None:
+    # Without workers: torchdata takes 5 s to end each worker that met an error at its start.
+    loader, _ = start(root / "lmdb", Way(kind, 0))
+    assert len(take(iter(loader), 1)) == 1
+    state = loader.state_dict()
+    other, _ = start(root / "lmdb", Way(kind, 0, shuffle=False), state)
+    with pytest.raises(StateMismatch, match="its shuffle is"):
+        iter(other)
+    other, _ = start(root / "hdf5", Way(kind, 0), state)
+    with pytest.raises(StateMismatch, match="its dataset is"):
+        iter(other)
+
+
+def test_a_worker_s_state_is_small(root: Path) -> None:
+    for kind in ("sampler", "batches", "samples"):
+        loader, _ = start(root / "lmdb", Way(kind, 2))
+        assert len(take(iter(loader), 2)) == 2
+        assert len(pickle.dumps(loader.state_dict())) < 3000

@@ -1,0 +1,205 @@
+"""The file that `shardkit tune --out` writes: what is taken from it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_dataset, make_folder
+
+from shardkit import LoaderOptions, ShardkitError, UsageError, make_loader, open_dataset
+from shardkit.system.machine import usable_cpus
+from shardkit.torch.tuned import VERSION, Tuned, load_tuned, require_replaceable
+
+GOOD: dict[str, Any] = {
+    "shardkit_tuned": VERSION,
+    "batch_size": 4,
+    "settings": {"engine": "thread", "num_workers": 3, "prefetch_factor": 5},
+    "processors": usable_cpus(),
+    "measured": {},
+}
+
+
+def written(folder: Path, **changed: Any) -> Path:
+    path = folder / "tuned.json"
+    path.write_text(json.dumps({**GOOD, **changed}), "utf-8")
+    return path
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    tuned = Tuned(
+        batch_size=32,
+        settings={"engine": "process", "num_workers": 4, "sharing_strategy": "file_system"},
+        processors=usable_cpus(),
+        ranks=4,
+        measured={"images_per_second": 1000.5},
+    )
+
+    tuned.save(tmp_path / "tuned.json")
+
+    assert load_tuned(tmp_path / "tuned.json") == tuned
+
+
+def test_a_loader_takes_settings_and_batch_size(tmp_path: Path) -> None:
+    dataset = open_dataset(make_dataset(make_folder(tmp_path / "a"), tmp_path / "made"))
+
+    loader = make_loader(dataset, tuned=written(tmp_path))
+
+    assert (loader.batch_size, loader.engine, loader.num_workers) == (4, "thread", 3)
+    assert loader.options.prefetch_factor == 5
+    assert make_loader(dataset, 2, tuned=written(tmp_path)).batch_size == 2
+
+
+def test_what_options_say_stays_and_contradictions_are_refused(tmp_path: Path) -> None:
+    tuned = load_tuned(written(tmp_path))
+
+    options = tuned.options(LoaderOptions(pin_memory=False, num_workers=3))
+
+    assert options == LoaderOptions(
+        engine="thread", num_workers=3, prefetch_factor=5, pin_memory=False
+    )
+    with pytest.raises(UsageError, match=r"num_workers is 2 in options= and 3 in tuned="):
+        tuned.options(LoaderOptions(num_workers=2))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "now", "num_workers"),
+    [(1, "1", 12), (1, "8", 1), (1, "3", 4), (2, "8", 3), (8, "1", 12)],
+)
+def test_ranks_that_share_a_machine_share_the_workers(
+    ranks: int, now: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight ranks do not take eight times what was measured for one."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", now)
+    settings = {"engine": "thread", "num_workers": 12, "prefetch_factor": 3}
+    tuned = Tuned(batch_size=4, settings=settings, processors=1, ranks=ranks)
+
+    options = tuned.options(LoaderOptions())
+
+    assert (options.num_workers, options.prefetch_factor) == (num_workers, 3)
+    with pytest.raises(UsageError, match=f"and {num_workers} in tuned="):
+        tuned.options(LoaderOptions(num_workers=99))
+
+
+def test_another_machine_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, processors=usable_cpus() + 1)
+
+    with pytest.warns(RuntimeWarning, match=f"measured with {usable_cpus() + 1} processors"):
+        load_tuned(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shardkit_tuned": VERSION + 1},
+        {"shardkit_tuned": True},
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"batch_size": "64"},
+        {"processors": -1},
+        {"ranks": 0},
+        {"ranks": "8"},
+        {"processors": 1.5},
+        {"settings": []},
+        {"settings": {"engine": "warp"}},
+        {"settings": {"num_workers": -1}},
+        {"settings": {"num_workers": True}},
+        {"settings": {"num_workers": 1e9}},
+        {"settings": {"prefetch_factor": 0}},
+        {"settings": {"engine": ["thread"]}},
+        {"settings": {"start_method": "__import__"}},
+        {"settings": {"start_method": None}},
+        {"settings": {"sharing_strategy": "carrier pigeon"}},
+        {"settings": {"collate_fn": "os:system"}},
+        {"settings": {"rank_shard": None}},
+        {"measured": None},
+    ],
+    ids=str,
+)
+def test_what_tune_does_not_write_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path, **changed)
+
+    with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes|is larger"):
+        load_tuned(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"shardkit_tuned": 1}',
+        b'{"a": ' * 50_000,
+        b'{"shardkit_tuned": 1, "batch_size": ' + b"9" * 10_000 + b"}",
+        b" " * ((1 << 20) + 2),
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_hostile_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+
+    with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes|is larger"):
+        load_tuned(tmp_path / "file")
+
+
+def test_too_many_workers_are_refused_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path, settings={"engine": "process", "num_workers": 20_000})
+
+    with pytest.raises(UsageError, match="num_workers=20000 is more than 1024"):
+        load_tuned(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`shardkit tune --out` writes it"):
+        load_tuned(tmp_path / "missing.json")
+    with pytest.raises(UsageError, match="cannot be read: it is not a file"):
+        load_tuned(tmp_path)
+
+
+@pytest.mark.timeout(120)
+def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(UsageError, match="it is not a file"):
+        load_tuned(tmp_path / "pipe")
+
+
+def test_only_what_is_ours_is_replaced(tmp_path: Path) -> None:
+    require_replaceable(tmp_path / "new.json")
+    require_replaceable(written(tmp_path, processors=usable_cpus() + 1))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+
+    with pytest.raises(UsageError, match="It was not changed"):
+        require_replaceable(notes)
+    with pytest.raises(UsageError, match="is not a folder"):
+        require_replaceable(tmp_path / "missing" / "tuned.json")
+    with pytest.raises(UsageError):
+        require_replaceable(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    tuned = load_tuned(written(tmp_path))
+
+    with pytest.raises(ShardkitError, match="cannot be written"):
+        tuned.save(tmp_path / "missing" / "tuned.json")
+
+
+def test_threads_that_were_tuned_for_something_else_are_warned_of(tmp_path: Path) -> None:
+    tuned = dataclasses.replace(load_tuned(written(tmp_path)), settings={"engine": "thread"})
+
+    tuned.warn_of_threads(None)
+    with pytest.warns(
+        RuntimeWarning, match="chose threads without this: the transform flip may hold"
+    ):
+        tuned.warn_of_threads("the transform flip may hold the GIL")
+    dataclasses.replace(tuned, measured={"processes": "the transform"}).warn_of_threads("another")
+    dataclasses.replace(tuned, settings={"engine": "process"}).warn_of_threads("another")

@@ -1,0 +1,119 @@
+"""Info: what a dataset is and how it was made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+from helpers import (
+    FORMATS,
+    encoded,
+    exif,
+    jpeg,
+    make_dataset,
+    make_folder,
+    make_tree,
+    opened,
+    picture,
+)
+
+from shardkit import CorruptDataset, UsageError, describe, open_dataset
+from shardkit.conversion.recipe import Recipe
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_dataset_is_described(folder: Path, tmp_path: Path, to: str) -> None:
+    place = make_dataset(folder, tmp_path / "made", to=to)
+    described = describe(place)
+    assert list(described) == [""]
+    found = described[""]
+    manifest = open_dataset(place).manifest
+    assert (found["format"], found["rows"], found["shards"]) == (to, 6, 2)
+    assert found["digest"] == manifest.digest
+    assert found["bytes"] == sum((place / shard.name).stat().st_size for shard in manifest.shards)
+    assert found["classes"] == {"cat": 3, "dog": 3}
+    assert found["fields"] == {"cls": 6, "jpg": 4, "json": 6, "png": 2}
+    assert found["recipe"]["encode"] == "keep"
+    assert found["source"]["name"] == folder.name
+    assert found["source"]["images"] == 6
+    assert (found["skipped"], found["notes"], found["ignored"]) == ([], {}, {})
+    assert found["raw_shape"] is None
+    assert "shardkit" in found["software"]
+
+
+def test_sizes_are_smallest_median_and_largest(folder: Path, tmp_path: Path) -> None:
+    files = [path.read_bytes() for path in folder.rglob("*.*")]
+    images = describe(make_dataset(folder, tmp_path / "made"))[""]["images"]
+    for name, values in {
+        "width": [opened(data).width for data in files],
+        "height": [opened(data).height for data in files],
+        "bytes": [len(data) for data in files],
+    }.items():
+        assert images[name] == [min(values), int(median(values)), max(values)]
+
+
+def test_all_of_it_is_json(folder: Path, tmp_path: Path) -> None:
+    described = describe(make_dataset(folder, tmp_path / "made"))
+    assert json.loads(json.dumps(described))[""]["rows"] == 6
+
+
+def test_an_unlabelled_dataset_has_no_classes(tmp_path: Path) -> None:
+    make_tree(tmp_path / "photos", {"a.jpg": jpeg()})
+    found = describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]
+    assert found["classes"] is None
+    assert found["images"]["width"] == [24, 24, 24]
+
+
+def test_empty_classes_are_told(tmp_path: Path) -> None:
+    make_tree(tmp_path / "photos", {"a/1.jpg": jpeg(), "b": None})
+    assert describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]["classes"] == {
+        "a": 1,
+        "b": 0,
+    }
+
+
+def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
+    make_tree(
+        tmp_path / "photos",
+        {
+            "a/turned.jpg": encoded(picture(), "JPEG", exif=exif(6)),
+            "a/bad.jpg": b"junk",
+            "a/.hidden": b"",
+            "a/notes.txt": b"text",
+        },
+    )
+    found = describe(make_dataset(tmp_path / "photos", tmp_path / "made", on_error="skip"))[""]
+    assert found["notes"] == {"orientation": 1}
+    assert [item["path"] for item in found["skipped"]] == ["a/bad.jpg"]
+    assert found["ignored"] == {"hidden": 1, "not an image": 1}
+    assert found["rows"] == 1
+
+
+def test_raw_images_have_a_shape(folder: Path, tmp_path: Path) -> None:
+    recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
+    found = describe(make_dataset(folder, tmp_path / "made", recipe=recipe))[""]
+    assert list(found["raw_shape"]) == [8, 10, 3]
+    assert found["images"] == {"width": [10] * 3, "height": [8] * 3, "bytes": [240] * 3}
+
+
+def test_each_split_is_described(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos/train", each=2)
+    make_tree(tmp_path / "photos/val", {"cat": None})
+    described = describe(make_dataset(tmp_path / "photos", tmp_path / "made"))
+    assert {name: value["rows"] for name, value in described.items()} == {"train": 4, "val": 0}
+    assert described["val"]["classes"] == {"cat": 0, "dog": 0}
+    assert described["val"]["images"] == {"width": [], "height": [], "bytes": []}
+
+
+def test_a_damaged_index_is_damage(folder: Path, tmp_path: Path) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    (place / "index/rows.npy").write_bytes(b"")
+    with pytest.raises(CorruptDataset, match="shardkit index"):
+        describe(place)
+
+
+def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a shardkit dataset"):
+        describe(str(tmp_path))

@@ -1,0 +1,309 @@
+"""Lies: records that are not what their files make, in datasets that are sound in themselves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forging import (
+    blamed,
+    forge,
+    make_jpegs,
+    make_truths,
+    proved,
+    restate,
+    with_image,
+    with_meta,
+    with_other_pillow,
+)
+from helpers import FORMATS, encoded, exif, jpeg, make_dataset, make_tree, picture, png, tree
+
+from shardkit import verify
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.record import Record
+from shardkit.verification.record_comparison import ComparisonResult
+
+JPEG = Recipe(encode="jpeg", resize=(12, 12), resize_mode="crop")
+RAW = Recipe(encode="raw", resize=(8, 8), resize_mode="stretch")
+
+
+def swapped(records: list[Record], name: str) -> list[Record]:
+    """Let the first two records that differ in a field exchange it."""
+    one = records[0]
+    other = next(r for r in records if r.fields.get(name) != one.fields.get(name))
+    fields = {one.key: other.fields, other.key: one.fields}
+    return [
+        Record(r.key, {**r.fields, name: fields[r.key][name]}) if r.key in fields else r
+        for r in records
+    ]
+
+
+def twice(records: list[Record]) -> list[Record]:
+    return [*records[:-1], records[0]]
+
+
+def requality(records: list[Record]) -> list[Record]:
+    return [with_image(r, jpeg(20, 18, seed=int(r.meta["width"]), quality=91)) for r in records]
+
+
+LIES: dict[str, tuple[Callable[[list[Record]], list[Record]], str]] = {
+    "one dropped": (lambda records: records[1:], "in the source, and not in the dataset"),
+    "the last dropped": (lambda records: records[:-1], "in the source, and not in the dataset"),
+    "one twice": (twice, "stored 2 times"),
+    "rows turned round": (lambda records: records[::-1], "in another order"),
+    "two rows exchanged": (lambda r: [r[1], r[0], *r[2:]], "in another order"),
+    "labels swapped": (lambda records: swapped(records, "cls"), "its label is"),
+    "images swapped": (lambda records: swapped(records, "jpg"), "its "),
+    "another quality": (requality, "byte for byte"),
+    "metadata added": (lambda r: [with_meta(r[0], frames=2), *r[1:]], "its metadata differ"),
+    "another size said": (lambda r: [with_meta(r[0], width=999), *r[1:]], "its size is 999 x"),
+    "another key": (lambda r: [Record("other", r[0].fields), *r[1:]], "its key differs"),
+    "a field more": (
+        lambda r: [Record(r[0].key, {**r[0].fields, "note": b"x"}), *r[1:]],
+        "its metadata differ",
+    ),
+    "another path": (
+        lambda r: [with_meta(r[0], path="cat/x.jpg"), *r[1:]],
+        "does not contain its file",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source of JPEG files alone, of two classes; nobody changes it."""
+    return make_jpegs(tmp_path_factory.mktemp("source") / "photos")
+
+
+@pytest.fixture(scope="module")
+def truths(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of ``jpegs`` in each format; nobody changes it."""
+    return make_truths(jpegs, tmp_path_factory.mktemp("truth"))
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_lie_is_found(jpegs: Path, truths: Path, tmp_path: Path, lie: str, to: str) -> None:
+    change, reason = LIES[lie]
+    place = shutil.copytree(truths / to, tmp_path / "made")
+    forge(place)
+    assert tree(place) == tree(truths / to)
+    forge(place, change)
+    assert verify(place).findings == []
+
+    assert reason in " ".join(blamed(place, jpegs).values())
+
+
+MANIFEST_LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "classes permuted": ({"classes": ("dog", "cat")}, "its label is"),
+    "a class renamed": ({"classes": ("cat", "cow")}, "its label is"),
+    "another seed": ({"seed": 1}, "in another order"),
+    "not shuffled": ({"seed": None}, "in another order"),
+    "a limit": ({"limit": 9}, "the source does not contain its file"),
+    "another recipe": (
+        {"recipe": Recipe(encode="jpeg", quality=50).describe()},
+        "the recipe makes",
+    ),
+    "no labels": ({"classes": None}, "or the reverse"),
+}
+
+
+@pytest.mark.parametrize("lie", MANIFEST_LIES)
+def test_a_lie_of_the_manifest_is_found(
+    jpegs: Path, truths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """By what the shards say of themselves, and, if they lied, too, by the source."""
+    entries, reason = MANIFEST_LIES[lie]
+    place = shutil.copytree(truths / "webdataset", tmp_path / "made")
+
+    def change(manifest: Any) -> Any:
+        source = {**manifest.source}
+        source |= {name: entries[name] for name in ("seed", "limit") if name in entries}
+        other: dict[str, Any] = {
+            name: entries[name] for name in ("classes", "recipe") if name in entries
+        }
+        if other.get("classes", ()) is None:
+            other["class_counts"] = None
+        return replace(manifest, source=source, **other)
+
+    restate(place, change)
+    if load_manifest(place) == load_manifest(truths / "webdataset"):
+        pytest.fail("the lie is none")
+    assert "was made with another" in blamed(place, jpegs)[MANIFEST_NAME]
+    monkeypatch.setattr("shardkit.verification.verify._SAID", ())
+    assert reason in " ".join(blamed(place, jpegs).values())
+
+
+def test_a_good_file_cannot_be_passed_off_as_a_bad_one(jpegs: Path, tmp_path: Path) -> None:
+    hidden = make_tree(tmp_path / "copy", {})
+    shutil.copytree(jpegs, hidden, dirs_exist_ok=True)
+    (hidden / "cat/3.jpg").write_bytes(b"bad")
+    place = make_dataset(hidden, tmp_path / "made", on_error="skip")
+    assert proved(place, hidden)
+
+    assert blamed(place, jpegs) == {"cat/3.jpg": "it was skipped as bad, but it is good"}
+
+
+def test_rows_that_cannot_be_matched_are_not_taken_for_proved(
+    jpegs: Path, truths: Path, tmp_path: Path
+) -> None:
+    place = shutil.copytree(truths / "webdataset", tmp_path / "made")
+    forge(place, lambda records: records[:-1])
+    restate(
+        place,
+        lambda manifest: replace(
+            manifest, files=tuple(f for f in manifest.files if "paths" not in f.name)
+        ),
+    )
+    shutil.rmtree(place / "index")
+    make_tree(place, {"index": None})
+    restate(place, lambda manifest: replace(manifest, files=()))
+
+    assert "which file belongs to which row" in " ".join(blamed(place, jpegs).values())
+
+
+# --- re-encoded images, and other versions of libraries ---
+
+
+def shifted(records: list[Record]) -> list[Record]:
+    """Return the records with the first image moved by a pixel."""
+    values = np.roll(np.frombuffer(records[0].fields["raw"], np.uint8).reshape(8, 8, 3), 1, axis=1)
+    return [with_image(records[0], values.tobytes()), *records[1:]]
+
+
+def off(records: list[Record]) -> list[Record]:
+    """Return the records with each value of the first image off by two, of the second by one."""
+    values = [np.frombuffer(record.fields["raw"], np.uint8) for record in records[:2]]
+    changed = [(values[0] ^ 2).tobytes(), (values[1] ^ 1).tobytes()]
+    return [*map(with_image, records[:2], changed), *records[2:]]
+
+
+@pytest.fixture
+def raws(jpegs: Path, tmp_path: Path) -> Path:
+    return make_dataset(jpegs, tmp_path / "raw", to="hdf5", recipe=RAW)
+
+
+def test_with_the_same_libraries_a_value_off_by_one_is_found(jpegs: Path, raws: Path) -> None:
+    forge(raws, off)
+    (reason, _) = blamed(raws, jpegs).values()
+    assert reason == "its image is not what the recipe makes of its file with the same libraries"
+
+
+def test_with_other_libraries_alike_images_pass_and_the_psnr_is_told(
+    jpegs: Path, raws: Path
+) -> None:
+    forge(raws, off)
+    with_other_pillow(raws)
+    source = proved(raws, jpegs)
+    assert (source.same, source.alike) == (8, 2)
+    assert source.least_psnr == pytest.approx(42.11, abs=0.01)  # 20 log10(255 / 2)
+
+
+def test_with_other_libraries_a_shift_by_a_pixel_is_found(jpegs: Path, raws: Path) -> None:
+    forge(raws, shifted)
+    with_other_pillow(raws)
+    (reason,) = blamed(raws, jpegs).values()
+    assert "PSNR" in reason
+    assert reason.endswith("under 40")
+
+
+@pytest.mark.parametrize("library", ["h5py", "lmdb"])
+def test_another_library_of_the_container_excuses_no_image(
+    jpegs: Path, tmp_path: Path, library: str
+) -> None:
+    to = {"h5py": "hdf5", "lmdb": "lmdb"}[library]
+    place = make_dataset(jpegs, tmp_path / "raw", to=to, recipe=RAW)
+    forge(place, off)
+    restate(place, lambda m: replace(m, software={**m.software, library: "1.0"}))
+    assert "with the same libraries" in " ".join(blamed(place, jpegs).values())
+
+
+def test_copied_images_are_compared_byte_for_byte_whatever_the_libraries(
+    jpegs: Path, truths: Path, tmp_path: Path
+) -> None:
+    place = shutil.copytree(truths / "lmdb", tmp_path / "made")
+    forge(place, lambda r: [with_image(r[0], r[0].fields["jpg"] + b"\0"), *r[1:]])
+    with_other_pillow(place)
+    assert "byte for byte" in " ".join(blamed(place, jpegs).values())
+
+
+@pytest.mark.parametrize(("quality", "passes"), [(90, True), (40, False)])
+def test_with_other_libraries_another_quality_is_found_if_it_is_worse(
+    jpegs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quality: int, passes: bool
+) -> None:
+    monkeypatch.setattr("shardkit.verification.verify._SAID", ())  # the shards say otherwise
+    place = make_dataset(jpegs, tmp_path / "made", recipe=JPEG)
+    other = make_dataset(jpegs, tmp_path / "other", recipe=replace(JPEG, quality=quality))
+    with_other_pillow(other)
+    restate(other, lambda m: replace(m, recipe=load_manifest(place).recipe))
+    assert verify(other, against=jpegs).ok == passes
+
+
+def test_a_similar_image_in_the_place_of_another_is_found(jpegs: Path, tmp_path: Path) -> None:
+    place = make_dataset(jpegs, tmp_path / "made", to="webdataset", recipe=JPEG)
+    similar = encoded(picture(12, 12, seed=1))
+    forge(place, lambda r: [with_image(r[0], similar), *r[1:]])
+    with_other_pillow(place)
+    assert "is not like what the recipe makes" in " ".join(blamed(place, jpegs).values())
+
+
+def test_another_size_is_found_with_other_libraries_too(jpegs: Path, tmp_path: Path) -> None:
+    place = make_dataset(jpegs, tmp_path / "made", to="webdataset", recipe=JPEG)
+    forge(place, lambda r: [with_meta(with_image(r[0], jpeg(13, 12)), width=13, height=12), *r[1:]])
+    with_other_pillow(place)
+    (reason,) = blamed(place, jpegs).values()
+    assert reason == "its size is 13 x 12 pixels; its file gives 12 x 12"
+
+
+ODD_RECIPES = {
+    "copy": Recipe(),
+    "unchecked": Recipe(check="none"),
+    "upright": Recipe(orient=True),
+    "png": Recipe(encode="png", resize=(10, 10), resize_mode="longer"),
+    "webp": Recipe(encode="webp", quality=60, background=(1, 2, 3)),
+    "padded": Recipe(encode="raw", resize=(30, 20), resize_mode="pad", filter="lanczos"),
+    "enlarged": Recipe(encode="jpeg", resize=(40, 40), resize_mode="crop", enlarge=True),
+}
+
+
+@pytest.mark.parametrize("name", ODD_RECIPES)
+def test_odd_images_and_what_was_noted_of_them_are_the_same_again(
+    tmp_path: Path, name: str
+) -> None:
+    gif = encoded(picture(), "GIF", save_all=True, append_images=[picture(seed=1)])
+    source = make_tree(
+        tmp_path / "photos",
+        {
+            "a/turned.jpg": encoded(picture(), exif=exif(6)),
+            "a/moving.gif": gif,
+            "a/glass.png": png(mode="RGBA"),
+            "b/print.jpg": encoded(picture(mode="CMYK")),
+            "b/deep.png": png(mode="I;16"),
+            "b/plain.bmp": encoded(picture(), "BMP"),
+            "b/cut.jpg": jpeg()[:-40],
+            "b/none.jpg": b"\xff\xd8\xff\xe0",
+        },
+    )
+    recipe = ODD_RECIPES[name]
+    place = make_dataset(source, tmp_path / "made", recipe=recipe, on_error="skip")
+    manifest = load_manifest(place)
+    assert proved(place, source).same == manifest.rows == 8 - len(manifest.skipped)
+    assert manifest.notes or name == "png"
+    assert (len(manifest.skipped) == 0) == (name == "unchecked")
+
+
+def test_what_came_of_several_shards_is_added_up() -> None:
+    total = ComparisonResult()
+    total.add(ComparisonResult(same=2, bytes=5, files={"a": "1"}))
+    assert total.least_psnr is None
+    total.add(ComparisonResult(alike=3, least_psnr=44.0, bytes=6, files={"b": "2"}))
+    total.add(ComparisonResult(same=1, alike=1, least_psnr=46.0))
+    assert total == ComparisonResult(
+        same=3, alike=4, least_psnr=44.0, bytes=11, files={"a": "1", "b": "2"}
+    )

@@ -1,0 +1,377 @@
+"""``repair``: what cannot be made anew is not touched, and an interruption does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forging import forge, restate, with_meta
+from helpers import jpeg, make_folder, make_tree, python, tree
+from repairing import cut, files_of, flip, healed, make, make_each, make_source
+
+from shardkit import (
+    open_dataset,
+    repair,
+)
+from shardkit.conversion import staging
+from shardkit.conversion.lock import locked
+from shardkit.conversion.staging import WORK_NAME
+from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.errors import ConversionFailed, CorruptDataset, CorruptRecord, DiskFull, UsageError
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source; nobody changes it."""
+    return make_source(tmp_path_factory.mktemp("source") / "photos")
+
+
+@pytest.fixture(scope="module")
+def pristine(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of ``photos`` in each format; nobody changes it."""
+    return make_each(photos, tmp_path_factory.mktemp("pristine"))
+
+
+@pytest.fixture
+def place(pristine: Path, tmp_path: Path) -> Path:
+    """A copy of one of them, to be damaged."""
+    return shutil.copytree(pristine / "lmdb", tmp_path / "made")
+
+
+def test_a_changed_file_spares_the_other_shards(photos: Path, place: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    one, other = files_of(place)[:2]
+    path = open_dataset(place).paths[0]
+    (source / path).write_bytes(jpeg(20, 18, seed=99))
+    flip(place / one)
+    flip(place / other)
+    before = tree(place)
+
+    result = repair(place, source)
+
+    assert result.files == [other]
+    (finding,) = result.findings
+    assert finding.file == one
+    assert path in finding.reason
+    assert "The source has changed" in finding.reason
+    assert {name for name, digest in tree(place).items() if digest != before[name]} == {other}
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"bad")])
+def test_a_lost_or_bad_file_is_named(
+    photos: Path, place: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    name = files_of(place)[0]
+    path = open_dataset(place).paths[2]
+    harm(source / path)
+    flip(place / name)
+    before = tree(place)
+    (finding,) = repair(place, source).findings
+    assert finding.file == name
+    assert path in finding.reason
+    assert tree(place) == before
+
+
+def test_files_of_sound_shards_may_be_lost(photos: Path, place: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    before, names = tree(place), files_of(place)
+    paths = open_dataset(place).paths
+    (source / paths[len(paths) - 1]).unlink()
+    flip(place / names[0])
+    flip(place / "index/rows.npy")  # which says nothing of paths
+    assert healed(place, source, before).files == ["index/rows.npy", names[0]]
+
+
+@pytest.mark.parametrize("since", ["gone", "new"])
+def test_a_twin_that_made_a_key_longer_may_be_gone_or_new(tmp_path: Path, since: str) -> None:
+    files = {f"a/{n}.jpg": jpeg(seed=n) for n in range(6)}
+    twin = tmp_path / "photos/a/0.png"
+    source = make_tree(tmp_path / "photos", {**files, "a/0.png": jpeg(seed=9)})
+    if since == "new":
+        twin.unlink()
+    place = make(source, tmp_path / "made", "webdataset")
+    before, paths = tree(place), open_dataset(place).paths
+    if since == "new":
+        twin.write_bytes(jpeg(seed=9))
+    else:
+        twin.unlink()
+        assert list(paths).index("a/0.png") // 4 != list(paths).index("a/0.jpg") // 4
+    (place / f"shard-{list(paths).index('a/0.jpg') // 4:06}.tar").unlink()
+    assert healed(place, source, before).ok
+
+
+def test_without_the_paths_and_the_files_nobody_knows(
+    photos: Path, place: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    make_tree(source, {"ant/new.jpg": jpeg()})
+    flip(place / files_of(place)[0])
+    column = place / "index/paths.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"x")  # which can be read all the same
+    before = tree(place)
+    first, second = repair(place, source).findings
+    assert first.file == "index/paths.npy"
+    assert "cannot be rebuilt yet" in first.reason
+    assert "which file belongs to which row is not known" in second.reason
+    assert tree(place) == before
+
+
+def test_other_libraries_are_named(photos: Path, place: Path) -> None:
+    name = files_of(place)[0]
+    forge(place, lambda records: [with_meta(records[0], frames=2), *records[1:]])
+    restate(place, lambda m: replace(m, software={**m.software, "lmdb": "0.1"}))
+    flip(place / name)
+    (finding,) = [f for f in repair(place, photos).findings if f.file == name]
+    assert "written with other library versions: lmdb was 0.1 and is " in finding.reason
+
+
+def test_a_report_of_another_source_is_refused(photos: Path, place: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    make_tree(source, {"more.txt": b"x"})
+    (place / "ignored.jsonl").unlink()
+    (place / "skipped.jsonl").unlink()
+    result = repair(place, source)
+    assert result.files == ["skipped.jsonl"]
+    assert "other files have changed" in result.findings[0].reason
+
+
+def test_a_folder_in_the_place_of_a_shard_is_not_removed(photos: Path, place: Path) -> None:
+    name = files_of(place)[0]
+    (place / name).unlink()
+    make_tree(place / name, {"mine": b"x"})
+    (finding,) = repair(place, photos).findings
+    assert f"remove {place / name}" in finding.reason
+    assert (place / name / "mine").exists()
+
+
+def test_wrong_places_are_refused(photos: Path, place: Path, tmp_path: Path) -> None:
+    flip(place / files_of(place)[0])
+    other = make_tree(tmp_path / "other", {"ant/other.jpg": jpeg()})
+    (tmp_path / "file").write_bytes(b"x")
+    before = tree(place)
+    for source, said in {
+        other: "is it the right folder",
+        place: "there are no images",
+        tmp_path / "file": "is a file",
+        tmp_path / "missing": "does not exist",
+    }.items():
+        with pytest.raises(UsageError, match=said):
+            repair(place, source)
+    assert tree(place) == before
+    for nothing in (photos, tmp_path / "missing"):
+        with pytest.raises(UsageError, match="not a shardkit dataset"):
+            repair(nothing, photos)
+        assert not (nothing / WORK_NAME).exists()
+
+
+@pytest.mark.parametrize("harm", [cut, flip])
+def test_a_damaged_manifest_is_refused(
+    photos: Path, place: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(place / MANIFEST_NAME)
+    before = tree(place)
+    with pytest.raises(CorruptDataset, match=r"not a manifest of shardkit|Restore it"):
+        repair(place, photos)
+    assert tree(place) == before
+
+
+def test_the_manifest_of_another_split_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos/train")
+    make_folder(tmp_path / "photos/val", each=5)
+    place = make(tmp_path / "photos", tmp_path / "made", "hdf5")
+    shutil.copy(place / "val" / MANIFEST_NAME, place / "train")
+    before = tree(place)
+    with pytest.raises(CorruptDataset, match="does not belong to the other splits"):
+        repair(place, tmp_path / "photos")
+    assert tree(place) == before
+
+
+# --- at the same time, and in the middle ---
+
+
+def test_a_running_conversion_is_not_disturbed(photos: Path, place: Path) -> None:
+    flip(place / files_of(place)[0])
+    with locked(place / WORK_NAME, lambda: None):
+        before = tree(place)
+        with pytest.raises(UsageError, match="another conversion is writing"):
+            repair(place, photos)
+        assert tree(place) == before
+
+
+def test_the_work_of_an_unfinished_conversion_stays(photos: Path, place: Path) -> None:
+    before = tree(place)
+    files = {f"{WORK_NAME}/state/plan.json": b"{}", f"{WORK_NAME}/dataset/shard": b"x"}
+    make_tree(place, files)
+    flip(place / files_of(place)[0])
+    assert repair(place, photos).ok
+    after = tree(place)
+    assert set(after) - set(before) == {
+        WORK_NAME,
+        f"{WORK_NAME}/lock",
+        f"{WORK_NAME}/state",
+        f"{WORK_NAME}/dataset",
+        *files,
+    }
+
+
+def test_a_dataset_that_was_replaced_meanwhile_is_not_harmed(
+    photos: Path, place: Path, pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new dataset comes just before the lock is had."""
+    flip(place / files_of(place)[0])
+
+    def replaced(folder: Path, look: Callable[[], None]) -> Any:
+        look()
+        shutil.rmtree(place)
+        shutil.copytree(pristine / "webdataset", place)
+        return locked(folder, look)
+
+    monkeypatch.setattr(staging, "locked", replaced)
+    assert repair(place, photos).files == []
+    assert tree(place) == tree(pristine / "webdataset")
+
+
+class Renames:
+    """Counts renames, and interrupts instead of one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, last: float) -> None:
+        self.count = 0
+        self._last = last
+        for name in ("rename", "replace"):
+            patch.setattr(os, name, functools.partial(self._act, getattr(os, name)))
+
+    def _act(self, function: Callable[..., None], *paths: Path, **more: int) -> None:
+        if self.count >= self._last:
+            raise KeyboardInterrupt
+        self.count += 1
+        function(*paths, **more)
+
+
+def test_an_interruption_at_any_rename_is_made_good(
+    photos: Path, pristine: Path, tmp_path: Path
+) -> None:
+    before, names = tree(pristine / "webdataset"), files_of(pristine / "webdataset")
+    total = 1
+    for done in (float("inf"), *range(40)):
+        if done != float("inf") and done >= total:
+            break
+        place = shutil.copytree(pristine / "webdataset", tmp_path / "made")
+        for name in names:
+            flip(place / name)
+        with pytest.MonkeyPatch.context() as patch:
+            renames = Renames(patch, done)
+            if done == float("inf"):
+                assert repair(place, photos).ok
+                total = renames.count
+                assert total > 3 * 4
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    repair(place, photos)
+        assert not [path for path in place.iterdir() if path.name.startswith(".")]
+        assert healed(place, photos, before).ok
+        shutil.rmtree(place)
+    assert done == total
+
+
+KILL = """
+import os, signal, sys
+from shardkit import repair
+act, left = os.replace, int(sys.argv[3])
+def replace(*paths, **more):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    act(*paths, **more)
+os.replace = replace
+repair(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("renames", [0, 1, 5])
+@pytest.mark.slow
+def test_a_kill_is_made_good(photos: Path, place: Path, renames: int) -> None:
+    before = tree(place)
+    for name in files_of(place):
+        flip(place / name)
+    done = python(KILL, place, photos, renames)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (place / WORK_NAME / "scratch").exists()
+    healed(place, photos, before)
+
+
+def test_what_a_kill_leaves_is_cleared_away(photos: Path, place: Path) -> None:
+    before = tree(place)
+    flip(place / files_of(place)[0])
+    part = f"{WORK_NAME}/scratch/parts/000000"
+    make_tree(place, {f"{WORK_NAME}/scratch/shard-000000.lmdb": b"x", f"{part}/result.json": b"{}"})
+    make_tree(place, {f"{WORK_NAME}/lock": b""})
+    healed(place, photos, before)
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EIO, None)])
+def test_a_failing_disk_leaves_the_rest_as_it_was(
+    photos: Path,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    error: type[ConversionFailed] | None,
+) -> None:
+    before = tree(place)
+    for name in files_of(place)[:2]:
+        (place / name).unlink()
+    harmed = tree(place)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.build.sync", fail)
+        with pytest.raises(error or ConversionFailed, match="made"):
+            repair(place, photos)
+    assert tree(place) == harmed
+    healed(place, photos, before)
+
+
+def test_a_place_that_cannot_be_written_is_said(
+    photos: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(place / files_of(place)[0])
+    before = tree(place)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UsageError, match="cannot be written: Read-only file system"):
+        repair(place, photos)
+    assert tree(place) == before
+
+
+def test_a_reader_that_has_it_open_goes_on(photos: Path, place: Path) -> None:
+    dataset = open_dataset(place, decode="bytes")
+    expected = list(dataset[range(len(dataset))])
+    shards: Sequence[str] = [shard.name for shard in load_manifest(place).shards]
+    reader = open_dataset(place, decode="bytes")
+    for name in shards:
+        data = (place / name).read_bytes()
+        (place / name).write_bytes(bytes(len(data)))  # in place: the reader sees it
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            reader[0]
+    assert repair(place, photos).files == list(shards)
+    for row in range(len(reader)):  # the first look at each shard may still meet the old file
+        with contextlib.suppress(CorruptRecord):
+            reader[row]
+        assert reader[row] == expected[row]
+    assert list(open_dataset(place, decode="bytes")[range(len(reader))]) == expected

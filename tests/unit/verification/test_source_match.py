@@ -1,0 +1,202 @@
+"""Which file each row came from, found again in whatever way the source was converted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forging import blamed, proved, restate
+from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
+
+from shardkit import verify
+from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.dataset.manifest import Manifest
+from shardkit.errors import CorruptDataset
+from shardkit.sources.imagefolder import scan_imagefolder
+
+
+def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return the ways a source may be laid out, with the options to convert it."""
+    order = root / "order.txt"
+    order.write_text("class10\nnothing\nclass2\n")
+    numbered = make_folder(root / "numbered", ("class2", "class10"))
+    make_tree(numbered, {"class2/sub/9.jpg": jpeg(seed=9), "class2/a.jpg": jpeg(seed=8)})
+    splits = make_folder(root / "splits/train")
+    make_folder(root / "splits/val", ("dog",), each=2)
+    make_tree(root / "splits", {"test": None, "LIESMICH": b"x"})
+    loose = make_tree(root / "loose", {f"{n}.jpg": jpeg(seed=n) for n in range(5)})
+    empty = make_folder(make_tree(root / "empty", {"no": None, "cat/x.txt": b"x"}))
+    odd = make_tree(
+        root / "odd", {"a b/\u00e9 \n\\.jpg": jpeg(), "a b/x.jpg": jpeg(seed=1), "z/x.png": png()}
+    )
+    make_tree(odd, {os.fsdecode(b"z/\xff.jpg"): jpeg(seed=2), "z/x.jpg": jpeg(seed=3)})
+    return {
+        "natural": (numbered, {"class_order": "natural"}),
+        "file": (numbered, {"class_order": str(order)}),
+        "unshuffled": (numbered, {"class_order": "natural", "shuffle": False}),
+        "limit": (numbered, {"limit": 3}),
+        "first": (numbered, {"limit": 3, "shuffle": False, "class_order": str(order)}),
+        "seed": (numbered, {"seed": 7}),
+        "splits": (splits.parent, {"splits": True}),
+        "splits-limit": (splits.parent, {"splits": True, "limit": 2}),
+        "loose": (loose, {}),
+        "loose-unshuffled": (loose, {"shuffle": False, "limit": 4}),
+        "empty": (empty, {}),
+        "odd": (odd, {}),
+    }
+
+
+LAYOUTS = (
+    *("natural", "file", "unshuffled", "limit", "first", "seed", "splits", "splits-limit"),
+    *("loose", "loose-unshuffled", "empty", "odd"),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_of_a_source_is_found_again(tmp_path: Path, layout: str) -> None:
+    source, options = sources(tmp_path)[layout]
+    scan = scan_imagefolder(
+        source, **{n: options.pop(n) for n in ("class_order", "splits") if n in options}
+    )
+    convert_scan(
+        scan, tmp_path / "made", ConvertOptions(to="webdataset", shard_samples=3, **options)
+    )
+
+    result = proved(tmp_path / "made", source)
+
+    assert result.alike == 0
+    assert result.left_out == sum(len(images) for images in scan.splits.values()) - result.files
+
+
+def test_one_split_alone_is_held_against_its_folder(tmp_path: Path) -> None:
+    source, _ = sources(tmp_path)["splits"]
+    place = make_dataset(source, tmp_path / "made")
+    assert proved(place / "val", source / "val").files == 2
+
+
+# --- what is no image, and what was bad ---
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("limit", [None, 9])
+@pytest.mark.parametrize("since", ["still bad", "gone", "mended"])
+def test_bad_files_that_were_left_out_stay_out(
+    tmp_path: Path, since: str, limit: int | None, shuffle: bool
+) -> None:
+    source = make_folder(tmp_path / "photos", each=4)
+    bad = ["cat/000.png", "dog/001.jpg", "cat/sub/x.jpg"]  # the first makes a key longer
+    make_tree(source, dict.fromkeys(bad, b"bad"))
+    options = ConvertOptions(to="lmdb", on_error="skip", limit=limit, shuffle=shuffle)
+    made = convert_scan(scan_imagefolder(source), tmp_path / "made", options)
+    skipped = {problem.path for problem in made.manifests[""].skipped}
+    assert skipped
+    if since == "mended":
+        for number, name in enumerate(bad):
+            (source / name).write_bytes(jpeg(seed=50 + number))
+        assert set(blamed(tmp_path / "made", source)) == skipped
+        return
+    if since == "gone":
+        for name in bad:
+            (source / name).unlink()
+    assert proved(tmp_path / "made", source)
+
+
+@pytest.mark.parametrize("since", ["still bad", "gone", "mended"])
+def test_links_that_led_nowhere_gave_no_key_and_took_no_place(tmp_path: Path, since: str) -> None:
+    source = make_folder(tmp_path / "photos")
+    link = source / "cat/000.png"
+    link.symlink_to("nowhere")
+    made = convert(
+        source,
+        tmp_path / "made",
+        to="lmdb",
+        on_error="skip",
+        limit=5,
+    )
+    assert [problem.path for problem in made.manifests[""].skipped] == ["cat/000.png"]
+    if since != "still bad":
+        link.unlink()
+    if since == "mended":
+        link.write_bytes(png())
+        assert list(blamed(tmp_path / "made", source)) == ["cat/000.png"]
+    else:
+        assert proved(tmp_path / "made", source)
+
+
+def test_what_is_no_image_does_not_matter(folder: Path, tmp_path: Path) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    make_tree(folder, {"notes.txt": b"x", "cat/.hidden.jpg": b"x", "cat/list": b"x", "new": None})
+    assert proved(place, folder)
+
+
+def test_the_list_of_files_has_the_digest_that_sha256sum_gives(tmp_path: Path) -> None:
+    if not shutil.which("sha256sum"):
+        pytest.skip("there is no sha256sum")
+    source, _ = sources(tmp_path)["odd"]
+    place = make_dataset(source, tmp_path / "made")
+    names = sorted(path.relative_to(source) for path in source.rglob("*.*") if path.is_file())
+    lines = subprocess.run(
+        ["sha256sum", "--", *sorted(names, key=os.fsencode)],
+        cwd=source,
+        capture_output=True,
+        check=True,
+    ).stdout
+    digest = subprocess.run(["sha256sum"], input=lines, capture_output=True, check=True).stdout
+    report = proved(place, source)
+    assert report.sha256 == digest.decode().split()[0]
+
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.mark.parametrize("kind", ["labelled", "raw"])
+@pytest.mark.parametrize("to", FORMATS)
+def test_datasets_of_the_first_release_are_held_against_their_source(to: str, kind: str) -> None:
+    assert proved(GOLDEN / to / kind, GOLDEN / "source").files == 5
+
+
+ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
+    "a seed that is a text": {"source": {"seed": "1"}},
+    "a seed that is a number with a point": {"source": {"seed": 0.5}},
+    "a limit that is a list": {"source": {"limit": [1]}},
+    "a limit that is a truth": {"source": {"limit": True}},
+    "a filter that nobody has": {"recipe": {"filter": "sharp"}},
+    "a filter that is a list": {"recipe": {"filter": []}},
+    "an option that nobody has": {"recipe": {"sharpen": True}},
+    "a resize of words": {"recipe": {"resize": ["a", "b"]}},
+    "a resize of three": {"recipe": {"resize": [1, 2, 3]}},
+    "a quality that is a text": {"recipe": {"quality": "90"}},
+    "a background that is a text": {"recipe": {"background": "white"}},
+}
+
+
+@pytest.mark.parametrize("name", ODD_MANIFESTS)
+def test_a_manifest_that_does_not_say_how_it_was_made_is_refused(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+
+    def change(manifest: Manifest) -> Manifest:
+        parts: Any = {n: {**getattr(manifest, n), **v} for n, v in ODD_MANIFESTS[name].items()}
+        return replace(manifest, **parts)
+
+    restate(place, change)
+    with pytest.raises(CorruptDataset, match="does not say how it was made"):
+        verify(place, against=folder)
+
+
+@pytest.mark.parametrize("entry", ["seed", "limit"])
+def test_a_manifest_without_an_entry_is_refused(folder: Path, tmp_path: Path, entry: str) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    restate(
+        place,
+        lambda m: replace(m, source={n: v for n, v in m.source.items() if n != entry}),
+    )
+    with pytest.raises(CorruptDataset, match="does not say how it was made"):
+        verify(place, against=folder)

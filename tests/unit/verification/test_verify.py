@@ -1,0 +1,526 @@
+"""Verify: every byte that is not as it was written is found, and its record is named."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import FORMATS, jpeg, make_folder, make_tree, png, python
+
+from shardkit import UsageError, Verification, verify
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.index import ROW, IndexPart, save_index
+from shardkit.dataset.index_builder import index_shard
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    SplitsManifest,
+    load_any_manifest,
+    load_manifest,
+)
+from shardkit.registry import get_format
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.pool import Progress
+from shardkit.verification.verify import LEVELS
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of nine images in three shards; nobody changes it."""
+    root = tmp_path_factory.mktemp(str(request.param))
+    make_folder(root / "photos", ("ant", "bee", "cat"))
+    (root / "photos/notes.txt").write_text("no image")  # gives a file that is no shard
+    return make(root / "photos", root / "made", to=str(request.param))
+
+
+@pytest.fixture
+def place(pristine: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, to be damaged."""
+    shutil.copytree(pristine, tmp_path / "made")
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def splits(tmp_path: Path) -> Path:
+    """A dataset of two splits."""
+    make_folder(tmp_path / "photos/train", each=2)
+    make_folder(tmp_path / "photos/val", each=3)
+    return make(tmp_path / "photos", tmp_path / "made", to="webdataset")
+
+
+def make(source: Path, target: Path, *, to: str, **options: Any) -> Path:
+    chosen = ConvertOptions(to=to, **{"shard_samples": 3, **options})
+    convert_scan(scan_imagefolder(source), target, chosen)
+    return target
+
+
+def shard_paths(place: Path) -> list[Path]:
+    return [place / shard.name for shard in load_manifest(place).shards]
+
+
+def rows_of(place: Path) -> Any:
+    return np.load(place / "index/rows.npy")
+
+
+def strings_of(place: Path, name: str) -> list[str]:
+    ends = np.load(place / f"index/{name}-ends.npy").tolist()
+    text = np.load(place / f"index/{name}.npy").tobytes().decode()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def flip(path: Path, at: int, mask: int = 0xFF) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= mask
+    path.write_bytes(content)
+
+
+def files_of(result: Verification) -> set[str]:
+    return {finding.file for finding in result.findings}
+
+
+def reasons_of(result: Verification) -> str:
+    return "\n".join(f"{finding.file}: {finding.reason}" for finding in result.findings)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_sound_dataset_is_found_sound(pristine: Path, level: str, workers: int) -> None:
+    if level == "quick" and workers > 1:
+        return
+    seen: list[Progress] = []
+    result = verify(pristine, level, workers=workers, on_progress=seen.append)
+    assert result.findings == []
+    assert result.ok
+    assert (result.level, result.datasets, result.shards, result.extras) == (level, 1, 3, [])
+    assert result.bytes == sum(path.stat().st_size for path in shard_paths(pristine))
+    assert result.records == (0 if level == "quick" else 9)
+    assert sum(progress.images for progress in seen) == result.records
+    assert sum(progress.bad for progress in seen) == 0
+
+
+def test_verification_changes_nothing(pristine: Path) -> None:
+    def state() -> dict[str, tuple[bytes, int]]:
+        return {
+            str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in pristine.rglob("*")
+            if path.is_file()
+        }
+
+    before = state()
+    verify(pristine, "decode")
+    assert state() == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_flipped_byte_of_any_file_is_found(place: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    assert {path.name for path in files} >= {MANIFEST_NAME, "rows.npy", "ignored.jsonl"}
+    missed = []
+    for path in files * 3:
+        good = path.read_bytes()
+        at, mask = chance.randrange(len(good)), chance.choice([1, 2, 4, 8, 16, 32, 64, 128, 255])
+        flip(path, at, mask)
+        result = verify(place)
+        if result.ok or str(path.relative_to(place)) not in files_of(result):
+            missed.append((path.name, at, mask, reasons_of(result)))
+        path.write_bytes(good)
+    assert missed == []
+    assert verify(place).ok
+
+
+@pytest.mark.parametrize("name", ["rows", "keys", "keys-ends", "paths", "paths-ends"])
+def test_any_flipped_byte_of_a_column_of_the_index_is_found(pristine: Path, name: str) -> None:
+    path = pristine / f"index/{name}.npy"
+    good = path.read_bytes()
+    missed = []
+    try:
+        for at in range(0, len(good), 5):
+            flip(path, at, 0x10)
+            missed += [
+                (at, level)
+                for level in ("quick", "full")
+                if f"index/{name}.npy" not in files_of(verify(pristine, level))
+            ]
+            path.write_bytes(good)
+    finally:
+        path.write_bytes(good)
+    assert missed == []
+
+
+@pytest.mark.parametrize("label", [2**30, -(2**31)])
+def test_a_damaged_label_does_not_cost_memory(place: Path, label: int) -> None:
+    rows = rows_of(place)
+    rows["label"][0] = label
+    np.save(place / "index/rows.npy", rows)
+    limited = (
+        "import resource, sys; from shardkit import verify; "
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30,) * 2); "
+        "print([finding.file for finding in verify(sys.argv[1], 'quick').findings])"
+    )
+    done = python(limited, place)
+    assert done.returncode == 0, done.stderr
+    assert "index/rows.npy" in done.stdout
+
+
+def test_a_flipped_byte_of_an_image_names_its_record(place: Path) -> None:
+    rows, shards = rows_of(place), shard_paths(place)
+    keys, paths = strings_of(place, "keys"), strings_of(place, "paths")
+    for row in range(9):
+        path = shards[row // 3]
+        good = path.read_bytes()
+        offset, length = int(rows[row]["offset"]), int(rows[row]["length"])
+        flip(path, offset + (row * 37) % length)
+        result = verify(place)
+        named = [finding for finding in result.findings if finding.row is not None]
+        assert [(f.file, f.key, f.path, f.row) for f in named] == [
+            (path.name, keys[row], paths[row], row)
+        ]
+        assert "checksum" in named[0].reason
+        assert "SHA-256" in reasons_of(result)
+        path.write_bytes(good)
+
+
+def test_quick_need_not_read_images_but_finds_files_and_index(place: Path) -> None:
+    flip(shard_paths(place)[0], int(rows_of(place)[0]["offset"]))
+    assert verify(place, "quick").ok
+    assert not verify(place).ok
+
+
+def place_of(place: Path, content: bytes) -> tuple[Path, int]:
+    """Return the shard and the byte at which ``content`` stands, which must be unique."""
+    found = [(path, path.read_bytes()) for path in shard_paths(place)]
+    ((path, data),) = [(path, data) for path, data in found if content in data]
+    assert data.count(content) == 1
+    return path, data.index(content)
+
+
+def test_damage_to_the_metadata_of_one_record_blames_no_other(place: Path) -> None:
+    for row in (0, 4):
+        path, at = place_of(place, f'"{strings_of(place, "paths")[row]}"'.encode())
+        for mask in (0x01, 0x80):  # another letter, and no UTF-8 at all
+            flip(path, at + 1, mask)
+            found = [f for f in verify(place).findings if f.row is not None]
+            assert {f.row for f in found} == {row}
+            assert found[0].key == strings_of(place, "keys")[row]
+            flip(path, at + 1, mask)
+    assert verify(place).ok
+
+
+@pytest.mark.parametrize("to", ["hdf5", "lmdb"])
+@pytest.mark.parametrize("mask", [0x01, 0x80])
+def test_damage_to_the_key_of_one_record_blames_no_other(
+    tmp_path: Path, to: str, mask: int
+) -> None:
+    make_tree(
+        tmp_path / "photos", {f"c/{n}-a-key-like-no-other.png": png(seed=n) for n in range(3)}
+    )
+    place = make(tmp_path / "photos", tmp_path / "made", to=to)
+    key = strings_of(place, "keys")[0].encode()
+    (path,) = shard_paths(place)
+    data = path.read_bytes()
+    at = next(  # a path begins with the same letters, and goes on with its suffix
+        n for n in range(len(data)) if data.startswith(key, n) and data[n + len(key) :][:1] != b"."
+    )
+    flip(path, at, mask)
+    result = verify(place)
+    assert path.name in files_of(result)
+    named = {finding.row for finding in result.findings if finding.row is not None}
+    # LMDB cannot open a shard with a key that is no UTF-8, and then blames the file alone.
+    assert named == {0} or (to == "lmdb" and mask == 0x80 and not named)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_cut_file_is_found_at_every_level(place: Path, part: float) -> None:
+    for path in sorted(path for path in place.rglob("*") if path.is_file()):
+        good = path.read_bytes()
+        path.write_bytes(good[: min(int(len(good) * part), len(good) - 1)])
+        for level in LEVELS:
+            assert str(path.relative_to(place)) in files_of(verify(place, level)), level
+        path.write_bytes(good)
+
+
+def test_images_before_a_cut_are_not_blamed(place: Path) -> None:
+    path = shard_paths(place)[1]
+    rows = rows_of(place)
+    cut = max(int(rows[row]["offset"]) for row in (3, 4, 5)) + 5
+    path.write_bytes(path.read_bytes()[:cut])
+    named = {f.row for f in verify(place).findings if f.row is not None}
+    last = max((3, 4, 5), key=lambda row: int(rows[row]["offset"]))
+    assert last in named
+    assert named <= {3, 4, 5}
+
+
+def test_an_appended_byte_is_found_at_every_level(place: Path) -> None:
+    for path in sorted(path for path in place.rglob("*") if path.is_file()):
+        good = path.read_bytes()
+        for extra in (b"\0", b"x"):
+            path.write_bytes(good + extra)
+            for level in LEVELS:
+                assert str(path.relative_to(place)) in files_of(verify(place, level)), level
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("as_directory", [False, True])
+def test_a_missing_file_is_found_at_every_level(place: Path, as_directory: bool) -> None:
+    names = [entry.name for entry in load_manifest(place).entries]
+    for name in names:
+        good = (place / name).read_bytes()
+        (place / name).unlink()
+        if as_directory:
+            (place / name).mkdir()
+        for level in LEVELS:
+            result = verify(place, level)
+            reason = "it is not a file" if as_directory else "it is missing"
+            assert f"{name}: {reason}" in reasons_of(result)
+        if as_directory:
+            (place / name).rmdir()
+        (place / name).write_bytes(good)
+
+
+def test_two_swapped_shards_are_told_apart(tmp_path: Path) -> None:
+    for to in FORMATS:
+        files = {f"c/{n}.png": png(8, 8, n) for n in range(4)}
+        make_tree(tmp_path / to, files)
+        place = make(tmp_path / to, tmp_path / f"made-{to}", to=to, shard_samples=2)
+        one, two = shard_paths(place)
+        one.rename(place / "aside")
+        two.rename(one)
+        (place / "aside").rename(two)
+        result = verify(place)
+        assert f"{one.name}: its SHA-256 differs from the manifest: it has" in reasons_of(result)
+        assert f"the content of {two.name}" in reasons_of(result)
+        assert f"the content of {one.name}" in reasons_of(result)
+        assert {f.row for f in result.findings if f.row is not None} == {0, 1, 2, 3}
+
+
+def test_a_shard_in_the_place_of_another_is_recognised(place: Path) -> None:
+    one, two, _ = shard_paths(place)
+    shutil.copy(one, two)
+    result = verify(place)
+    assert f"{two.name}: its SHA-256" in reasons_of(result)
+    assert f"it has the content of {one.name}" in reasons_of(result)
+    assert one.name not in files_of(result)
+
+
+def test_an_edited_manifest_is_found_at_every_level(place: Path) -> None:
+    good = (place / MANIFEST_NAME).read_text()
+    value = json.loads(good)
+    edits: dict[str, Callable[[dict[str, Any]], object]] = {
+        "rows": lambda value: value.update(rows=8),
+        "class": lambda value: value["classes"].reverse(),
+        "digest": lambda value: value.update(digest="0" * 64),
+        "shards": lambda value: value["shards"].pop(),
+    }
+    for edit in edits.values():
+        edited = json.loads(json.dumps(value))
+        edit(edited)
+        (place / MANIFEST_NAME).write_text(json.dumps(edited))
+        for level in LEVELS:
+            assert files_of(verify(place, level)) == {MANIFEST_NAME}
+    (place / MANIFEST_NAME).write_text(good)
+    assert verify(place).ok
+
+
+def test_an_index_of_other_rows_is_found(place: Path, tmp_path: Path) -> None:
+    """The index of another dataset of the same size, whole in itself."""
+    other = make_folder(tmp_path / "others", ("dog", "elk", "fox"))
+    made = make(other, tmp_path / "other", to=load_manifest(place).format)
+    shutil.rmtree(place / "index")
+    shutil.copytree(made / "index", place / "index")
+    for level in LEVELS:
+        assert "index/rows.npy" in files_of(verify(place, level))
+    named = {finding.row for finding in verify(place).findings if finding.row is not None}
+    assert named == set(range(9))
+
+
+def test_an_index_in_another_order_is_found(place: Path) -> None:
+    manifest = load_manifest(place)
+    storage = get_format(manifest.format)
+    parts = [index_shard(storage, place / shard.name) for shard in manifest.shards]
+    turned = [IndexPart(p.rows[::-1], p.keys[::-1], p.paths[::-1]) for p in parts]
+    save_index(turned, place)
+    assert not verify(place, "quick").ok
+    assert {f.row for f in verify(place).findings if f.row is not None} >= {0, 2, 3, 5, 6, 8}
+
+
+def test_a_wrong_label_in_the_index_is_found_by_its_record_too(place: Path) -> None:
+    rows = rows_of(place)
+    rows["label"][4] = (rows["label"][4] + 1) % 3
+    np.save(place / "index/rows.npy", rows)
+    assert "index/rows.npy" in files_of(verify(place, "quick"))
+    (named,) = [finding for finding in verify(place).findings if finding.row is not None]
+    assert named.row == 4
+    assert "label" in named.reason
+
+
+def test_files_of_others_are_told_but_are_no_damage(place: Path) -> None:
+    for name in ("README", ".hidden", "index/more.npy", "sub/dir/file"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(b"x")
+    result = verify(place)
+    assert result.ok
+    assert result.extras == sorted(["README", ".hidden", "index/more.npy", "sub/dir/file"])
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_image_stored_unchecked_is_found_by_decoding_it(tmp_path: Path, to: str) -> None:
+    whole = jpeg(32, 32)
+    make_tree(
+        tmp_path / "photos",
+        {"a/cut.jpg": whole[:-200], "a/fine.jpg": whole, "a/head.png": png()[:40]},
+    )
+    recipe = Recipe(check="none")
+    place = make(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    assert verify(place, "quick").ok
+    assert verify(place, "full").ok
+    result = verify(place, "decode")
+    assert {finding.path for finding in result.findings} == {"a/cut.jpg", "a/head.png"}
+    assert {finding.key for finding in result.findings} == {"a/cut", "a/head"}
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_raw_images_are_verified_too(tmp_path: Path, to: str) -> None:
+    make_folder(tmp_path / "photos")
+    recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
+    place = make(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
+    assert verify(place, "decode").ok
+    row = 4
+    flip(shard_paths(place)[1], int(rows_of(place)[row]["offset"]) + 100)
+    assert {f.row for f in verify(place).findings if f.row is not None} == {row}
+
+
+def test_the_number_of_workers_does_not_matter(place: Path) -> None:
+    rows, shards = rows_of(place), shard_paths(place)
+    flip(shards[0], int(rows[0]["offset"]))
+    flip(shards[1], int(rows[4]["offset"]) + 7)
+    shards[2].write_bytes(shards[2].read_bytes()[:-1000])
+    seen: list[Progress] = []
+    one, three = verify(place), verify(place, workers=3, on_progress=seen.append)
+    assert one == three
+    assert len(one.findings) >= 5
+
+
+def test_all_damage_is_found_at_once(place: Path) -> None:
+    rows, shards = rows_of(place), shard_paths(place)
+    for row in (0, 1, 5, 8):
+        flip(shards[row // 3], int(rows[row]["offset"]))
+    (place / "index/paths.npy").unlink()
+    result = verify(place)
+    assert {f.row for f in result.findings if f.row is not None} >= set()
+    assert files_of(result) >= {*(path.name for path in shards), "index/paths.npy"}
+
+
+def test_findings_come_in_the_order_of_files_and_rows(place: Path) -> None:
+    rows, shards = rows_of(place), shard_paths(place)
+    for row in (8, 1, 0, 5):
+        flip(shards[row // 3], int(rows[row]["offset"]))
+    found = [(f.file, -1 if f.row is None else f.row) for f in verify(place).findings]
+    assert found == sorted(found)
+
+
+def test_all_splits_are_verified(splits: Path) -> None:
+    for level in LEVELS:
+        result = verify(splits, level)
+        assert result.ok
+        assert (result.datasets, result.extras) == (2, [])
+        assert result.records == (0 if level == "quick" else 10)
+
+
+def test_damage_in_a_split_names_the_split(splits: Path) -> None:
+    path = shard_paths(splits / "val")[0]
+    flip(path, int(rows_of(splits / "val")[0]["offset"]))
+    result = verify(splits)
+    assert files_of(result) == {f"val/{path.name}"}
+    assert verify(splits / "train").ok
+    assert not verify(splits / "val").ok
+
+
+@pytest.mark.parametrize("what", ["manifest", "split"])
+def test_a_missing_split_is_damage(splits: Path, what: str) -> None:
+    if what == "manifest":
+        (splits / "val" / MANIFEST_NAME).unlink()
+    else:
+        shutil.rmtree(splits / "val")
+    for level in LEVELS:
+        assert f"val/{MANIFEST_NAME}" in files_of(verify(splits, level))
+
+
+def test_another_valid_manifest_in_a_split_is_found(splits: Path, tmp_path: Path) -> None:
+    """A whole dataset in the place of a split: each by itself is sound, together they are not."""
+    other = make(make_folder(tmp_path / "others"), tmp_path / "other", to="webdataset")
+    assert verify(other).ok
+    shutil.rmtree(splits / "val")
+    shutil.copytree(other, splits / "val")
+    for level in LEVELS:
+        result = verify(splits, level)
+        assert files_of(result) == {f"val/{MANIFEST_NAME}"}
+        assert "other splits" in reasons_of(result)
+
+
+def test_two_swapped_splits_are_found(splits: Path) -> None:
+    (splits / "val").rename(splits / "aside")
+    (splits / "train").rename(splits / "val")
+    (splits / "aside").rename(splits / "train")
+    assert files_of(verify(splits, "quick")) == {f"{s}/{MANIFEST_NAME}" for s in ("train", "val")}
+
+
+def test_any_flipped_byte_of_the_manifest_of_splits_is_found(splits: Path) -> None:
+    path = splits / MANIFEST_NAME
+    good = path.read_bytes()
+    missed = []
+    for at in range(len(good)):
+        flip(path, at, 0x2A)  # turns a space into a line break
+        if verify(splits, "quick").ok:
+            missed.append(at)
+        path.write_bytes(good)
+    assert missed == []
+
+
+def test_files_of_others_beside_splits_are_told_too(splits: Path) -> None:
+    for name in ("README", "train/more", "test/shard-000000.tar"):
+        (splits / name).parent.mkdir(exist_ok=True)
+        (splits / name).write_bytes(b"x")
+    result = verify(splits)
+    assert result.ok
+    assert sorted(result.extras) == ["README", "test/shard-000000.tar", "train/more"]
+
+
+def test_a_split_inside_a_split_is_damage(splits: Path) -> None:
+    shutil.copy(splits / MANIFEST_NAME, splits / "val" / MANIFEST_NAME)
+    assert f"val/{MANIFEST_NAME}" in files_of(verify(splits))
+
+
+def test_a_dataset_without_rows_is_sound(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos/train")
+    make_tree(tmp_path / "photos/test", {"cat": None})
+    for to in FORMATS:
+        place = make(tmp_path / "photos", tmp_path / to, to=to)
+        assert verify(place, "decode").findings == []
+
+
+def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="not a shardkit dataset"):
+            verify(place)
+
+
+def test_an_unknown_level_names_the_known(pristine: Path) -> None:
+    with pytest.raises(UsageError, match="quick, full, decode"):
+        verify(pristine, "thorough")
+
+
+def test_the_kinds_of_manifests_are_what_this_test_thinks(splits: Path) -> None:
+    assert isinstance(load_any_manifest(splits), SplitsManifest)
+    assert isinstance(load_any_manifest(splits / "val"), Manifest)
+    assert (
+        len(rows_of(splits / "val")) * ROW.itemsize < (splits / "val/index/rows.npy").stat().st_size
+    )
