@@ -45,30 +45,33 @@ MUTANTS = (
     Mutant(
         "a record is dropped",
         BUILD,
-        "                writer.write(Record(prepared.key, prepared.fields))\n",
+        "                records.append(record)\n",
         "                if len(tally.checksums) != 2:\n"
-        "                    writer.write(Record(prepared.key, prepared.fields))\n",
+        "                    records.append(record)\n",
         "tests/unit/conversion/test_build.py",
     ),
     Mutant(
         "a record is dropped and not missed",
         BUILD,
-        "            elif task.keep or not tally.bad:",
-        "            elif (task.keep or not tally.bad) and len(tally.checksums) != 2:",
+        "            else:\n                records.append(record)\n",
+        "            else:\n"
+        "                if row == 2:\n"
+        "                    continue\n"
+        "                records.append(record)\n",
         "tests/unit/conversion/test_build.py -k in_order",
     ),
     Mutant(
         "two records are swapped",
         BUILD,
-        "    rows = range(len(chunk.source))\n",
-        "    rows = [*range(len(chunk.source))][::-1]\n",
+        "        for row in range(len(source)):\n",
+        "        for row in [*range(len(source))][::-1]:\n",
         "tests/unit/conversion/test_build.py -k in_order",
     ),
     Mutant(
         "a bad image is left out in silence",
         BUILD,
-        "                tally.bad.append(prepared)",
-        "                pass",
+        "                tally.bad.append(Problem(",
+        "                (Problem(",
         "tests/unit/conversion/test_build.py",
     ),
     Mutant(
@@ -81,7 +84,7 @@ MUTANTS = (
     Mutant(
         "lost records are not missed when read back",
         BUILD,
-        "    if len(part.keys) != len(checksums):",
+        "    if len(set(index.keys)) != len(checksums):",
         "    if False:",
         "tests/unit/conversion/test_build.py -k reads_back",
     ),
@@ -103,8 +106,8 @@ MUTANTS = (
     Mutant(
         "a lack of memory is an image's fault",
         BUILD,
-        "    except MemoryError:  #",
-        "    except ZeroDivisionError:  #",
+        "            except MemoryError:  #",
+        "            except ZeroDivisionError:  #",
         "tests/unit/conversion/test_build.py -k memory",
     ),
     Mutant(

@@ -265,6 +265,24 @@ class ShardSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """For a format that stores records one after another: work on some of them alone.
+
+    Conversions use this to spread one shard over several processes.
+    """
+
+    encode: Callable[[Sequence[Record], ShardSpec], list[bytes]]
+    """Returns the bytes that `ShardWriter.write` would append for these records."""
+
+    append: Callable[[Any, list[bytes]], int]
+    """Appends encoded records to a writer of the format; returns the offset of the first one."""
+
+    read: Callable[[Path, int, int | None], ShardReader]
+    """Opens the records between two offsets of a finished shard. The first part begins at 0; None
+    is the end of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Format:
     """A storage format: how shards are written and read."""
 
@@ -291,3 +309,6 @@ class Format:
 
     read: Callable[[Path], ShardReader]
     """Opens a finished shard."""
+
+    pieces: Pieces | None = None
+    """Lets several processes work on one shard, if the format permits that."""

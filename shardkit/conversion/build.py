@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import math
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
-from shardkit.dataset.index_builder import index_shard
+from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
 from shardkit.record import NO_LABEL, Record, dump_json, load_json
@@ -180,7 +181,7 @@ _CHUNK_ROWS = 256
 
 
 class _Tally:
-    """Counters of what a shard stores."""
+    """Counters of what a shard, or a chunk of it, stores."""
 
     def __init__(self) -> None:
         self.bad: list[Problem] = []
@@ -189,14 +190,21 @@ class _Tally:
         self.notes: Counter[str] = Counter()
         self.checksums: list[int] = []
 
-    def stored(self, prepared: _Prepared) -> None:
-        self.checksums.append(prepared.checksum)
-        for name in prepared.fields:
+    def count(self, record: Record, notes: Iterable[str]) -> None:
+        self.checksums.append(_checksum(record))
+        for name in record.fields:
             self.fields[name] += 1
-        if prepared.label != NO_LABEL:
-            self.labels[prepared.label] += 1
-        for name in prepared.notes:
+        for name in notes:
             self.notes[name] += 1
+        if (label := record.label) != NO_LABEL:
+            self.labels[label] += 1
+
+    def add(self, other: _Tally) -> None:
+        self.bad += other.bad
+        self.fields.update(other.fields)
+        self.labels.update(other.labels)
+        self.notes.update(other.notes)
+        self.checksums += other.checksums
 
 
 def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
@@ -207,7 +215,7 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
     with team(min(task.workers, len(chunks))) as workers:
         writer = storage.write(path, spec)
         try:
-            _write_records(task, chunks, workers, writer, tally)
+            starts = _write_records(task, chunks, workers, writer, tally)
             if tally.bad and not task.keep:
                 raise _UnwantedError(_result(tally, None))
             writer.close()
@@ -218,7 +226,7 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
         # again, which then takes no time.
         with ThreadPoolExecutor(1) as aside:
             sha256 = aside.submit(_synced_sha256, path)
-            part = _read_back(task.format, path, tally.checksums, workers)
+            part = _read_back(task.format, path, tally.checksums, starts, workers)
     entry = ShardEntry(
         name=task.path.name,
         rows=len(tally.checksums),
@@ -235,19 +243,30 @@ def _synced_sha256(path: Path) -> str:
 
 def _write_records(
     task: ShardTask, chunks: list[_Chunk], workers: Team, writer: ShardWriter, tally: _Tally
-) -> None:
+) -> list[_Start]:
+    """Write all chunks; return where in the file they start, if they are pieces of it."""
+    pieces = get_format(task.format).pieces
+    starts: list[_Start] = []
     meter = Meter()
-    for chunk, records in zip(chunks, workers.map_in_order(_prepare_all, chunks), strict=True):
-        bad = len(tally.bad)
-        for prepared in records:
-            if isinstance(prepared, Problem):
-                tally.bad.append(prepared)
-            elif task.keep or not tally.bad:
-                writer.write(Record(prepared.key, prepared.fields))
-                tally.stored(prepared)
+    for chunk, prepared in zip(chunks, workers.map_in_order(_prepare, chunks), strict=True):
+        if task.keep or not (tally.bad or prepared.tally.bad):
+            for record in prepared.records:
+                writer.write(record)
+            if pieces:
+                offset = pieces.append(writer, prepared.encoded)
+                starts.append(_Start(len(tally.checksums), offset))
+        tally.add(prepared.tally)
         size = sum(entry.bytes for entry in chunk.source.entries)
-        meter.add(images=len(records), size=size, bad=len(tally.bad) - bad)
+        meter.add(images=len(chunk.source), size=size, bad=len(prepared.tally.bad))
     meter.flush()
+    return starts
+
+
+class _Start(NamedTuple):
+    """The first record of a chunk in the shard's file."""
+
+    row: int
+    offset: int
 
 
 class _Chunk(NamedTuple):
@@ -255,16 +274,15 @@ class _Chunk(NamedTuple):
 
     source: Images
     recipe: Recipe
+    format: str
 
 
 class _Prepared(NamedTuple):
-    """A record to store, and what the tally counts of it."""
+    """The records of a chunk, encoded if the format has `Pieces`, and their counters."""
 
-    key: str
-    fields: Mapping[str, bytes]
-    checksum: int
-    label: int
-    notes: list[str]
+    records: list[Record]
+    encoded: list[bytes]
+    tally: _Tally
 
 
 def _chunks(task: ShardTask) -> Iterator[_Chunk]:
@@ -274,69 +292,93 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     for row, entry in enumerate(task.source.entries):
         size += max(entry.bytes, raw_bytes)
         if row > start and (size > _CHUNK_BYTES or row - start == _CHUNK_ROWS):
-            yield _Chunk(task.source.take(range(start, row)), task.recipe)
+            yield _Chunk(task.source.take(range(start, row)), task.recipe, task.format)
             start, size = row, max(entry.bytes, raw_bytes)
-    yield _Chunk(task.source.take(range(start, len(task.source))), task.recipe)
+    rest = task.source.take(range(start, len(task.source)))
+    yield _Chunk(rest, task.recipe, task.format)
 
 
-def _prepare_all(chunk: _Chunk) -> list[_Prepared | Problem]:
-    """Return each record to store, or the problem with its image, in order."""
-    rows = range(len(chunk.source))
-    with chunk.recipe.at_work():
-        return [_prepare(chunk.source, chunk.recipe, row) for row in rows]
-
-
-def _prepare(source: Images, recipe: Recipe, row: int) -> _Prepared | Problem:
-    try:
-        (record,) = source.read([row])
-        record, notes = recipe.apply_with_notes(record)
-    except BadImage as error:
-        return Problem(path=source.entries[row].path, reason=str(error))
-    except MemoryError:  # the image is not to blame, and must not be left out for it
-        raise ConversionFailed(f"memory ran out at {source.locate(row)}. {_FEWER}") from None
-    return _Prepared(record.key, record.fields, _checksum(record), record.label, list(notes))
+def _prepare(chunk: _Chunk) -> _Prepared:
+    """Read, check and convert the images of a chunk."""
+    source, recipe = chunk.source, chunk.recipe
+    records: list[Record] = []
+    tally = _Tally()
+    with recipe.at_work():
+        for row in range(len(source)):
+            try:
+                (record,) = source.read([row])
+                record, notes = recipe.apply_with_notes(record)
+            except BadImage as error:
+                tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
+            except MemoryError:  # the image is not to blame, and must not be left out for it
+                raise ConversionFailed(
+                    f"memory ran out at {source.locate(row)}. {_FEWER}"
+                ) from None
+            else:
+                records.append(record)
+                tally.count(record, notes)
+    pieces = get_format(chunk.format).pieces
+    if pieces is None:
+        return _Prepared(records, [], tally)
+    return _Prepared([], pieces.encode(records, ShardSpec(raw_shape=recipe.raw_shape)), tally)
 
 
 class _WrittenPart(NamedTuple):
-    """Neighboring rows of a finished shard, and the checksums of the records written there."""
+    """Neighboring records of a finished shard, and their checksums from before the writing."""
 
     format: str
     path: Path
-    rows: slice
+    part: ShardPart
     checksums: list[int]
 
 
-def _read_back(format_: str, path: Path, checksums: list[int], workers: Team) -> IndexPart:
+def _read_back(
+    format_: str, path: Path, checksums: list[int], starts: list[_Start], workers: Team
+) -> IndexPart:
     """Return the shard's part of the index, after comparing each record with the one written."""
     count = min(workers.ready, 1 + len(checksums) // _CHUNK_ROWS)
-    cuts = [len(checksums) * number // count for number in range(count)]
     parts = [
-        _WrittenPart(format_, path, slice(start, stop), checksums[start:stop])
-        for start, stop in itertools.pairwise([*cuts, None])
+        _WrittenPart(format_, path, part, checksums[rows])
+        for rows, part in _divide(len(checksums), count, starts)
     ]
     found = workers.map_at_once(_compare, parts)
-    part = IndexPart(
+    index = IndexPart(
         np.concatenate([each.rows for each in found]),
         [key for each in found for key in each.keys],
         [source for each in found for source in each.paths],
     )
-    if len(part.keys) != len(checksums):
-        raise ConversionFailed(f"{path} lost records: it has {len(part.keys)} of {len(checksums)}")
-    return part
+    if len(set(index.keys)) != len(checksums):
+        raise ConversionFailed(
+            f"{path} lost records: it has {len(set(index.keys))} of {len(checksums)}"
+        )
+    return index
 
 
-def _compare(part: _WrittenPart) -> IndexPart:
+def _divide(rows: int, count: int, starts: list[_Start]) -> Iterator[tuple[slice, ShardPart]]:
+    """Divide the rows of a shard into at most ``count`` parts, at ``starts`` if there are any."""
+    cuts = [rows * number // count for number in range(count)]
+    if not starts:
+        for start, stop in itertools.pairwise([*cuts, None]):
+            yield slice(start, stop), ShardPart(slice(start, stop))
+        return
+    nearest = [min(bisect.bisect_left(starts, (cut,)), len(starts) - 1) for cut in cuts[1:]]
+    chosen = [_Start(0, 0), *(starts[number] for number in sorted({*nearest} - {0}))]
+    for (first, start), (last, stop) in itertools.pairwise([*chosen, (None, None)]):
+        yield slice(first, last), ShardPart(start=start or 0, stop=stop)
+
+
+def _compare(written: _WrittenPart) -> IndexPart:
     """Return the index of a part of a shard, after comparing its records."""
-    expected = iter(part.checksums)
+    expected = iter(written.checksums)
 
     def compare(record: Record) -> None:
         if _checksum(record) != next(expected, None):
             raise ConversionFailed(
-                f"{part.path} reads back other than it was written, at record {record.key!r}: "
+                f"{written.path} reads back other than it was written, at record {record.key!r}: "
                 "the memory of this machine is faulty, or a library in it"
             )
 
-    return index_shard(get_format(part.format), part.path, compare, part.rows)
+    return index_shard(get_format(written.format), written.path, compare, written.part)
 
 
 def _checksum(record: Record) -> int:

@@ -26,35 +26,45 @@ _LONGEST_REASON = 200
 """Maximum characters of an exception's message, which may quote stored data."""
 
 
+class ShardPart(NamedTuple):
+    """Neighboring records of a shard."""
+
+    rows: slice = slice(None)
+    """Their rows among the records between the offsets."""
+    start: int = 0
+    stop: int | None = None
+    """Offsets in the file to read between, for a format with `shardkit.contracts.Pieces`."""
+
+
 def index_shard(
     storage: Format,
     path: Path,
     see: Callable[[Record], None] | None = None,
-    rows: slice = slice(None),
+    part: ShardPart | None = None,
 ) -> IndexPart:
-    """Return the index of the shard at ``path``, built from its content alone.
+    """Return the index of the shard at ``path``, or of a part, built from its content alone.
 
     Args:
         storage: The shard's format.
         path: The shard.
         see: Called with each record, in order.
-        rows: The rows to read.
+        part: The part to read; None reads all.
 
     Raises:
         CorruptShard: If the shard or a record is damaged.
     """
-    part = IndexPart(as_rows(()), [], [])
+    index = IndexPart(as_rows(()), [], [])
     found: list[bytes] = []
-    with open_records(storage, path) as records:
-        wanted = range(len(records))[rows]
+    with open_records(storage, path, part) as records:
+        wanted = range(len(records))[part.rows if part else slice(None)]
         for start in range(0, len(wanted), _READ_ROWS):
             for record, packed, source in records.read(wanted[start : start + _READ_ROWS]):
                 if see:
                     see(record)
                 found.append(packed)
-                part.keys.append(record.key)
-                part.paths.append(source)
-    return part._replace(rows=as_rows(found))
+                index.keys.append(record.key)
+                index.paths.append(source)
+    return index._replace(rows=as_rows(found))
 
 
 class IndexedRecord(NamedTuple):
@@ -147,13 +157,18 @@ def _path(meta: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def open_records(storage: Format, path: Path) -> Iterator[ShardRecords]:
-    """Open the shard at ``path`` to read its records.
+def open_records(
+    storage: Format, path: Path, part: ShardPart | None = None
+) -> Iterator[ShardRecords]:
+    """Open the shard at ``path`` to read its records; of a part, those between its offsets.
 
     Raises:
         CorruptShard: If it is not an intact shard of its format.
     """
-    reader = storage.read(path)
+    if part and storage.pieces:
+        reader = storage.pieces.read(path, part.start, part.stop)
+    else:
+        reader = storage.read(path)
     try:
         with path.open("rb", buffering=0) as file:
             yield ShardRecords(reader, path, file.fileno())

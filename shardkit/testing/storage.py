@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import random
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shardkit.contracts import Format
+from shardkit.contracts import Format, ShardSpec
+from shardkit.errors import CorruptShard
 from shardkit.record import Record
 from shardkit.testing.strategies import records
 from shardkit.testing.tools import (
@@ -70,6 +72,25 @@ class StorageConformance:
         rows = data.draw(st.lists(st.integers(0, len(content) - 1), max_size=20))
         with place() as path, reading(storage, write_shard(storage, path, content)) as reader:
             assert reader.read(rows) == [content[row] for row in rows]
+
+    def test_pieces_equal_the_whole(self, storage: Format, tmp_path: Path) -> None:
+        if storage.pieces is None:
+            pytest.skip("the format has no pieces")
+        pieces, spec, content = storage.pieces, ShardSpec(raw_shape=RAW_SHAPE), sample_records()
+        writer = storage.write(tmp_path / "s", spec)
+        starts = [pieces.append(writer, pieces.encode(content[n : n + 3], spec)) for n in (0, 3, 6)]
+        writer.close()
+
+        whole = write_shard(storage, tmp_path / "whole", content, raw_shape=RAW_SHAPE)
+        assert (tmp_path / "s").read_bytes() == whole.read_bytes()
+        found = []
+        for start, stop in itertools.pairwise([0, *starts[1:], None]):
+            reader = pieces.read(tmp_path / "s", start or 0, stop)
+            found.append(reader.read(range(len(reader))))
+            reader.close()
+        assert found == [content[:3], content[3:6], content[6:]]
+        with pytest.raises(CorruptShard):  # a record goes across the end
+            pieces.read(tmp_path / "s", 0, starts[1] - 1)
 
     def test_rows_come_in_the_order_asked(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()

@@ -23,7 +23,7 @@ from shardkit.conversion.build import (
 )
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import ConversionFailed
-from shardkit.formats.webdataset import TarWriter
+from shardkit.formats.hdf5 import Hdf5Writer
 from shardkit.record import Record
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -272,6 +272,8 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(get_format(to).write, method, fail)
+            if method == "write" and (pieces := get_format(to).pieces):
+                patch.setitem(vars(pieces), "append", fail)
             with pytest.raises(ConversionFailed, match=message):
                 build_shard(task)
         assert os.listdir(task.folder) == []
@@ -285,9 +287,9 @@ def test_the_message_of_a_failing_disk_does_not_speak_of_none(
     def fail(*_: object) -> None:
         raise OSError("Can't write data (file write failed)")
 
-    monkeypatch.setattr(TarWriter, "write", fail)
+    monkeypatch.setattr(Hdf5Writer, "write", fail)
     with pytest.raises(ConversionFailed, match="Can't write data") as caught:
-        build_shard(make_task(tmp_path))
+        build_shard(make_task(tmp_path, "hdf5"))
     assert "None" not in str(caught.value)
 
 
@@ -296,10 +298,10 @@ def test_what_reads_back_otherwise_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """A writer (or a disk, or memory) that changes what it was given is found out at once."""
-    write = TarWriter.write
+    write = Hdf5Writer.write
     held: list[Record] = []
 
-    def forge(self: TarWriter, record: Record) -> None:
+    def forge(self: Hdf5Writer, record: Record) -> None:
         if change == "content":
             fields = dict(record.fields)
             fields["cls"] = b"1"
@@ -312,8 +314,8 @@ def test_what_reads_back_otherwise_is_not_kept(
         elif record.key != "dog/5":
             write(self, record)
 
-    task = make_task(tmp_path)
-    monkeypatch.setattr(TarWriter, "write", forge)
+    task = make_task(tmp_path, "hdf5")
+    monkeypatch.setattr(Hdf5Writer, "write", forge)
     with pytest.raises(ConversionFailed, match=r"reads back other|lost records"):
         build_shard(replace(task, source=task.source.take([0, 1, 3, 5])))
     assert os.listdir(task.folder) == []

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
-from shardkit.contracts import Format, Range, ShardReader, ShardSpec, ShardWriter
+from shardkit.contracts import Format, Pieces, Range, ShardReader, ShardSpec, ShardWriter
 from shardkit.errors import CorruptShard
-from shardkit.formats.webdataset import TarReader, TarWriter
+from shardkit.formats.webdataset import TarReader, TarWriter, encode
 from shardkit.record import Record
 from shardkit.testing import FormatConformance
 
@@ -303,6 +303,16 @@ class RemembersWhatItWrote(TarWriter):
         KnowsOnlyWhatItsProcessWrote.written.add(path)
 
 
+class ReadsOnAfterAPiece(TarReader):
+    def __init__(self, path: Path, start: int = 0, _stop: int | None = None) -> None:
+        super().__init__(path, start)
+
+
+class ReportsTheEndOfAPiece(TarWriter):
+    def append(self, encoded: Sequence[bytes]) -> int:
+        return super().append(encoded) + sum(map(len, encoded))
+
+
 _Writer = type[ShardWriter]
 _Reader = type[ShardReader]
 
@@ -315,6 +325,8 @@ FAULTS: list[tuple[str, _Writer, _Reader]] = [
     ("any_rows_come_in_the_order_asked", TarWriter, SortsRows),
     ("rows_come_in_the_order_asked", TarWriter, SortsRows),
     ("rows_come_in_the_order_asked", SwapsTwoRecords, TarReader),
+    ("pieces_equal_the_whole", TarWriter, ReadsOnAfterAPiece),
+    ("pieces_equal_the_whole", ReportsTheEndOfAPiece, TarReader),
     ("a_row_asked_twice_comes_twice", TarWriter, LosesDuplicates),
     ("no_rows_give_no_records", TarWriter, ReadsAllForNone),
     ("a_row_outside_is_an_index_error", TarWriter, GivesANeighbour),
@@ -363,7 +375,8 @@ OF_DATASETS = {
 
 def run(test: str, write: _Writer, read: _Reader, folder: Path) -> None:
     """Run one test of the suite on a format that consists of ``write`` and ``read``."""
-    storage = Format(name="faulty", suffix=".tar", title="", write=write, read=read)
+    pieces = Pieces(encode=encode, append=write.append, read=read)  # type: ignore[attr-defined]
+    storage = Format(name="faulty", suffix=".tar", title="", write=write, read=read, pieces=pieces)
     method = getattr(FormatConformance(), f"test_{test}")
     arguments = {"storage": storage, "tmp_path": folder}
     wanted = inspect.signature(method).parameters
