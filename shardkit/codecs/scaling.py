@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import PIL
 import torch
 
 from shardkit.codecs.image import Pixels
@@ -48,6 +49,25 @@ def scale(pixels: Pixels, size: tuple[int, int], filter_: str) -> Pixels:
         return pixels
     # A batch of one, channels last in memory as the fast code requires, without a copy.
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    scaled = torch.nn.functional.interpolate(batch, (height, width), mode=filter_, antialias=True)
+    if _is_vertical_first(pixels.shape[1], pixels.shape[0], width, height):
+        batch = _interpolate(batch, (height, pixels.shape[1]), filter_)
+    scaled = _interpolate(batch, (height, width), filter_)
     result: Pixels = scaled[0].permute(1, 2, 0).contiguous().numpy()
     return result
+
+
+def _interpolate(batch: torch.Tensor, size: tuple[int, int], filter_: str) -> torch.Tensor:
+    return torch.nn.functional.interpolate(batch, size, mode=filter_, antialias=True)
+
+
+def _is_vertical_first(width: int, height: int, new_width: int, new_height: int) -> bool:
+    """Return whether Pillow scales the height before the width, which rounds other values.
+
+    Pillow 13 does so where the height shrinks by far more pixels (python-pillow/Pillow#9549); torch
+    and older versions never do.
+    """
+    shrinks = height - new_height
+    return _PILLOW >= 13 and shrinks > 0 and shrinks > 2 * (width - new_width)
+
+
+_PILLOW = int(PIL.__version__.partition(".")[0])

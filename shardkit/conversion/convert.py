@@ -235,10 +235,10 @@ def _carry_out(
         works = [_prepare(split, plan, place) for split in plan.splits]
         try:
             kept = _build(works, plan, place, workers, report)
-        except DiskFull:
+        except DiskFull as error:
             if not any(load_result(task) for work in works for task in work.tasks):
                 place.discard()  # there may be another, larger disk
-            raise
+            raise DiskFull(f"{error}{plan.large_files()}") from error
         _finish(works, plan, place)
     place.publish()
     return kept

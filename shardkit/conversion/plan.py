@@ -21,6 +21,8 @@ from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError
 from shardkit.registry import get_format
+from shardkit.system.formatting import size
+from shardkit.system.text import printable
 
 DEFAULT_SHARD_BYTES = 256 << 20
 """Large enough for sequential reading at full speed, small enough to verify and copy one by one."""
@@ -108,6 +110,16 @@ class Plan:
     scan: Scan
     splits: tuple[SplitPlan, ...]
     software: dict[str, str]
+
+    def large_files(self) -> str:
+        """Return a sentence that names files of over a tenth of all bytes, or ""."""
+        entries = [entry for split in self.splits for entry in split.source.entries]
+        tenth = sum(entry.bytes for entry in entries) / 10
+        large = sorted((-entry.bytes, entry.path) for entry in entries if entry.bytes > tenth)
+        if not large:
+            return ""
+        named = ", ".join(f"{printable(path)} ({size(-count)})" for count, path in large[:3])
+        return f" The largest files are {named}."
 
     def terms(self) -> ConversionFingerprint:
         """Return everything that determines the result."""
@@ -249,7 +261,7 @@ def _sizes(source: Images, recipe: Recipe) -> list[int]:
         return [height * width * channels] * len(source)
     step = max(1, len(source) // _TRIALS)
     trial = replace(recipe, resizer="pillow")  # about as large; and so the cut is the same for both
-    tried = [size for row in range(0, len(source), step) if (size := _try(source, trial, row))]
+    tried = [found for row in range(0, len(source), step) if (found := _try(source, trial, row))]
     mean = sum(tried) // len(tried) if tried else 1
     return [max(1, mean)] * len(source)
 
@@ -265,13 +277,13 @@ def _try(source: Images, recipe: Recipe, row: int) -> int:
 
 def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
     cuts, rows, room = [0], 0, options.shard_bytes
-    for row, size in enumerate(sizes):
-        full = rows == options.shard_samples if options.shard_samples else size > room
+    for row, count in enumerate(sizes):
+        full = rows == options.shard_samples if options.shard_samples else count > room
         if full and rows:
             cuts.append(row)
             rows, room = 0, options.shard_bytes
         rows += 1
-        room -= size
+        room -= count
     return [*cuts, cuts[-1] + rows]
 
 

@@ -93,8 +93,7 @@ class Recipe:
     resizer: str = "pillow"
     """One of `RESIZERS`: the library that scales. ``torch`` has the filters ``bicubic`` and
     ``bilinear`` and is faster, but takes a second and 200 MB in each process to load: for large
-    folders. Sizes are the same; few values differ, by one, rarely by two (by up to 11 at hard
-    edges of some tall images, which Pillow 13 scales vertically first)."""
+    folders. Sizes are equal; few values differ, by one, rarely by two."""
     dct_scaling: bool = False
     """Decode a JPEG at 1/8 to 4/8 of its size if that leaves twice the target's sides: 2.5x faster
     for 2000-pixel photographs, but only within 38 dB of the default, which decodes all pixels.

@@ -591,6 +591,17 @@ def test_a_disk_too_small_is_noticed_before_anything_is_written(
     assert os.listdir(tmp_path) == ["photos"]
 
 
+def test_a_disk_too_small_for_a_few_large_files_names_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        with (folder / f"cat/{name}.jpg").open("wb") as file:
+            file.truncate(1 << 30)  # sparse, so it takes no space
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: 1 << 29)
+    with pytest.raises(DiskFull, match=r"largest files are cat/a\.jpg \(1\.0 GiB\), cat/b\.jpg"):
+        made(folder, tmp_path / "out")
+
+
 @pytest.mark.parametrize(("to", "enough"), [("hdf5", False), ("lmdb", True), ("webdataset", True)])
 def test_hdf5_takes_twice_the_room_of_a_shard_for_a_while(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, enough: bool
