@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import multiprocessing
 import os
 import threading
 import time
@@ -31,6 +33,9 @@ SPARE_SLOTS = 3
 
 _POLL_SECONDS = 2.0
 """Interval at which the loader checks that workers live while no batch arrives."""
+
+_LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a system that permits no more processes or files."""
 
 
 class ProcessEngine:
@@ -99,6 +104,7 @@ class ProcessEngine:
         """Return PyTorch's iterator; persistent workers first finish what a ``break`` left."""
         if self._iterator is not None:
             _compat.set_timeout(self._iterator, self._timeout or threading.TIMEOUT_MAX)
+        before = set(multiprocessing.active_children())
         try:
             assert self._loader is not None
             iterator = iter(self._loader)
@@ -106,6 +112,15 @@ class ProcessEngine:
             if _compat.is_timeout(error):
                 raise LoaderFailed(self._late()) from None
             raise
+        except OSError as error:
+            if error.errno not in _LIMITS:
+                raise
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()  # PyTorch leaves those that have started
+            raise LoaderFailed(
+                f"{self._workers} worker processes cannot be started: {error.strerror}. "
+                "Use fewer num_workers, or raise the limits of the system (`ulimit -n -u`)."
+            ) from error
         if self._workers:
             _compat.set_timeout(iterator, self._poll)
         return iterator

@@ -6,12 +6,14 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc  # noqa: F401 - pytest imports it when no file can be opened
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -665,3 +667,22 @@ def test_too_few_descriptors_are_an_error_or_a_warning(run: Run) -> None:
     code, told = script.end(30.0)
     assert code == 1
     assert "Too many open files" in told
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in PyTorch's del
+def test_more_workers_than_the_system_permits_are_an_error(place: Path) -> None:
+    """The limit permits a few workers only; those that have started end."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    options = LoaderOptions(engine="process", start_method="fork", num_workers=30)
+    loader = make_loader(open_dataset(place), BATCH, options=options)
+    before = set(multiprocessing.active_children())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 30, limits[1]))
+        with pytest.raises(LoaderFailed, match="30 worker processes cannot be started"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(SOON)
+        assert not process.is_alive()
