@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -22,6 +23,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Its thread would live on in this process, from which tests fork workers.
 tqdm.monitor_interval = 0
+
+# Whoever starts the fork server: it imports torch once, and not each of its children.
+multiprocessing.set_forkserver_preload(["torch", "shardkit.torch.loader"])
 
 
 @pytest.fixture

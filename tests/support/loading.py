@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import multiprocessing
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -138,6 +140,14 @@ def loader_of(
         return make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, options=options)
     opened = ITERABLE[path.name](path, decode=CROP, shuffle=shuffle, seed=SEED)
     return make_loader(opened, BATCH, options=options)
+
+
+@functools.cache
+def start_fork_server() -> None:
+    """Start the fork server. It imports torch, which takes seconds that no test should count."""
+    child = multiprocessing.get_context("forkserver").Process(target=int)
+    child.start()
+    child.join()
 
 
 def close(batches: Iterator[Any]) -> None:

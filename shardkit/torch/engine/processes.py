@@ -31,7 +31,7 @@ from shardkit.torch.engine.ring import Packed, Ring, Slots
 SPARE_SLOTS = 3
 """Slots of a worker in addition to prefetched batches: one in use, one before it, one to fill."""
 
-_POLL_SECONDS = 2.0
+_POLL_SECONDS = 0.5
 """Interval at which the loader checks that workers live while no batch arrives."""
 
 _LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -26,6 +26,9 @@ from shardkit.torch.engine.fetch import Fetch
 _STOP_SECONDS = 1.0
 """Seconds that a worker may take to stop before it is killed."""
 
+_REPEAT_SECONDS = 0.05
+"""Interval at which SIGTERM is repeated: the first may come just before a call that blocks."""
+
 _WATCH_SECONDS = 1.0
 """Interval at which a worker checks that the main process lives."""
 
@@ -54,12 +57,26 @@ def end(processes: list[Any], done: Any, owner: int) -> None:
             process.terminate()
     for process in processes:
         with contextlib.suppress(RuntimeError):
-            process.join(_STOP_SECONDS)
+            _wait_for(process)
         with contextlib.suppress(RuntimeError):
             if process.is_alive():
                 _kill(process)
     if not any(process.is_alive() for process in processes):
         _compat.release_lock(done)
+
+
+def _wait_for(process: Any) -> None:
+    """Wait for a worker to stop, and repeat SIGTERM meanwhile.
+
+    A signal only interrupts a call that blocks already. If it arrives between Python's last check
+    for signals and that call, its handler would wait until the call returns: 5 s for the next
+    request of an idle worker.
+    """
+    end = time.monotonic() + _STOP_SECONDS
+    process.join(_REPEAT_SECONDS)
+    while process.is_alive() and time.monotonic() < end:
+        process.terminate()
+        process.join(_REPEAT_SECONDS)
 
 
 def _kill(process: Any) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import DEADLINE, encoded, make_dataset, make_tree, wait_until
-from loading import METHODS
+from loading import METHODS, start_fork_server
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -51,19 +51,13 @@ BATCH = 4
 BAD = 13
 """The row at which things go wrong: in the fourth batch, neither first nor last of it."""
 
-SOON = 20.0
+SOON = 10.0
 """Seconds in which an error must arrive, and in which a process must be gone."""
 
 AT_ONCE = 4.0
 """Seconds in which a process must end after Ctrl-C; less than PyTorch's pause of 5 s."""
 
 Load = Callable[..., Loader]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _preloaded_server() -> None:
-    """Let the fork server import torch once, and not each of its children."""
-    multiprocessing.set_forkserver_preload(["torch", "shardkit.torch.loader"])
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +82,8 @@ def load() -> Iterator[Load]:
 
     def load(dataset: Any, **options: Any) -> Loader:
         given = {"num_workers": 2, "start_method": "fork", **options}
+        if given["start_method"] == "forkserver":
+            start_fork_server()
         loader = make_loader(dataset, BATCH, options=LoaderOptions(engine="process", **given))
         made.append(loader)
         return loader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import threading
@@ -25,12 +24,6 @@ from shardkit.sources.imagefolder import scan_imagefolder
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 ROWS = 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _preloaded_server() -> None:
-    """Let the fork server import torch once, and not each of its children."""
-    multiprocessing.set_forkserver_preload(["torch", "shardkit.torch.data.datasets"])
 
 
 @pytest.fixture(scope="module")
