@@ -15,6 +15,7 @@ import pytest
 from shardkit.contracts import Format, ShardSpec
 from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.testing.tools import (
+    NEW_PROCESS,
     RAW_SHAPE,
     call_in,
     flipped,
@@ -146,9 +147,9 @@ class DamageConformance:
             assert call_in("fork", read_shard, storage, path) == content
             assert reader.read(range(len(content))) == content
 
-    def test_a_spawned_child_reads(self, storage: Format, tmp_path: Path) -> None:
+    def test_a_new_process_reads(self, storage: Format, tmp_path: Path) -> None:
         path = write_sample(storage, tmp_path / "s")
-        assert call_in("spawn", read_shard, storage, path) == sample_records()
+        assert call_in(NEW_PROCESS, read_shard, storage, path) == sample_records()
 
 
 def _outcomes(storage: Format, path: Path, contents: Sequence[bytes]) -> list[str]:

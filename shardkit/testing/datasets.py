@@ -16,7 +16,7 @@ from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.testing.tools import call_in, flipped
+from shardkit.testing.tools import NEW_PROCESS, call_in, flipped
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.verification.verify import verify
 
@@ -77,7 +77,7 @@ class DatasetConformance:
         expected = list(dataset[rows])
         copy = pickle.loads(pickle.dumps(dataset))
         assert list(copy[rows]) == expected
-        assert call_in("spawn", _samples, copy, rows) == expected
+        assert call_in(NEW_PROCESS, _samples, copy, rows) == expected
 
     def test_the_number_of_workers_changes_no_byte(self, storage: Format, tmp_path: Path) -> None:
         one = _convert(storage, tmp_path, name="one", workers=1)

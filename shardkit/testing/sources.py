@@ -18,7 +18,7 @@ from shardkit.contracts import Scan, Source, SourceKind
 from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
-from shardkit.testing.tools import call_in, open_files
+from shardkit.testing.tools import NEW_PROCESS, call_in, open_files
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.verification.repair import repair
 from shardkit.verification.verify import verify
@@ -102,13 +102,13 @@ class SourceConformance:
     def test_every_scan_lists_the_same(self, kind: SourceKind, path: Path) -> None:
         first = _listed(kind.open(path).scan())
         assert _listed(kind.open(path).scan()) == first
-        assert call_in("spawn", _scan, kind.open(path)) == first
+        assert call_in(NEW_PROCESS, _scan, kind.open(path)) == first
 
     def test_a_pickled_source_reads_the_same(self, source: Source) -> None:
         (images,) = source.scan().splits.values()
         expected = images.read(range(len(images)))
         assert len(pickle.dumps(source)) < 2000
-        assert call_in("spawn", images.read, range(len(images))) == expected
+        assert call_in(NEW_PROCESS, images.read, range(len(images))) == expected
 
     def test_threads_read_the_same(self, source: Source) -> None:
         (images,) = source.scan().splits.values()

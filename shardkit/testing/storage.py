@@ -18,6 +18,7 @@ from shardkit.errors import CorruptShard
 from shardkit.record import Record
 from shardkit.testing.strategies import records
 from shardkit.testing.tools import (
+    NEW_PROCESS,
     RAW_SHAPE,
     call_in,
     place,
@@ -245,7 +246,7 @@ class StorageConformance:
         )
 
     def test_another_process_writes_the_same_bytes(self, storage: Format, tmp_path: Path) -> None:
-        there = call_in("spawn", _sha256_of_sample, storage, tmp_path / "there")
+        there = call_in(NEW_PROCESS, _sha256_of_sample, storage, tmp_path / "there")
         assert there == _sha256_of_sample(storage, tmp_path / "here")
 
     def test_a_shard_is_one_file_and_reading_leaves_it_alone(

@@ -97,6 +97,10 @@ def flipped(data: bytes, position: int) -> bytes:
     return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
 
 
+NEW_PROCESS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+"""The cheaper way to start a process that has nothing of this one."""
+
+
 def open_files() -> int:
     """Return how many files this process has open."""
     return len(os.listdir("/dev/fd"))

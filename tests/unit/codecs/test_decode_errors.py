@@ -60,6 +60,7 @@ for field, data in files:
 """
 
 
+@pytest.mark.slow
 def test_an_image_is_never_blamed_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is gone
     done = python(SCARCE, (Path(__file__).parents[2] / "support"))

@@ -359,7 +359,7 @@ FAULTS: list[tuple[str, _Writer, _Reader]] = [
     ("aborting_never_raises_and_leaves_nothing_open", RaisesOnAbort, TarReader),
     ("aborting_never_raises_and_leaves_nothing_open", KeepsItsFileOnAbort, TarReader),
     ("a_forked_child_reads_and_so_does_its_parent", TarWriter, DoesNotSurviveAFork),
-    ("a_spawned_child_reads", RemembersWhatItWrote, KnowsOnlyWhatItsProcessWrote),
+    ("a_new_process_reads", RemembersWhatItWrote, KnowsOnlyWhatItsProcessWrote),
 ]
 
 OF_DATASETS = {

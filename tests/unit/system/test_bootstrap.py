@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE, make_tree, png
+from helpers import DEADLINE, make_dataset, make_tree, png
 
 PLANTED = (
     "_posixshmem",
@@ -84,8 +84,7 @@ def here(tmp_path: Path) -> Path:
     """A folder with a dataset, its source, and modules that nobody may import."""
     here = tmp_path / "here"
     photos = {f"{'ab'[n % 2]}/{n}.png": png(12, 10, n) for n in range(8)}
-    make_tree(here / "photos", photos)
-    run(here, "convert", "imagefolder", "photos", "data", "--to", "hdf5", "--shard-samples", "2")
+    make_dataset(make_tree(here / "photos", photos), here / "data", to="hdf5")
     for name in PLANTED:
         (here / f"{name}.py").write_text(HOSTILE)
     (here / "augment.py").write_text(TRANSFORM)
@@ -123,18 +122,25 @@ def run(here: Path, *words: str) -> str:
     [
         "convert imagefolder photos again --to hdf5 --workers 2 --shard-samples 2",
         "verify data --level decode --against photos --workers 2",
-        "index data",
-        "info data",
-        "doctor data --transform augment:transform",
-        "tune data --budget 2s --batch-size 2",
-        "bench data --rounds 1 --seconds 0.1 --batch-size 2 --cache warm --loader auto "
-        "--loader process:num_workers=2,start_method=forkserver --transform augment:transform",
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                "index data",
+                "info data",
+                "doctor data --transform augment:transform",
+                "tune data --budget 2s --batch-size 2",
+                "bench data --rounds 1 --seconds 0.1 --batch-size 2 --cache warm --loader auto "
+                "--loader process:num_workers=2,start_method=forkserver "
+                "--transform augment:transform",
+            )
+        ),
     ],
 )
 def test_commands_import_nothing_from_the_working_directory(here: Path, words: str) -> None:
     run(here, *words.split())
 
 
+@pytest.mark.slow
 def test_neither_does_repair(here: Path) -> None:
     for shard in (here / "data").rglob("*.h5"):
         shard.write_bytes(b"damaged")

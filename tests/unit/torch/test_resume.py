@@ -55,6 +55,7 @@ pytestmark = [
 BLOCKS = BlockShuffle(rows=3, buffer=9)
 SHUFFLES: tuple[bool | BlockShuffle, ...] = (False, True, BLOCKS)
 CREWS = tuple(itertools.product(("thread", "process"), range(4)))
+FAST_CREWS = (("thread", 2), ("process", 2))
 PLACES = tuple((rank, world_size) for world_size in (1, 2, 3) for rank in range(world_size))
 
 
@@ -79,7 +80,13 @@ def reference(root: Path) -> Reference:
     return found
 
 
-@pytest.mark.parametrize(("crew", "kind", "to"), pairwise(CREWS, ["map", "iterable"], FORMATS))
+@pytest.mark.parametrize(
+    ("crew", "kind", "to"),
+    [
+        pytest.param(*combined, marks=() if combined[0] in FAST_CREWS else pytest.mark.slow)
+        for combined in pairwise(CREWS, ["map", "iterable"], FORMATS)
+    ],
+)
 def test_a_run_goes_on_with_the_very_next_batch(
     root: Path, reference: Reference, to: str, kind: str, crew: tuple[str, int]
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from helpers import DEADLINE, FORMATS
 from loading import BATCH, CROP, ROWS, SEED, Prints, epoch_by_hand, make_datasets, prints_of
+from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 from shardkit import (
@@ -64,14 +65,14 @@ def by_hand(path: Path, epoch: int, **options: Any) -> list[Prints]:
     return epoch_by_hand(open_dataset(path, decode=CROP), order, epoch, BATCH, (0, 1))
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize(
-    ("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True)]
-)
+CREWS = [(0, False), (1, False), (2, False), (1, True), (2, True)]
+
+
+@pytest.mark.parametrize(("crew", "shuffle", "to"), pairwise(CREWS, SHUFFLES, FORMATS))
 def test_epochs_are_the_documented_ones_for_any_number_of_workers(
-    root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int, persistent: bool
+    root: Path, to: str, shuffle: bool | BlockShuffle, crew: tuple[int, bool]
 ) -> None:
+    num_workers, persistent = crew
     dataset = open_dataset(root / to, decode=CROP)
     sampler = sampler_of(dataset, shuffle=shuffle)
     loader = loader_of(dataset, sampler, num_workers, persistent_workers=persistent)

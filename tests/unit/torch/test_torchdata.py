@@ -122,12 +122,19 @@ def _flat(batches: list[Prints]) -> list[Print]:
 
 
 @pytest.mark.parametrize(
-    "way", [way for way in WAYS if way.shuffle is True or not way.num_workers], ids=str
+    "way",
+    [
+        pytest.param(way, marks=() if way.shuffle is True else pytest.mark.slow)
+        for way in WAYS
+        if way.shuffle is True or not way.num_workers
+    ],
+    ids=str,
 )
 def test_a_run_goes_on_after_every_batch_and_into_the_next_epochs(root: Path, way: Way) -> None:
     check_stops(root / "lmdb", way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "kind"), list(zip(FORMATS, ("sampler", "batches", "samples"), strict=True))
 )
@@ -137,6 +144,7 @@ def test_so_it_does_with_workers_that_persist_in_every_format(
     check_stops(root / to, Way(kind, 2, persistent=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
 def test_so_it_does_where_states_are_asked_for_now_and_then(root: Path, kind: str) -> None:
     check_stops(root / "lmdb", Way(kind, 2, every=4))
@@ -212,7 +220,7 @@ def test_an_epoch_that_nobody_named_is_gone_on_with(root: Path, way: Way) -> Non
     assert prints_of(again) == expected[3:]
 
 
-@pytest.mark.parametrize("way", WAYS[1::3], ids=str)
+@pytest.mark.parametrize("way", WAYS[4::6], ids=str)
 def test_a_run_may_be_stopped_again_and_again(root: Path, way: Way) -> None:
     # In a fresh process each time: so workers save states of which they read nothing themselves.
     whole = epochs(root / "lmdb", way)[:2]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import FORMATS, make_dataset, make_folder, make_tree, python, tree
+from pairwise import pairwise
 
 from shardkit import (
     CorruptDataset,
@@ -47,8 +48,15 @@ def test_an_index_that_is_whole_stays_as_it_is(place: Path) -> None:
     assert tree(place) == before
 
 
-@pytest.mark.parametrize("name", ["rows", "keys", "keys-ends", "paths", "paths-ends"])
-@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "a directory"])
+@pytest.mark.parametrize(
+    ("place", "damage", "name"),
+    pairwise(
+        FORMATS,
+        ["flipped", "cut", "missing", "a directory"],
+        ["rows", "keys", "keys-ends", "paths", "paths-ends"],
+    ),
+    indirect=["place"],
+)
 def test_a_damaged_index_is_made_anew(place: Path, name: str, damage: str) -> None:
     before = tree(place)
     path = place / f"index/{name}.npy"
@@ -77,8 +85,11 @@ def test_a_file_in_the_place_of_the_index_is_replaced(place: Path) -> None:
     assert tree(place) == before
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "missing", "swapped"])
-@pytest.mark.parametrize("index", ["whole", "lost"])
+@pytest.mark.parametrize(
+    ("place", "damage", "index"),
+    pairwise(FORMATS, ["flipped", "cut", "longer", "missing", "swapped"], ["whole", "lost"]),
+    indirect=["place"],
+)
 def test_damaged_shards_are_refused_and_nothing_is_changed(
     place: Path, damage: str, index: str
 ) -> None:
