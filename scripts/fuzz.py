@@ -69,7 +69,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in options.target or ():
         if name not in TARGETS and ":" not in name:
-            parser.error(f"--target {name!r} is unknown; known are {', '.join(TARGETS)}")
+            parser.error(f"--target {name!r} is unknown; choose from {', '.join(TARGETS)}")
     return options
 
 

@@ -39,7 +39,7 @@ class _Registry(Generic[_Plugin]):
         if target is None and name in (third_party := self._third_party()):
             target = third_party[name].value
         if target is None:
-            raise UsageError(f"unknown {self.word} {name!r}; known are {', '.join(self.names())}")
+            raise UsageError(f"unknown {self.word} {name!r}; choose from {', '.join(self.names())}")
         module, _, attribute = target.partition(":")
         try:
             found = getattr(import_module(module), attribute)

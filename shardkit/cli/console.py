@@ -1,4 +1,4 @@
-"""The standard streams: the one place that prints, so that all text is checked on its way."""
+"""Printing: the only module that writes to the standard streams, so all text is escaped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardkit.system.formatting import json_value
 from shardkit.system.text import printable
 
 _LONGEST = 20_000
-"""Characters of a line: more than any command prints of names of sensible length."""
+"""Maximum characters of a line: more than any output with names of sensible length."""
 
 
 def open_streams() -> None:
-    """Make the standard streams usable, whatever the caller gave us; call this first.
+    """Make the standard streams usable in any state that the caller left them; call this first.
 
-    A stream that the caller closed is opened on nothing: otherwise a file of ours would get its
-    number. Text that the stream's encoding lacks is escaped. A warning is one line.
+    A closed stream is opened on ``/dev/null``: otherwise the next file that we open would get its
+    number. Characters that a stream's encoding lacks are escaped. Warnings become single lines.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -36,17 +36,17 @@ def open_streams() -> None:
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print one line, in which control characters, even line breaks, are escaped."""
+    """Print one line; control characters, even line breaks, are escaped."""
     _write(printable(text, _LONGEST), err=err)
 
 
 def emit(value: Any) -> None:
-    """Print a value as JSON, for machines; null stands for a number that is not one."""
+    """Print a value as JSON; NaN and infinity become null."""
     _write(json.dumps(json_value(value), indent=1, allow_nan=False), err=False)  # ASCII alone
 
 
 def show_usage_error(error: click.ClickException) -> None:
-    """Print what Click says of wrong arguments, with the usage of the command."""
+    """Print Click's message about wrong arguments, with the command's usage."""
     text = io.StringIO()
     error.show(file=text)
     for line in text.getvalue().removesuffix("\n").split("\n"):
@@ -54,7 +54,7 @@ def show_usage_error(error: click.ClickException) -> None:
 
 
 def can_show(text: str) -> bool:
-    """Tell whether standard output has the characters of ``text``."""
+    """Return whether standard output can encode ``text``."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -65,7 +65,7 @@ def can_show(text: str) -> bool:
 def _write(text: str, *, err: bool) -> None:
     try:
         click.echo(text, err=err)
-    except BrokenPipeError:  # nobody reads on: the work and the exit code are what they would be
+    except BrokenPipeError:  # nobody reads the rest; work and exit code stay the same
         stream = sys.stderr if err else sys.stdout
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -43,7 +43,7 @@ class _Sources(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command for a source, or None if there is no such source."""
-        return _command(get_source(cmd_name)) if cmd_name in source_names() else None
+        return _Command(get_source(cmd_name)) if cmd_name in source_names() else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the sources with their titles; one that cannot be imported, with the reason."""
@@ -188,10 +188,11 @@ def convert_group() -> None:
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @click.option("--quiet", is_flag=True, help="Print only --json output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_obj
 def _convert(  # noqa: PLR0913 - Click passes each option by name
+    source: Source,
     *,
     src: Path,
-    source: Source,
     dst: Path,
     to: str,
     resize: str | None,
@@ -268,18 +269,27 @@ _COMMON = click.command()(_convert)
 """The options of every conversion, as Click parameters."""
 
 
-def _command(kind: SourceKind) -> click.Command:
-    """Return the command for a source: the options of every conversion, and the source's own."""
-    own = [_option(option) for option in kind.options]
+class _Command(click.Command):
+    """The command for a source: the options of every conversion, and the source's own."""
 
-    def run(src: Path, **given: Any) -> None:
-        source = kind.open(src, **{str(each.name): given.pop(str(each.name)) for each in own})
-        _convert(src=src, source=source, **given)
+    def __init__(self, kind: SourceKind) -> None:
+        own = [_option(option) for option in kind.options]
+        params = _COMMON.params
+        place = next(n for n, each in enumerate(params) if each.name == "shard_size")
+        super().__init__(
+            kind.name,
+            params=[*params[:place], *own, *params[place:]],
+            callback=_COMMON.callback,
+            help=kind.help,
+        )
+        self._kind = kind
+        self._own = [str(option.name) for option in own]
 
-    params = _COMMON.params
-    place = next(n for n, each in enumerate(params) if each.name == "shard_size")
-    params = [*params[:place], *own, *params[place:]]
-    return click.Command(kind.name, params=params, callback=run, help=kind.help)
+    def invoke(self, ctx: click.Context) -> Any:
+        """Open the source with its own options, then convert it."""
+        own = {name: ctx.params.pop(name) for name in self._own}
+        ctx.obj = self._kind.open(ctx.params["src"], **own)
+        return super().invoke(ctx)
 
 
 def _option(option: SourceOption) -> click.Option:

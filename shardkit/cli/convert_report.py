@@ -43,7 +43,7 @@ def show_plan(src: Path, dst: Path, plan: Plan) -> None:
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """Return what a conversion would do, by split."""
+    """Return the plan of a conversion, by split."""
     return {
         split.name: {
             "images": len(split.source),
@@ -75,27 +75,27 @@ def _by_reason(problems: list[Problem]) -> str:
 
 
 def show_bad(error: BadImages) -> None:
-    """Print the bad images that made a conversion fail, all of them."""
+    """Print all bad images of a failed conversion."""
     for problem in error.problems:
         say(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
 
 
 def bad_as_json(error: BadImages) -> dict[str, Any]:
-    """Return the bad images that made a conversion fail."""
+    """Return all bad images of a failed conversion."""
     return {"bad": _problems_as_json(error.problems)}
 
 
 def show_made(src: Path, dst: Path, made: Converted, tally: Tally) -> None:
     """Print the summary of a conversion."""
     if made.unchanged:
-        say(f"{dst} already holds the dataset that this command makes; nothing to do")
+        say(f"{dst} already holds the result of this command; nothing to do")
         return
     seconds = tally.seconds
     say(f"converted {src} to {dst}")
     for name, manifest in made.manifests.items():
         _show_dataset(name, manifest, made.plan.scan)
     if made.reused_shards:
-        line("resumed", f"{amount(made.reused_shards, 'shard')} of an earlier run were kept")
+        line("resumed", f"{amount(made.reused_shards, 'shard')} kept from an earlier run")
     line(
         "time",
         f"{seconds:.1f} s, {tally.images / seconds:,.0f} images/s, "

@@ -1,4 +1,4 @@
-"""How numbers, tables and progress look on a terminal."""
+"""Print numbers, tables and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardkit.system.text import printable, shortened
 
 _WIDTH = 100
 
-if TYPE_CHECKING:  # what measures loads torch, which commands that convert do without
+if TYPE_CHECKING:  # measuring loads torch, which converting does not need
     from shardkit.measure.runner.rounds import Watch
 
 
@@ -34,7 +34,7 @@ def line(name: str, text: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
-    """Print at most ``limit`` rows in columns, the first to the left, the others to the right."""
+    """Print at most ``limit`` rows; the first column is left-aligned, all others right-aligned."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows[:limit]:
@@ -49,10 +49,10 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
     """Print a text in lines of 100 characters.
 
     Args:
-        text: What is printed.
-        indent: What every line but the first begins with.
-        first: What the first line begins with.
-        cut: Whether words that are longer than a line, such as paths, are cut.
+        text: The text.
+        indent: Start of every line but the first.
+        first: Start of the first line.
+        cut: Whether to break words that are longer than a line, such as paths.
     """
     lines = textwrap.wrap(
         text,
@@ -67,21 +67,21 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
 
 
 def some(names: Sequence[str], limit: int = 8) -> str:
-    """Return names as a list in one line, shortened."""
+    """Return the first ``limit`` names, separated by commas, and the number of all."""
     text = ", ".join(printable(name) for name in names[:limit])
     return text + (f" ... ({len(names):,} in all)" if len(names) > limit else "")
 
 
 _NOTES = {
-    "orientation": "with an EXIF orientation, which readers do not apply; --orient turns them",
+    "orientation": "with an EXIF orientation, which readers do not apply; --orient applies it",
     "odd": "with harmless JPEG faults, such as extra bytes; readers decode them as Pillow does",
-    "damaged": "with lost JPEG data, kept by --tolerate-damage; readers decode them as Pillow does",
+    "damaged": "with lost JPEG data, due to --tolerate-damage; readers decode them as Pillow does",
     "frames": "with several frames or pages; readers take the first",
 }
 
 
 def show_notes(notes: Mapping[str, int], recipe: Mapping[str, Any]) -> None:
-    """Print a dataset's notes on images that a conversion left as they were."""
+    """Print a dataset's notes on images that were stored unchanged."""
     for name, count in notes.items():
         text = _NOTES.get(name, name)
         if name == "small" and recipe["resize"]:
@@ -91,14 +91,14 @@ def show_notes(notes: Mapping[str, int], recipe: Mapping[str, Any]) -> None:
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """A progress bar on standard error that no name can break."""
+    """A progress bar on standard error that escapes control characters in names."""
 
     def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
         """Set the text before the bar."""
         super().set_description_str(printable(desc or ""), refresh)
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set the text behind the bar."""
+        """Set the text after the bar."""
         super().set_postfix_str(printable(s), refresh)
 
     def note(self, text: str) -> None:
@@ -136,11 +136,11 @@ class Tally:
 
 @contextlib.contextmanager
 def progress_bar(action: str, *, quiet: bool, total: int | None = None) -> Iterator[Tally]:
-    """Show progress on standard error while the block runs, if it is a terminal.
+    """Show progress within the block if standard error is a terminal.
 
     Args:
         action: One word for the work.
-        quiet: Whether to show nothing.
+        quiet: Whether to hide the bar.
         total: Number of images; None if the first report gives it.
     """
     with Bar(total=total, desc=action, unit="img", disable=quiet or None, leave=False) as bar:
@@ -149,10 +149,10 @@ def progress_bar(action: str, *, quiet: bool, total: int | None = None) -> Itera
 
 @contextlib.contextmanager
 def looks_bar(*, quiet: bool) -> Iterator[Watch]:
-    """Show on standard error what is measured while the block runs, unless it is no terminal.
+    """Show the current measurement within the block if standard error is a terminal.
 
     Args:
-        quiet: Whether to show nothing.
+        quiet: Whether to hide the bar.
     """
     with Bar(desc="measuring", unit="look", disable=quiet or None, leave=False) as bar:
 

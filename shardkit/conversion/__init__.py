@@ -1,1 +1,1 @@
-"""How a dataset comes to be: the plan, the shards one by one, and the place they grow in."""
+"""Plan a dataset, build its shards in a staging directory, and publish it."""

@@ -1,4 +1,4 @@
-"""Convert: from the scan of a source to a committed dataset, or to nothing at all."""
+"""Convert a source to a published dataset, or write nothing at all."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from shardkit.conversion.build import (
 )
 from shardkit.conversion.disk import DiskReservation, as_failure
 from shardkit.conversion.finished import finished
-from shardkit.conversion.options import make_recipe, parse_bytes
+from shardkit.conversion.options import (
+    parse_bytes,
+    parse_color,
+    parse_size,
+    refuse_without_resize,
+)
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
-from shardkit.conversion.recipe import TOO_SMALL
-from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, workplace
+from shardkit.conversion.recipe import TOO_SMALL, Recipe
+from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
 from shardkit.dataset.index import save_index
 from shardkit.dataset.manifest import (
     FileEntry,
@@ -51,12 +56,12 @@ class Converted:
     reused_shards: int = 0
     """Shards that an earlier, interrupted run had finished."""
     unchanged: bool = False
-    """Whether the target already held the dataset, so that nothing was written."""
+    """Whether the target already held the result, so nothing was written."""
 
 
 @dataclass
 class _Work:
-    """One split on its way."""
+    """One split in progress."""
 
     plan: SplitPlan
     folder: Path
@@ -146,22 +151,32 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         DiskFull: If the disk lacks space.
         ConversionFailed: If writing fails.
     """
-    options = ConvertOptions(
-        to=to,
-        recipe=make_recipe(
-            resize=resize,
+    box, default_mode = parse_size(resize)
+    if box is None:
+        refuse_without_resize(
             resize_mode=resize_mode,
-            filter=filter,
+            filter_=filter,
             resizer=resizer,
             dct_scaling=dct_scaling,
             enlarge=enlarge,
-            encode=encode,
-            quality=quality,
-            background=background,
-            orient=orient,
-            check=check,
-            tolerate_damage=tolerate_damage,
-        ),
+        )
+    recipe = Recipe(
+        resize=box,
+        resize_mode=resize_mode or default_mode,
+        filter=filter,
+        resizer=resizer,
+        dct_scaling=dct_scaling,
+        enlarge=enlarge,
+        encode=encode,
+        quality=quality,
+        background=parse_color(background),
+        orient=orient,
+        check=check,
+        tolerate_damage=tolerate_damage,
+    )
+    options = ConvertOptions(
+        to=to,
+        recipe=recipe,
         shard_bytes=parse_bytes(shard_size),
         shard_samples=shard_samples,
         shuffle=shuffle,
@@ -170,12 +185,10 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         on_error=on_error,
     )
     if isinstance(source, (str, Path)):
-        opened = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
+        source = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
     elif class_order != "plain" or splits is not None:
         raise UsageError("class_order and splits are options of image folders")
-    else:
-        opened = source
-    scan = opened.scan()
+    scan = source.scan()
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
     return convert_scan(
@@ -186,12 +199,12 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
 def plan_scan(
     scan: Scan, target: str | Path, options: ConvertOptions, *, force: bool = False
 ) -> Plan:
-    """Return the plan that `convert_scan` would carry out; reads no image, checks the target.
+    """Check the target and return the plan that `convert_scan` would carry out; read no image.
 
     Raises:
         UsageError: If ``target`` cannot be used.
     """
-    _keep_apart(scan, Path(target))
+    _refuse_overlap(scan, Path(target))
     check_target(Path(target), force=force)
     return make_plan(scan, options)
 
@@ -205,19 +218,19 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> Converted:
-    """Convert the images of a scan; see `convert`, which scans the folder first."""
+    """Convert the images of a scan; see `convert`, which scans the source first."""
     target = Path(target)
-    _keep_apart(scan, target)
+    _refuse_overlap(scan, target)
     plan = make_plan(scan, options)
-    if not force and (there := finished(plan, target)):
+    if not force and (existing := finished(plan, target)):
         clear_trash(target)
-        kept = sum(len(manifest.shards) for manifest in there.values())
-        return Converted(plan=plan, manifests=there, reused_shards=kept, unchanged=True)
+        kept = sum(len(manifest.shards) for manifest in existing.values())
+        return Converted(plan=plan, manifests=existing, reused_shards=kept, unchanged=True)
     if on_progress:
         on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
-    with workplace(target, force=force) as place:
+    with open_staging(target, force=force) as staging:
         try:
-            reused = _carry_out(plan, place, force=force, workers=workers, report=on_progress)
+            reused = _carry_out(plan, staging, force=force, workers=workers, report=on_progress)
         except OSError as error:
             raise as_failure(error, target) from error
     names = [split.name for split in plan.splits]
@@ -226,25 +239,25 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
 
 
 def _carry_out(
-    plan: Plan, place: StagingDirectory, *, force: bool, workers: int, report: Report | None
+    plan: Plan, staging: StagingDirectory, *, force: bool, workers: int, report: Report | None
 ) -> int:
-    """Make the dataset and put it in its place; return the number of shards found done."""
-    place.begin(plan.terms(), force=force)
+    """Build and publish the dataset; return the number of shards kept from an earlier run."""
+    staging.start(plan.fingerprint(), force=force)
     kept = sum(split.shards for split in plan.splits)
-    if not place.is_ready:
-        works = [_prepare(split, plan, place) for split in plan.splits]
+    if not staging.is_ready:
+        works = [_prepare(split, plan, staging) for split in plan.splits]
         try:
-            kept = _build(works, plan, place, workers, report)
+            kept = _build(works, plan, staging, workers, report)
         except DiskFull as error:
             if not any(load_result(task) for work in works for task in work.tasks):
-                place.discard()  # there may be another, larger disk
+                staging.discard()  # the user may choose another disk
             raise DiskFull(f"{error}{plan.large_files()}") from error
-        _finish(works, plan, place)
-    place.publish()
+        _finish(works, plan, staging)
+    staging.publish()
     return kept
 
 
-def _keep_apart(scan: Scan, target: Path) -> None:
+def _refuse_overlap(scan: Scan, target: Path) -> None:
     place = Path(os.path.realpath(target))
     for path in scan.source.paths():
         root = Path(os.path.realpath(path))
@@ -253,15 +266,15 @@ def _keep_apart(scan: Scan, target: Path) -> None:
         raise UsageError(f"{target} and the source {path} overlap; choose separate directories")
 
 
-def _prepare(split: SplitPlan, plan: Plan, place: StagingDirectory) -> _Work:
-    folder = place.dataset / as_name(split.name)
+def _prepare(split: SplitPlan, plan: Plan, staging: StagingDirectory) -> _Work:
+    folder = staging.dataset / as_name(split.name)
     folder.mkdir(exist_ok=True)
     tasks = [
         ShardTask(
             split=split.name,
             number=number,
             folder=folder,
-            part=place.state / "parts" / as_name(split.name) / f"{number:06d}",
+            part=staging.state / "parts" / as_name(split.name) / f"{number:06d}",
             format=plan.options.to,
             recipe=plan.options.recipe,
             source=split.shard_source(number),
@@ -277,40 +290,43 @@ def _prepare(split: SplitPlan, plan: Plan, place: StagingDirectory) -> _Work:
 def _build(
     works: list[_Work],
     plan: Plan,
-    place: StagingDirectory,
+    staging: StagingDirectory,
     workers: int,
     on_progress: Report | None,
 ) -> int:
-    """Make all shards; return the number of those that an earlier run had made.
+    """Build all shards; return the number of shards kept from an earlier run.
 
     Raises:
-        BadImages: If images are bad and that is not wanted.
-        DiskFull: If there is not enough room.
+        BadImages: If images are bad, and may not or cannot be left out.
+        DiskFull: If the disk lacks space.
     """
     of_split = {work.plan.name: work for work in works}
     done, tasks = _divide([task for work in works for task in work.tasks])
-    place.prune({task.path for task in done})
+    staging.prune({task.path for task in done})
     needs = [0] * len(done) + [of_split[t.split].plan.shard_bytes[t.number] for t in tasks]
     recipe = plan.options.recipe
-    room = DiskReservation(place.folder, needs, ahead=workers, copies=plan.storage.copies)
+    space = DiskReservation(staging.folder, needs, ahead=workers, copies=plan.storage.copies)
     kept = 0
-    with room.held(known=recipe.keeps_bytes or recipe.raw_shape is not None):
+    with space.reserved(exact=recipe.keeps_bytes or recipe.raw_shape is not None):
         try:
             for task, built in run_tasks(
-                build_shard, done + _share(tasks, workers), workers=workers, on_progress=on_progress
+                build_shard,
+                done + _spread(tasks, workers),
+                workers=workers,
+                on_progress=on_progress,
             ):
                 of_split[task.split].results[task.number] = built.result
                 kept += built.kept
                 entry = built.result.entry
-                room.give(entry.bytes if entry and not built.kept else 0)
+                space.release(entry.bytes if entry and not built.kept else 0)
         except DiskFull as error:
-            raise DiskFull(f"{error} {room.need()}") from error
-    _require_good(works, plan, place)
+            raise DiskFull(f"{error} {space.need()}") from error
+    _require_good(works, plan, staging)
     return kept
 
 
 def _divide(tasks: list[ShardTask]) -> tuple[list[ShardTask], list[ShardTask]]:
-    """Return the tasks that an earlier run seems to have done, and the others."""
+    """Return the tasks that an earlier run seems to have finished, and the others."""
     done: list[ShardTask] = []
     others: list[ShardTask] = []
     for task in tasks:
@@ -318,8 +334,8 @@ def _divide(tasks: list[ShardTask]) -> tuple[list[ShardTask], list[ShardTask]]:
     return done, others
 
 
-def _share(tasks: list[ShardTask], workers: int) -> list[ShardTask]:
-    """Give the processes that would have nothing to do at the end to the last shards."""
+def _spread(tasks: list[ShardTask], workers: int) -> list[ShardTask]:
+    """Assign the processes that would be idle at the end to the last shards."""
     last = len(tasks) % workers
     whole = len(tasks) - last
     return tasks[:whole] + [
@@ -328,8 +344,8 @@ def _share(tasks: list[ShardTask], workers: int) -> list[ShardTask]:
     ]
 
 
-def _require_good(works: list[_Work], plan: Plan, place: StagingDirectory) -> None:
-    """Refuse to go on if images are bad, unless they are to be left out and others remain."""
+def _require_good(works: list[_Work], plan: Plan, staging: StagingDirectory) -> None:
+    """Raise if images are bad, unless they may be left out and others remain."""
     problems = [
         Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
         for work in works
@@ -342,23 +358,24 @@ def _require_good(works: list[_Work], plan: Plan, place: StagingDirectory) -> No
     count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
     small = sum(TOO_SMALL in problem.reason for problem in problems)
     if small:
-        count += f", {small} of them for being too small: {TOO_SMALL} takes them"
+        count += f", {small} of them too small ({TOO_SMALL} accepts these)"
     if skip or not made:
-        place.discard()
-        remedy = "No good one is left."
-        if not skip:
-            remedy = "Fix them, or leave them out with --on-error skip."
+        staging.discard()
+        remedy = "No good image is left." if skip else f"{_FIX}."
         error = BadImages(f"{count}; nothing was written. {remedy}")
     else:
-        place.keep_for_mending([problem.path for problem in problems])
-        kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without any"
+        staging.save_bad_files([problem.path for problem in problems])
+        kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without bad files"
         error = BadImages(
-            f"{count}; no dataset was made. Fix them, or leave them out with --on-error skip: "
-            f"{kept} will be used again, unless files are taken away: each says of how many it is. "
-            f"(They wait in {place.folder}; remove that to give up.)"
+            f"{count}; no dataset was written. {_FIX}: a rerun reuses {kept} unless files are "
+            "removed, since each shard records the total number of images. (To give up, remove "
+            f"{staging.folder}.)"
         )
     error.problems = tuple(problems)
     raise error
+
+
+_FIX = "Fix them, or leave them out with --on-error skip"
 
 
 def _problems(work: _Work, plan: Plan) -> list[Problem]:
@@ -367,14 +384,14 @@ def _problems(work: _Work, plan: Plan) -> list[Problem]:
     return sorted(found, key=lambda problem: problem.path)
 
 
-def _finish(works: list[_Work], plan: Plan, place: StagingDirectory) -> None:
+def _finish(works: list[_Work], plan: Plan, staging: StagingDirectory) -> None:
     """Write index, reports and manifests of all splits."""
     manifests = {work.plan.name: _manifest(work, plan) for work in works}
     for name, manifest in manifests.items():
-        save_manifest(manifest, place.dataset / as_name(name))
+        save_manifest(manifest, staging.dataset / as_name(name))
     if "" not in manifests:
         digests = {name: manifest.digest for name, manifest in manifests.items()}
-        save_manifest(SplitsManifest(splits=digests), place.dataset)
+        save_manifest(SplitsManifest(splits=digests), staging.dataset)
 
 
 def _manifest(work: _Work, plan: Plan) -> Manifest:
@@ -418,7 +435,7 @@ def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:
 
 
 def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
-    """Write a report; no file where there is nothing to report."""
+    """Write a report, unless there is nothing to report; return the files written."""
     if not problems:
         return []
     (folder / name).write_bytes(render_report(problems))

@@ -1,4 +1,4 @@
-"""Room on the disk: asked for before a conversion begins, held while it lasts, and missed."""
+"""Disk space: checked before a conversion starts, reserved while it runs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from shardkit.errors import ConversionFailed, DiskFull
 from shardkit.system.files import Reservation, free_bytes
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What a disk says that has no more room, or none for this user."""
+"""Errors of a full disk, or of a user's full quota."""
 
 
 class DiskReservation:
-    """What the shards that are still to be made will take."""
+    """Disk space for the shards that are not built yet."""
 
     def __init__(self, folder: Path, needs: Sequence[int], *, ahead: int, copies: int = 1) -> None:
-        """Describe it.
+        """Create a reservation; `reserved` makes it.
 
         Args:
-            folder: Where they are made.
-            needs: Bytes of each, about, in the order in which they are begun.
-            ahead: How many are in work at the same time.
-            copies: How often one's bytes are on the disk while it is in work.
+            folder: Folder of the shards.
+            needs: Approximate bytes of each shard, in the order in which they are built.
+            ahead: Number of shards built at the same time.
+            copies: Copies of a shard's bytes on the disk while it is built.
         """
-        self._beside = (copies - 1) * sum(sorted(needs)[-ahead:])
+        self._temporary = (copies - 1) * sum(sorted(needs)[-ahead:])
         self._folder = folder
         self._needs = needs
         self._ahead = ahead
@@ -35,48 +35,49 @@ class DiskReservation:
         self._held: Reservation | None = None
 
     @contextlib.contextmanager
-    def held(self, *, known: bool) -> Iterator[DiskReservation]:
-        """Hold the room while the block runs, if the needs are ``known`` and not guessed.
+    def reserved(self, *, exact: bool) -> Iterator[DiskReservation]:
+        """Check the free space, and reserve it within the block if the needs are ``exact``.
 
-        What shards in work need is free, for them to take. On a kill the kernel gives it all back.
+        Space for the shards being built stays free. The kernel releases the rest if the process is
+        killed.
 
         Raises:
-            DiskFull: If there is not enough.
+            DiskFull: If the disk lacks space.
         """
-        if self._left + self._beside > free_bytes(self._folder):
-            raise self.lacking()
+        if self._left + self._temporary > free_bytes(self._folder):
+            raise self._shortage()
         try:
-            if known:
+            if exact:
                 self._held = Reservation(self._folder, self._waiting)
             yield self
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise self.lacking() from error
+            raise self._shortage() from error
         finally:
             if self._held:
                 self._held.close()
 
-    def give(self, written: int) -> None:
-        """Note that the next shard is done, and give its room to the one that is begun now."""
+    def release(self, written: int) -> None:
+        """Release space for the next shard, after one of ``written`` bytes was finished."""
         self._done += 1
         self._written += written
         if self._held:
             self._held.shrink(self._waiting)
 
-    def lacking(self) -> DiskFull:
-        """Return the error that says how much is missing before a shard is begun."""
-        lack = max(self._left + self._beside - free_bytes(self._folder), 1 << 20)
-        return DiskFull(
-            f"the disk of {self._folder} is full, or too small. {self.need()} Make room for "
-            f"{_mib(lack)} more and give the same command again: the shards that are done are kept."
-        )
-
     def need(self) -> str:
-        """Return a sentence on what is still to be written, and what room there is."""
+        """Return a sentence on the space needed and the space free."""
         free = free_bytes(self._folder)
-        beside = f", and {_mib(self._beside)} taken for a while" if self._beside else ""
-        return f"About {_mib(self._left)} are still to be written{beside}; {_mib(free)} are free."
+        more = f" and temporarily {_mib(self._temporary)} more" if self._temporary else ""
+        return f"The conversion needs about {_mib(self._left)}{more}; {_mib(free)} are free."
+
+    def _shortage(self) -> DiskFull:
+        """Return the error for a disk that lacks space."""
+        missing = max(self._left + self._temporary - free_bytes(self._folder), 1 << 20)
+        return DiskFull(
+            f"the disk of {self._folder} is too full. {self.need()} Free {_mib(missing)}, then "
+            "rerun the same command: finished shards are kept."
+        )
 
     @property
     def _left(self) -> int:
@@ -84,7 +85,7 @@ class DiskReservation:
 
     @property
     def _waiting(self) -> int:
-        """Bytes of the shards that cannot have been begun yet."""
+        """Bytes of the shards that cannot have been started yet."""
         return sum(self._needs[self._done + self._ahead :])
 
 
@@ -93,17 +94,17 @@ def _mib(count: int) -> str:
 
 
 def as_failure(error: OSError, folder: Path) -> ConversionFailed:
-    """Return what a failure to write below ``folder`` means, as an error that says what to do."""
+    """Return the error to raise for a failure to write below ``folder``, with the remedy."""
     if error.errno in FULL:
         what = "disk" if error.errno == errno.ENOSPC else "disk quota"
         return DiskFull(
-            f"the {what} of {folder} is full. Make room and give the same command again: the "
-            "shards that are done are kept."
+            f"the {what} of {folder} is full. Free some space and rerun the same command: finished "
+            "shards are kept."
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return ConversionFailed(
-            "too many files are open. Raise the limit (`ulimit -n`) and give the same command "
-            "again: the shards that are done are kept."
+            "too many files are open. Raise the limit (`ulimit -n`) and rerun the same command: "
+            "finished shards are kept."
         )
     where = f" ({error.filename})" if error.filename else ""
     return ConversionFailed(f"{folder} cannot be written: {error.strerror or error}{where}")

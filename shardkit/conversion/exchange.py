@@ -1,14 +1,14 @@
-"""Replaces an older dataset in one step: an atomic exchange of two folders, on Linux.
+"""Replace a dataset in one step: an atomic exchange of two folders, on Linux.
 
-So readers find the older or the newer dataset at any moment, and never none. The steps, after each
-of which the process may be killed:
+Readers find either the old or the new dataset at any moment. The process may be killed after any of
+these steps:
 
 1. ``state/sibling`` names a hidden folder next to the target.
 2. The finished dataset moves from the work folder to that folder.
 3. The new folder gets a work folder of its own: links to the lock and the state, and
-   ``state/exchanged``, which lists the files of the older dataset.
-4. The two folders are exchanged. Now the target holds the newer dataset and ``state/exchanged``.
-5. The older dataset moves into the work folder, and is removed there.
+   ``state/exchanged``, which lists the files of the old dataset.
+4. The two folders are exchanged. Now the target holds the new dataset and ``state/exchanged``.
+5. The old dataset moves into the work folder and is removed there.
 
 The next run undoes steps 1 to 3 (`FolderExchange.take_back`) or repeats step 5.
 """
@@ -43,14 +43,14 @@ _CANNOT = (
     *(errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK),
     *(errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY, errno.EEXIST),
 )
-"""Errors of a file system, or a user, that cannot exchange folders: another way may do."""
+"""Errors that mean that this file system or user cannot exchange folders."""
 
 
 class FolderExchange:
     """Exchanges a target with the dataset in its work folder."""
 
     def __init__(self, target: Path, *, work: str) -> None:
-        """Describe it.
+        """Create an exchange; `carry_out` makes it.
 
         Args:
             target: The folder to replace.
@@ -63,7 +63,7 @@ class FolderExchange:
             f"{work}/{name}" for name in ("state", "dataset", "old")
         )
         self.listed = f"{self._state}/exchanged"
-        """The list of the older dataset's files; it exists once the folders were exchanged."""
+        """List of the old dataset's files; it is in the target once the folders were exchanged."""
         self._sibling = f"{self._state}/sibling"
 
     @property
@@ -72,13 +72,13 @@ class FolderExchange:
         return is_file(self._target, self.listed)
 
     def carry_out(self, old: Collection[str]) -> bool:
-        """Exchange the folders, unless that is impossible here; return whether it was done.
+        """Exchange the folders if possible; return whether that was done.
 
         Args:
-            old: The files of the older dataset. A target that holds others is not exchanged.
+            old: The files of the old dataset. A target with other files is not exchanged.
 
         Raises:
-            OSError: If the disk is full, or fails.
+            OSError: If the disk is full or fails.
         """
         if not self._is_replaceable(old):
             return False
@@ -96,12 +96,12 @@ class FolderExchange:
         return True
 
     def _is_replaceable(self, old: Iterable[str]) -> bool:
-        """Tell whether the target holds only the older dataset, and nobody here works in it."""
+        """Return whether the target holds only the old dataset, and is not the current folder."""
         if sys.platform != "linux":
             return False
         here, place = Path.cwd(), self._above / self._name
         if here == place or place in here.parents:
-            return False  # the exchange would carry this process off with the older dataset
+            return False  # this process would then be in the old dataset
         known = {str(path) for name in old for path in (name, *PurePath(name).parents)}
         try:
             found = [name for name, _ in walk(self._target)]
@@ -110,7 +110,7 @@ class FolderExchange:
         return all(name in known or name.split("/")[0] == self._work for name in found)
 
     def _prepare(self, name: str, old: Collection[str]) -> None:
-        """Make the hidden folder what the target is to be, and wait until it is on the disk."""
+        """Move the new dataset to the hidden folder, complete that folder and sync it."""
         with opened(self._above) as above, opened(self._target, self._work) as work:
             os.rename(PurePath(self._made).name, name, src_dir_fd=work, dst_dir_fd=above)
         new = self._above / name
@@ -120,14 +120,14 @@ class FolderExchange:
                 _link_files(source, goal)
         write_atomically(new / self.listed, dump_json(sorted(old)))
         with opened(self._target) as target, opened(new) as made:
-            _make_alike(target, made)
-        # Or a power cut could bring a part of this, and the exchange.
+            _copy_attributes(target, made)
+        # Without these, a power cut could keep the exchange but lose some of the above.
         for path in (self._target / self._work, new / self._state, new / self._work, new):
             sync(path)
         sync(self._above)
 
     def take_back(self) -> None:
-        """Undo what an interrupted run prepared for an exchange that did not come."""
+        """Undo the steps of an interrupted run before the exchange."""
         if self.is_done or not (name := self._sibling_name()):
             return
         try:
@@ -139,19 +139,19 @@ class FolderExchange:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            remove_tree(self._above, name)  # a power cut left both names of the folder
+            remove_tree(self._above, name)  # after a power cut the folder has both names
         remove_tree(self._target, f"{self._made}/{self._work}")
         for path in (self._target / self._work, self._above):
             sync(path)
         remove(self._target, self._sibling)
 
     def remove_old(self, old: Collection[str]) -> None:
-        """Remove the older dataset, once the folders were exchanged.
+        """Remove the old dataset after the exchange.
 
-        What somebody put into its folder at the last moment moves to the target.
+        Files that were added to its folder at the last moment move to the target.
 
         Args:
-            old: The files of the older dataset.
+            old: The files of the old dataset.
         """
         if name := self._sibling_name():
             with opened(self._above) as above, opened(self._target, self._work) as work:
@@ -160,7 +160,7 @@ class FolderExchange:
                     os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
                 except FileNotFoundError:
                     pass
-            # Or a power cut could leave it next to the target, where nobody would look for it.
+            # Without these, a power cut could leave it next to the target, unnoticed.
             for path in (self._target / self._work, self._above):
                 sync(path)
         for name in old:
@@ -185,7 +185,7 @@ class FolderExchange:
                 move(self._target, name, str(goal))
 
     def _sibling_name(self) -> str | None:
-        """Return the name of the hidden folder that this run or an earlier one chose."""
+        """Return the name of the hidden folder, from this run or an earlier one."""
         try:
             content = read_small(self._target / self._sibling, root=self._target)
         except OSError:
@@ -207,20 +207,20 @@ def _link_files(source: int, goal: int) -> None:
             )
 
 
-def _make_alike(folder: int, other: int) -> None:
-    """Give the open folder ``other`` the owner, group, mode and attributes of ``folder``.
+def _copy_attributes(folder: int, other: int) -> None:
+    """Copy owner, group and mode of one open folder to another.
 
     Raises:
-        PermissionError: If this user cannot do that.
+        PermissionError: If this user may not, or other attributes differ.
     """
     status = os.fstat(folder)
     os.fchown(other, status.st_uid, status.st_gid)
     os.fchmod(other, stat.S_IMODE(status.st_mode))
-    if _appearance(folder) != _appearance(other):
+    if _attributes(folder) != _attributes(other):
         raise PermissionError(errno.EPERM, "the folder's attributes cannot be copied")
 
 
-def _appearance(folder: int) -> tuple[object, ...]:
+def _attributes(folder: int) -> tuple[object, ...]:
     status = os.fstat(folder)
     attributes = {name: os.getxattr(folder, name) for name in os.listxattr(folder)}
     return status.st_mode, status.st_uid, status.st_gid, attributes

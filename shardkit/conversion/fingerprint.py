@@ -26,11 +26,11 @@ class ConversionFingerprint:
     """Everything that determines the result of a conversion."""
 
     settings: dict[str, Any]
-    """Options, classes and versions of libraries, each under the name that a message gives it."""
+    """Options, classes and library versions, by their names in messages."""
     images: dict[str, int]
-    """Split to the number of its images, before any limit."""
+    """Number of images before any limit, by split."""
     files: dict[str, str]
-    """Path, after its split, to a text that changes with the file."""
+    """A text that changes with the file, by path (with splits, below the split's name)."""
     on_error: str
     """Handling of bad images; changes no shard without bad images."""
 
@@ -53,7 +53,7 @@ class ConversionFingerprint:
         return {"settings": self.settings, "images": self.images, "on_error": self.on_error}
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the files as lines of JSON: all at once would double the memory."""
+        """Yield the files as lines of JSON; one text would double the memory."""
         files = iter(self.files.items())
         while part := dict(itertools.islice(files, _FILES_A_LINE)):
             yield dump_json(part) + b"\n"
@@ -68,13 +68,13 @@ def saved_digest(folder: Path) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def differences(folder: Path, now: ConversionFingerprint, forgiven: Collection[str]) -> list[str]:
+def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) -> list[str]:
     """Return the differences from the fingerprint in ``folder``, each in a few words.
 
     Args:
-        folder: Where `ConversionFingerprint.save` wrote them.
+        folder: The folder that `ConversionFingerprint.save` wrote to.
         now: The fingerprint of this run.
-        forgiven: Files that may have changed or been removed: the bad ones.
+        bad: Bad files, which may have been changed or removed.
     """
     try:
         plan = load_json(read_small(folder / _PLAN))
@@ -84,22 +84,22 @@ def differences(folder: Path, now: ConversionFingerprint, forgiven: Collection[s
             for line in lines:
                 files.update(load_json(line))
     except (OSError, ValueError, TypeError, KeyError):
-        return ["the record of what it was begun with is damaged"]
+        return ["the description of its source and options is damaged"]
     found = [
-        # What only one of them has, as the version of a library, follows from what both have.
+        # A setting that only one has, such as a library's version, follows from another one.
         _describe(name, settings[name], now.settings[name])
         for name in sorted(settings.keys() & now.settings.keys())
         if settings[name] != now.settings[name]
     ]
-    found += _file_differences(files, now.files, forgiven)
+    found += _file_differences(files, now.files, bad)
     if not found and files.keys() == now.files.keys() and images != now.images:
-        found.append("the source has another number of images")
+        found.append("the number of images in the source differs")
     return found
 
 
 def _describe(name: str, before: Any, now: Any) -> str:
     if name == "classes":
-        return "the classes, or their order, are others"
+        return "the classes or their order differ"
     return f"{name} was {_value(before)} and is {_value(now)}"
 
 
@@ -112,18 +112,18 @@ def _value(value: Any) -> str:
 
 
 def _file_differences(
-    before: Mapping[str, Any], now: Mapping[str, str], forgiven: Collection[str]
+    before: Mapping[str, Any], now: Mapping[str, str], bad: Collection[str]
 ) -> list[str]:
     kinds = {
         "changed": [name for name in now.keys() & before.keys() if now[name] != before[name]],
-        "new": list(now.keys() - before.keys()),
-        "gone": list(before.keys() - now.keys()),
+        "added": list(now.keys() - before.keys()),
+        "removed": list(before.keys() - now.keys()),
     }
     found = []
     for kind, all_names in kinds.items():
-        names = sorted(name for name in all_names if name not in forgiven)
+        names = sorted(name for name in all_names if name not in bad)
         if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-            what = "file is" if len(names) == 1 else "files are"
-            found.append(f"{len(names):,} {what} {kind} ({', '.join(names[:_NAMED])}{more})")
+            files = f"{len(names):,} file{'s' * (len(names) > 1)}"
+            found.append(f"{files} {kind} ({', '.join(names[:_NAMED])}{more})")
     return found

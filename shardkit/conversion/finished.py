@@ -1,4 +1,4 @@
-"""Whether a folder already holds the result of a conversion, so that a rerun does nothing."""
+"""Recognize a folder that already holds the result of a conversion, so a rerun does nothing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from shardkit.system.safe_paths import is_file, status_of
 
 
 def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
-    """Return the manifests in ``target`` if they are those that ``plan`` would give, or None.
+    """Return the manifests in ``target`` if it holds the result of ``plan``, or None.
 
-    Compared are options, versions of libraries, classes, the names, labels, order and shards of all
-    images, their sizes where files are stored as they are, and the sizes of the dataset's files. No
-    image is read but those that were left out as bad: they must still be.
+    This compares options, library versions, classes, the names, labels, order and shards of all
+    images, their sizes if files are stored unchanged, and the sizes of the dataset's files. It
+    reads only the images that were left out as bad, to check that they still are.
     """
     if not is_file(target, MANIFEST_NAME) or StagingDirectory(target).is_ready:
         return None
@@ -44,7 +44,7 @@ def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
         if isinstance(top, SplitsManifest) and top.splits != digests:
             return None
         same = all(
-            _is_made(split, plan, manifests[split.name], target / split.name)
+            _matches(split, plan, manifests[split.name], target / split.name)
             for split in plan.splits
         )
     except (ShardkitError, OSError, ValueError):
@@ -52,15 +52,15 @@ def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
     return manifests if same else None
 
 
-def _is_made(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
+def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
     return (
-        _said(manifest) == _planned(split, plan)
+        _described(manifest) == _planned(split, plan)
         and all(status_of(place, entry.name).st_size == entry.bytes for entry in manifest.entries)
         and _same_images(split, plan, manifest, place)
     )
 
 
-def _said(manifest: Manifest) -> Any:
+def _described(manifest: Manifest) -> Any:
     made = (manifest.format, manifest.classes, manifest.recipe, manifest.source, manifest.software)
     return _plain(*made, manifest.raw_shape, manifest.ignored)
 
@@ -73,12 +73,12 @@ def _planned(split: SplitPlan, plan: Plan) -> Any:
 
 
 def _plain(*values: Any) -> Any:
-    """Return values as JSON gives them back."""
+    """Return values as a round trip through JSON returns them."""
     return load_json(dump_json({"values": values}))
 
 
 def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
-    """Return whether the rows are the planned images in order, except those left out."""
+    """Return whether the rows are the planned images in order, without those left out."""
     left_out = {problem.path for problem in manifest.skipped}
     unreadable = {problem.path for problem in plan.scan.problems.get(split.name, ())}
     entries = split.source.entries

@@ -1,4 +1,4 @@
-"""One conversion at a time in one place: a lock that ends with the process, wherever possible."""
+"""Lock a work folder, so only one process writes there; the lock ends with the process."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from shardkit.system.safe_paths import (
 )
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What file systems without locks answer: some network mounts and FUSE."""
+"""Errors of file systems without locks: some network mounts and FUSE."""
 
 _REFUSALS = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENXIO),
     *(errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
 )
-"""What is said of a place in which nothing can be written; all else is a disk that fails."""
+"""Errors of a folder that cannot be written; any other error means that the disk fails."""
 
 
 @contextlib.contextmanager
-def locked(folder: Path, look: Callable[[], object]) -> Iterator[None]:
-    """Hold the one lock of ``folder``, which is made if need be, while the block runs.
+def locked(folder: Path, check: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of ``folder`` within the block; create the folder if it does not exist.
 
-    Where the file system has no locks, a file names the process instead. It is left behind by a
-    kill, and then taken over on the same machine, but not on another, which cannot know.
+    If the file system has no locks, a file names the process instead. A killed process leaves it
+    behind. A later process on the same machine removes it; on another machine, the user must.
 
     Args:
-        folder: The folder. Its holder may remove it, and with it the lock.
-        look: Called before each try; it raises where there is nothing to be done there.
+        folder: The folder. The holder may remove it, and with it the lock.
+        check: Called before each attempt; raises if the work cannot be done.
 
     Raises:
-        UsageError: If another process holds it, or the folder cannot be written.
-        ConversionFailed: If the disk is full, or fails.
+        UsageError: If another process holds the lock, or the folder cannot be written.
+        ConversionFailed: If the disk is full or fails.
     """
     release = None
-    while release is None:  # another holder may remove the lock between the look and the try
-        look()
+    while release is None:  # another process may remove the lock between check and attempt
+        check()
         try:
             release = _take(folder.parent, folder.name)
         except LinkRefused as error:
@@ -69,9 +69,9 @@ def locked(folder: Path, look: Callable[[], object]) -> Iterator[None]:
 
 
 def _refuse_planted(folder: Path) -> None:
-    """Refuse a work folder that holds links or pipes, which no version of shardkit makes.
+    """Refuse a work folder with links or pipes, which shardkit never creates.
 
-    The formats' libraries open files there by their paths, and would follow links.
+    The formats' libraries open files there by path, and would follow links.
     """
     try:
         for _ in walk(folder.parent, folder.name):
@@ -83,19 +83,19 @@ def _refuse_planted(folder: Path) -> None:
 def _unusable(folder: Path, error: OSError) -> UsageError:
     return UsageError(
         f"the work folder {folder} cannot be used: {error.filename}: {error.strerror}. Remove "
-        f"{folder} (of a link, the link) and start over."
+        f"{folder} (if it is a link, only the link) and start over."
     )
 
 
 def _take(target: Path, work: str) -> Callable[[], None] | None:
-    """Return what releases the lock, or None if it was removed meanwhile."""
+    """Return a function that releases the lock, or None if the lock was removed meanwhile."""
     target.mkdir(parents=True, exist_ok=True)
     name = f"{work}/lock"
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(target / work)
         with opened(target, work) as folder:
-            # Only who may write it can open it: so nobody who may only read can hold the lock.
+            # Opened for writing, so users with read-only access cannot hold the lock.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
             descriptor = open_plain(target / name, flags, 0o622, dir_fd=folder)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def _take(target: Path, work: str) -> Callable[[], None] | None:
 
 
 def _own(target: Path, owner: str) -> Callable[[], None] | None:
-    """Write this process's name into the file ``owner``, unless a living one's is there."""
+    """Write this process's name to the file ``owner``, unless it names a running process."""
     path = target / owner
     try:
         with opened(target, str(Path(owner).parent)) as folder:
@@ -135,7 +135,7 @@ def _own(target: Path, owner: str) -> Callable[[], None] | None:
 
 
 def _remove(target: Path, owner: str, name: bytes) -> None:
-    """Remove the file if it bears that name; another process may have put its own there."""
+    """Remove the file if it still has this content; another process may have replaced it."""
     aside = f"{owner}-{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         move(target, owner, aside)
@@ -146,7 +146,7 @@ def _remove(target: Path, owner: str, name: bytes) -> None:
 
 
 def require_dead(target: Path, owner: str) -> bytes:
-    """Return what the file says; refuse if its process lives, or nothing can be known of it."""
+    """Return the content of an owner file; refuse if its process runs or cannot be checked."""
     path = target / owner
     content = b""
     try:
@@ -161,8 +161,8 @@ def require_dead(target: Path, owner: str) -> bytes:
         except ProcessLookupError:
             return content
         except (PermissionError, OverflowError):
-            pass  # it is another user's, and lives; or no process has that number
+            pass  # it runs as another user, or no process can have this ID
     raise UsageError(
         f"another conversion is writing into {path.parent.parent}: process {process} on {machine}. "
-        f"If it no longer runs, remove {path}: this file system has no locks that could tell."
+        f"This file system has no locks. If that process no longer runs, remove {path}."
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from PIL import ImageColor
 
-from shardkit.conversion.recipe import Recipe
 from shardkit.errors import UsageError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -18,43 +16,31 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | 
 }
 
 
-def make_recipe(
-    *,
-    resize: int | tuple[int, int] | str | None,
-    resize_mode: str | None,
-    background: str | tuple[int, int, int],
-    **options: Any,
-) -> Recipe:
-    """Return the recipe for these options; the others are those of `Recipe`.
+def refuse_without_resize(
+    *, resize_mode: str | None, filter_: str, resizer: str, dct_scaling: bool, enlarge: bool
+) -> None:
+    """Refuse options that have no effect without ``resize``, unless they have their defaults.
 
     Raises:
-        UsageError: If an option is invalid, or has no effect without ``resize``.
+        UsageError: If an option has no effect.
     """
-    box, usual_mode = parse_size(resize)
-    if box is None:
-        needs_resize = {
-            "--resize-mode": resize_mode is not None,
-            "--enlarge": options["enlarge"],
-            "--filter": options["filter"] != "bicubic",
-            "--resizer": options["resizer"] != "pillow",
-            "--dct-scaling": options["dct_scaling"],
-        }
-        for name, given in needs_resize.items():
-            if given:
-                raise UsageError(f"{name} requires --resize")
-    return Recipe(
-        resize=box,
-        resize_mode=resize_mode or usual_mode,
-        background=parse_color(background),
-        **options,
-    )
+    changed = {
+        "--resize-mode": resize_mode is not None,
+        "--enlarge": enlarge,
+        "--filter": filter_ != "bicubic",
+        "--resizer": resizer != "pillow",
+        "--dct-scaling": dct_scaling,
+    }
+    for name, is_changed in changed.items():
+        if is_changed:
+            raise UsageError(f"{name} requires --resize")
 
 
 def parse_size(resize: int | tuple[int, int] | str | None) -> tuple[tuple[int, int] | None, str]:
     """Return height and width of the box, and the default resize mode.
 
     Raises:
-        UsageError: If it is neither a number of pixels nor a height and a width.
+        UsageError: If ``resize`` is neither a number of pixels nor a height and a width.
     """
     if resize is None:
         return None, "shorter"
@@ -71,7 +57,7 @@ def parse_size(resize: int | tuple[int, int] | str | None) -> tuple[tuple[int, i
 
 
 def parse_bytes(size: int | str) -> int:
-    """Return a number of bytes: from a number, ``256MiB`` or ``1GB``.
+    """Return a number of bytes, given as a number or a text such as ``256MiB`` or ``1GB``.
 
     Raises:
         UsageError: If it is not a size.
@@ -85,7 +71,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def parse_color(color: str | tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return an RGB color: from one, or from a name or code.
+    """Return an RGB color, given as one or as a name or code.
 
     Raises:
         UsageError: If the name is unknown.

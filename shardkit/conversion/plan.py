@@ -28,7 +28,7 @@ DEFAULT_SHARD_BYTES = 256 << 20
 """Large enough for sequential reading at full speed, small enough to verify and copy one by one."""
 
 _TRIALS = 32
-"""Images to encode as a trial, to estimate the size of the others."""
+"""Images to encode, to estimate the size of the others."""
 
 _INDEX_BYTES = 150
 """Approximate bytes of a record in the index: a row, its key and its path."""
@@ -121,7 +121,7 @@ class Plan:
         named = ", ".join(f"{printable(path)} ({size(-count)})" for count, path in large[:3])
         return f" The largest files are {named}."
 
-    def terms(self) -> ConversionFingerprint:
+    def fingerprint(self) -> ConversionFingerprint:
         """Return everything that determines the result."""
         files = {}
         for split in self.splits:
@@ -164,7 +164,7 @@ class Plan:
 
 
 def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
-    """Return the plan of converting what ``scan`` found."""
+    """Return the plan for converting the images of ``scan``."""
     storage = get_format(options.to)
     return Plan(
         storage=storage,
@@ -180,25 +180,25 @@ def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
 def stored_order(paths: Sequence[str], seed: int) -> list[int]:
     """Return the rows of ``paths`` in random order: sorted by BLAKE2b-128 of seed and path.
 
-    The order of two images depends on nothing but them and the seed: not on a library's random
-    numbers, nor on what other images there are.
+    The order of two images depends only on their paths and the seed: not on the random numbers of a
+    library, nor on the other images.
     """
     prefix = b"%d\0" % seed
 
-    def place(row: int) -> bytes:
+    def rank(row: int) -> bytes:
         path = paths[row].encode("utf-8", "surrogateescape")
         return hashlib.blake2b(prefix + path, digest_size=16).digest()
 
-    return sorted(range(len(paths)), key=place)
+    return sorted(range(len(paths)), key=rank)
 
 
 def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     """Return the images of a source in the order of rows.
 
     Args:
-        source: The images, in the folder's order.
-        seed: Decides the random order; None keeps the folder's.
-        limit: The number of rows, if they are not all.
+        source: The images, in the source's order.
+        seed: Seed of the random order; None keeps the source's.
+        limit: Maximum number of rows.
     """
     order: Sequence[int] = range(len(source))
     if seed is not None:
@@ -212,14 +212,14 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
     source = as_stored(source, seed=seed, limit=options.limit)
     sizes = _sizes(source, options.recipe)
     cuts = _cuts(sizes, options)
-    beside = get_format(options.to).overhead + _INDEX_BYTES
+    overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
         name=name,
         source=source,
         images=total,
         cuts=tuple(cuts),
         shard_bytes=tuple(
-            sum(sizes[start:stop]) + beside * (stop - start)
+            sum(sizes[start:stop]) + overhead * (stop - start)
             for start, stop in itertools.pairwise(cuts)
         ),
         meta=shard_meta(
@@ -253,14 +253,15 @@ def shard_meta(
 
 
 def _sizes(source: Images, recipe: Recipe) -> list[int]:
-    """Return the stored size of each image: known, or the mean of a trial on some of them."""
+    """Return the stored size of each image: exact, or estimated from a few encoded images."""
     if recipe.keeps_bytes:
         return [entry.bytes for entry in source.entries]
     if recipe.raw_shape:
         height, width, channels = recipe.raw_shape
         return [height * width * channels] * len(source)
     step = max(1, len(source) // _TRIALS)
-    trial = replace(recipe, resizer="pillow")  # about as large; and so the cut is the same for both
+    # Sizes are similar with either resizer. With one of them, both give the same shards.
+    trial = replace(recipe, resizer="pillow")
     tried = [found for row in range(0, len(source), step) if (found := _try(source, trial, row))]
     mean = sum(tried) // len(tried) if tried else 1
     return [max(1, mean)] * len(source)
@@ -276,19 +277,19 @@ def _try(source: Images, recipe: Recipe, row: int) -> int:
 
 
 def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
-    cuts, rows, room = [0], 0, options.shard_bytes
+    cuts, rows, left = [0], 0, options.shard_bytes
     for row, count in enumerate(sizes):
-        full = rows == options.shard_samples if options.shard_samples else count > room
+        full = rows == options.shard_samples if options.shard_samples else count > left
         if full and rows:
             cuts.append(row)
-            rows, room = 0, options.shard_bytes
+            rows, left = 0, options.shard_bytes
         rows += 1
-        room -= count
+        left -= count
     return [*cuts, cuts[-1] + rows]
 
 
 def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
-    """Return the versions of all libraries that can change a byte of the result."""
+    """Return the versions of all libraries that affect the bytes of the result."""
     found = {"shardkit": __version__}
     packages = ("pillow", "simplejpeg", *storage.libraries)
     for package in dict.fromkeys((*packages, recipe.resizer)):

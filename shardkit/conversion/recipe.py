@@ -1,6 +1,6 @@
-"""The recipe: what a conversion does to an image, and to which image it does nothing at all.
+"""The recipe: decides how a conversion checks and changes each image.
 
-It decides; `shardkit.codecs.image` carries out.
+`shardkit.codecs.image` does the work.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ RESIZERS = ("pillow", "torch")
 DEFAULT_QUALITY = 90
 
 TOO_SMALL = "--enlarge or --resize-mode pad"
-"""What helps an image that is too small for raw pixels of one size; every message names it so."""
+"""Options that accept images too small for raw pixels of one size, as messages name them."""
 
 _TORCH_FILTERS = ("bicubic", "bilinear")
-"""Those of `FILTERS` that torch has with antialiasing."""
+"""The `FILTERS` that torch has with antialiasing."""
 
 _ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw"}
 _KEPT = ("jpg", "png", "webp")
-"""Kinds that an image keeps under ``keep`` if its pixels change; others become PNG."""
+"""Encodings that ``keep`` keeps if pixels change; others become PNG."""
 
 NOTES = ("damaged", "frames", "odd", "orientation", "small")
-"""What a record's metadata may note of its image: its source had lost data (only with
-``tolerate_damage``), it has several frames, its source has a harmless fault, it lies on its side,
-or is smaller than asked for."""
+"""Notes on an image in its record's metadata: the source had lost data (only with
+``tolerate_damage``), has several frames, has a harmless fault, has an EXIF orientation that is not
+applied, or is smaller than the requested size."""
 
 CHECK_NOTES = frozenset(("damaged", "odd"))
-"""Those of `NOTES` that decoding an image finds."""
+"""The `NOTES` that result from decoding an image."""
 
 RE_ENCODE = "which cannot be stored as it is; --encode jpeg, png or webp re-encodes it"
 
@@ -71,44 +71,44 @@ TOLERATE = "--tolerate-damage stores it with the pixels that Pillow decodes"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is done to each image. The default does nothing: bytes pass through untouched.
+    """Checks and changes of each image. By default, bytes are stored unchanged.
 
     Raises:
         UsageError: If options contradict each other or are out of range.
     """
 
     encode: str = "keep"
-    """One of `ENCODINGS`. An image that already has this encoding, and of which no pixel has to
-    change, passes through untouched unless ``quality`` is given."""
+    """One of `ENCODINGS`. An image that already has this encoding is stored unchanged, unless its
+    pixels must change or ``quality`` is given."""
     quality: int | None = None
-    """Quality of JPEG and WebP, 1 to 100; None is `DEFAULT_QUALITY` where something is encoded."""
+    """Quality of JPEG and WebP, 1 to 100. None is `DEFAULT_QUALITY` for images that must be
+    encoded."""
     resize: int | tuple[int, int] | None = None
-    """Box that ``resize_mode`` refers to, in pixels: height and width, or the side of a square."""
+    """Box that ``resize_mode`` uses, in pixels: height and width, or the side of a square."""
     resize_mode: str = "shorter"
-    """One of `RESIZE_MODES`: cover the box, fit into it, cover and cut to it from the centre, fit
-    and fill up with the background, or take its shape regardless of the image's. (On the command
-    line HxW means ``crop``.)"""
+    """One of `RESIZE_MODES`: cover the box, fit into it, cover it and crop the center, fit into it
+    and pad with the background, or stretch to it. (On the command line, HxW selects ``crop``.)"""
     filter: str = "bicubic"
     """One of `FILTERS`; all are antialiased."""
     resizer: str = "pillow"
     """One of `RESIZERS`: the library that scales. ``torch`` has the filters ``bicubic`` and
-    ``bilinear`` and is faster, but takes a second and 200 MB in each process to load: for large
-    folders. Sizes are equal; few values differ, by one, rarely by two."""
+    ``bilinear``. It is faster for large folders, but each process needs 1 s and 200 MB to load it.
+    Sizes are equal. A few values differ by 1, rarely by 2."""
     dct_scaling: bool = False
-    """Decode a JPEG at 1/8 to 4/8 of its size if that leaves twice the target's sides: 2.5x faster
-    for 2000-pixel photographs, but only within 38 dB of the default, which decodes all pixels.
-    Requires the resizer ``pillow``."""
+    """Whether to decode a JPEG at 1/8 to 4/8 of its size if that leaves twice the target's sides.
+    2.5x faster for 2000-pixel photographs, but not exact: PSNR compared with the default, which
+    decodes all pixels, is at least 38 dB. Requires the resizer ``pillow``."""
     enlarge: bool = False
     """Whether an image may become larger than it is."""
     background: Color = WHITE
-    """RGB under transparent pixels, and around images in the mode ``pad``."""
+    """RGB color under transparent pixels, and around padded images."""
     orient: bool = False
-    """Whether an EXIF orientation makes an image be turned and re-encoded. Where pixels change for
-    another reason it is always applied."""
+    """Whether to apply the EXIF orientation, which re-encodes the image. It is always applied if
+    pixels change for another reason."""
     check: str = "decode"
-    """One of `CHECKS`: how far an image that passes through untouched is read to prove it whole."""
+    """One of `CHECKS`: depth of validation of images that are stored unchanged."""
     tolerate_damage: bool = False
-    """Whether to store a JPEG that lost data, if Pillow decodes it."""
+    """Whether to store a JPEG that lost data, if Pillow can decode it."""
 
     def __post_init__(self) -> None:
         _choose("encode", self.encode, ENCODINGS)
@@ -120,15 +120,15 @@ class Recipe:
             raise UsageError(f"quality {self.quality} is not from 1 to 100")
         if self.quality is not None and self.encode in ("png", "raw"):
             raise UsageError(
-                f"quality has no meaning for the encoding {self.encode}, which loses nothing"
+                f"quality has no effect with the lossless encoding {self.encode}: leave one out"
             )
         if self.resizer == "torch" and self.filter not in _TORCH_FILTERS:
             raise UsageError(
-                f"the resizer torch has no filter {self.filter}; it has "
-                f"{' and '.join(_TORCH_FILTERS)}, and the resizer pillow has all"
+                f"the resizer torch has no filter {self.filter}: use "
+                f"{' or '.join(_TORCH_FILTERS)}, or the resizer pillow"
             )
         if self.resizer != "pillow" and self.resize is None:
-            raise UsageError(f"the resizer {self.resizer} has nothing to do without a resize")
+            raise UsageError(f"the resizer {self.resizer} requires a resize")
         if self.dct_scaling and (self.resize is None or self.resizer != "pillow"):
             raise UsageError("dct_scaling requires a resize with the resizer pillow")
         if type(self.resize) is int:
@@ -144,7 +144,7 @@ class Recipe:
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         if self.encode == "raw" and not self.has_fixed_size:
             raise UsageError(
-                "the encoding raw needs images of one size: resize to HxW, in the mode crop, "
+                "the encoding raw requires images of one size: resize to HxW in the mode crop, "
                 "pad or stretch"
             )
         if self.raw_shape and self.raw_shape[0] * self.raw_shape[1] * 3 >= 2**32:
@@ -157,7 +157,7 @@ class Recipe:
 
     @property
     def has_fixed_size(self) -> bool:
-        """Whether all images come out in the same size, if none is smaller than it."""
+        """Whether all images get the same size, unless some are smaller."""
         return self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
 
     @property
@@ -167,7 +167,7 @@ class Recipe:
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether no image can change at all: the stored sizes are then those of the files."""
+        """Whether no image can change, so the stored sizes equal the file sizes."""
         return self.encode == "keep" and not (self.resize or self.orient or self.quality)
 
     def describe(self) -> dict[str, Any]:
@@ -186,11 +186,11 @@ class Recipe:
 
     @classmethod
     def restored(cls, value: Mapping[str, Any]) -> Recipe:
-        """Return the recipe that `describe` gave ``value`` of.
+        """Return the recipe that `describe` described as ``value``.
 
         Raises:
-            UsageError: If a value of it is out of range.
-            TypeError: If it is no description of a recipe.
+            UsageError: If an option in ``value`` is out of range.
+            TypeError: If ``value`` does not describe a recipe.
         """
         parts = dict(value)
         parts["resize"] = tuple(parts["resize"]) if parts.get("resize") else None
@@ -198,9 +198,9 @@ class Recipe:
         return cls(**parts)
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Return a context to apply the recipe to many images in; leave it when they are done.
+        """Return a context manager in which to apply the recipe to many images.
 
-        It loads what the recipe needs, and keeps that from starting threads of its own.
+        It loads the library that scales, and keeps that library from starting threads.
         """
         if self.resizer == "pillow":
             return nullcontext()
@@ -208,7 +208,7 @@ class Recipe:
         return context
 
     def apply(self, record: Record) -> Record:
-        """Return ``record`` as it is to be stored; its metadata gain the size and the notes.
+        """Return the record to store, with the image's size and notes in its metadata.
 
         Raises:
             BadImage: If the image fails the check, or cannot be converted as requested.
@@ -216,16 +216,16 @@ class Recipe:
         return self.apply_with_notes(record)[0]
 
     def apply_with_notes(self, record: Record) -> tuple[Record, dict[str, int]]:
-        """Return what `apply` returns, and the `NOTES` of the image.
+        """Return the result of `apply` and the `NOTES` on the image.
 
         Raises:
-            BadImage: As `apply`.
+            BadImage: As for `apply`.
         """
         field = record.image_field or FOREIGN_FIELD
         data = record.fields[field]
         info = self._inspect(data, field)
         if info.kind and self.keeps_bytes:
-            decode(data, field, background=self.background)  # the remedy works
+            decode(data, field, background=self.background)  # raises if re-encoding would fail too
             raise BadImage(f"it is an image of the format {info.kind}, {RE_ENCODE}")
         plan = self._plan(info, field)
         notes: dict[str, int] = {}
@@ -243,8 +243,8 @@ class Recipe:
         image = self._change(data, field, info, plan, notes)
         if self.raw_shape and (image.height, image.width) != self.box:
             raise BadImage(
-                f"it is {info.width} x {info.height} pixels, too small to be resized "
-                f"without enlarging or padding it ({TOO_SMALL})"
+                f"it has {info.width} x {info.height} pixels, too few without enlarging or padding "
+                f"({TOO_SMALL})"
             )
         content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
         return _stored(record, plan.field, content, image.size, notes), notes
@@ -252,7 +252,7 @@ class Recipe:
     def _decode(
         self, data: bytes, field: str, notes: dict[str, int], at_least: _Size = (0, 0)
     ) -> Pixels:
-        """Decode an image, and note its faults, or refuse it for them."""
+        """Decode an image; note its faults, or raise for them."""
         warnings: list[str] = []
         pixels = decode(
             data, field, background=self.background, at_least=at_least, warnings=warnings
@@ -273,7 +273,7 @@ class Recipe:
             raise
 
     def _enlarges(self, width: int, height: int) -> bool:
-        """Tell whether the box asks for more pixels than an upright image of this size has."""
+        """Return whether the box is larger than an upright image of this size."""
         if self.box is None:
             return False
         box_height, box_width = self.box
@@ -282,7 +282,7 @@ class Recipe:
         return width < box_width or height < box_height
 
     def _plan(self, info: ImageInfo, field: str) -> _Change | None:
-        """Return what has to be done to an image, or None where its bytes can stay."""
+        """Return the change that an image needs, or None if its bytes can be stored unchanged."""
         if self.keeps_bytes and field != FOREIGN_FIELD:
             return None
         geometry = self._geometry(*info.upright)
@@ -299,7 +299,7 @@ class Recipe:
         return _Change(wanted, *geometry)
 
     def _geometry(self, width: int, height: int) -> _Geometry:
-        """Return the size an upright image is scaled to, and of the canvas it is then cut to."""
+        """Return the size to scale an upright image to, and the canvas to crop or pad it to."""
         if self.box is None:
             return _Geometry((width, height), (width, height))
         box_height, box_width = self.box
@@ -309,7 +309,7 @@ class Recipe:
                 size = min(width, box_width), min(height, box_height)
             return _Geometry(size, size)
         cover = self.resize_mode in ("shorter", "crop")
-        # The side that is scaled to the box exactly; the other follows, rounded down as in
+        # One side is scaled to the box exactly. The other is rounded down, as in
         # torchvision.transforms.Resize.
         by_width = (box_width * height >= box_height * width) == cover
         if by_width:
@@ -333,11 +333,11 @@ class Recipe:
         else:
             image = self._scale(self._decode(data, field, notes), info.orientation, plan.size)
         if plan.canvas != plan.size:
-            image = _cut(image, plan.canvas, self.background)
+            image = _crop_or_pad(image, plan.canvas, self.background)
         return image
 
     def _scale(self, pixels: Pixels, orientation: int, size: _Size) -> Image.Image:
-        """Return ``pixels`` as an image, turned upright and then scaled."""
+        """Return ``pixels`` as an upright, scaled image."""
         if self.resizer == "torch":
             if orientation != 1:
                 pixels = np.array(apply_orientation(Image.fromarray(pixels), orientation))
@@ -348,19 +348,19 @@ class Recipe:
     def _scale_by_dct(
         self, data: bytes, notes: dict[str, int], info: ImageInfo, size: _Size
     ) -> Image.Image:
-        """Return a JPEG scaled to ``size`` from a reduced decode with twice its pixels."""
+        """Return a JPEG scaled to ``size``, from a reduced decode with at least twice its sides."""
         width, height = size if info.orientation < 5 else size[::-1]
         pixels = self._decode(data, "jpg", notes, (2 * width, 2 * height))
         scale = reduction(pixels.shape, (info.height, info.width))
         if scale is None:
-            raise BadImage(f"it decodes to {pixels.shape}, its header says {info}")
+            raise BadImage(f"it decodes to {pixels.shape}, but its header describes {info}")
         box = (0.0, 0.0, info.width * scale, info.height * scale)
         image = Image.fromarray(pixels).resize((width, height), FILTERS[self.filter], box)
         return apply_orientation(image, info.orientation)
 
 
 class _Geometry(NamedTuple):
-    """What an upright image is scaled to, and the canvas it is then cut or filled to."""
+    """Size to scale an upright image to, and canvas to crop or pad it to."""
 
     size: _Size
     canvas: _Size
@@ -368,7 +368,7 @@ class _Geometry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What happens to one image: scaled to ``size``, cut or filled to ``canvas``, encoded."""
+    """Change of one image: scale to ``size``, crop or pad to ``canvas``, encode as ``field``."""
 
     field: str
     size: _Size
@@ -376,12 +376,12 @@ class _Change:
 
 
 def _scaling() -> Any:
-    """Return the module that loads torch: not before a recipe asks for it."""
+    """Return the module that loads torch, only for recipes that need it."""
     return import_module("shardkit.codecs.scaling")
 
 
 def _check_size(plan: _Change) -> None:
-    """Refuse what enlarging would make of a long strip: 60,000 x 1 pixels at 256 rows are 4e9."""
+    """Refuse sizes over the limit: 60,000 x 1 pixels enlarged to 256 rows would be 4e9 pixels."""
     for width, height in (plan.size, plan.canvas):
         if width * height > MAX_PIXELS:
             raise BadImage(
@@ -389,16 +389,16 @@ def _check_size(plan: _Change) -> None:
             )
 
 
-def _cut(image: Image.Image, canvas: tuple[int, int], background: Color) -> Image.Image:
-    """Return the centre of ``image``, or ``image`` in the centre, on a canvas of the given size."""
+def _crop_or_pad(image: Image.Image, canvas: _Size, background: Color) -> Image.Image:
+    """Return an image of the canvas's size: the center of ``image``, or ``image`` centered."""
     left = round((image.width - canvas[0]) / 2)
     top = round((image.height - canvas[1]) / 2)
     if left >= 0 and top >= 0:
-        with quiet():  # Pillow warns of large pieces as of bombs
+        with quiet():  # Pillow takes large pieces for decompression bombs
             return image.crop((left, top, left + canvas[0], top + canvas[1]))
-    ground = Image.new("RGB", canvas, background)
-    ground.paste(image, (-left, -top))
-    return ground
+    padded = Image.new("RGB", canvas, background)
+    padded.paste(image, (-left, -top))
+    return padded
 
 
 def _stored(
@@ -421,4 +421,4 @@ def _stored(
 
 def _choose(option: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise UsageError(f"{option}={value!r} is unknown; known are {', '.join(known)}")
+        raise UsageError(f"{option}={value!r} is unknown; choose from {', '.join(known)}")

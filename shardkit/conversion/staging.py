@@ -1,9 +1,9 @@
-"""The hidden folder in which a dataset is made, and the steps that put it in its place.
+"""The staging directory, in which a dataset is built, and the steps that publish the dataset.
 
-Everything is made in ``DST/.shardkit-work``. When all of it is ready, it is exchanged with an older
-dataset in one step (`shardkit.conversion.exchange`), or moved up, the manifests last. So a reader
-never finds half a dataset, an older one stays intact until the new one is ready, and the same
-command resumes after an interruption.
+A conversion writes only to ``DST/.shardkit-work``. Once the dataset is complete, it is exchanged
+with the old one in one step (`shardkit.conversion.exchange`), or moved up file by file, manifests
+last. So readers never see a partial dataset, an old one stays intact until the new one is ready,
+and rerunning the command resumes an interrupted conversion.
 """
 
 from __future__ import annotations
@@ -46,74 +46,76 @@ from shardkit.system.safe_paths import (
 WORK_NAME = ".shardkit-work"
 
 TRASH_NAME = ".shardkit-trash"
-"""What the work folder is called once it is of no use, so that no rest of it is taken for work."""
+"""Name of a discarded work folder, so that no remainder of it counts as unfinished work."""
 
 STATE, DATASET = f"{WORK_NAME}/state", f"{WORK_NAME}/dataset"
-"""The folders in it, relative to the target."""
+"""The folders in the work folder, relative to the target."""
 
 RETIRED = f"{STATE}/retired.json"
-"""The list of an older dataset's files, while they are removed one by one."""
+"""The list of an old dataset's files, while they are removed one by one."""
 
 
 class StagingDirectory:
-    """The place where one conversion works."""
+    """The work folder of one conversion."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
         self._made = [path for path in (target, *target.parents) if not os.path.exists(path)]
         self.folder = target / WORK_NAME
         self.dataset = target / DATASET
-        """What will be moved to the target, laid out as there."""
+        """The new dataset, with the paths that it will have in the target."""
         self.state = target / STATE
-        """What is known of the work, and never becomes part of the dataset."""
+        """Notes about the work; never part of the dataset."""
         self._exchange = FolderExchange(target, work=WORK_NAME)
 
-    def begin(self, terms: ConversionFingerprint, *, force: bool) -> None:
-        """Take up an earlier run on the same terms, or start with nothing.
+    def start(self, fingerprint: ConversionFingerprint, *, force: bool) -> None:
+        """Resume an earlier run with the same fingerprint, or start from nothing.
 
-        The same are also terms on which bad files, that the earlier run named, were mended, taken
-        away, or are now to be left out. What each shard was made of must then be looked at.
+        A run also resumes if only bad files that the earlier run reported were fixed or removed, or
+        are now skipped. The caller must then check the input of each finished shard.
 
         Raises:
-            UsageError: If there is an unfinished run on other terms, and not ``force``.
+            UsageError: If there is an unfinished run with another fingerprint, without ``force``.
         """
         self._exchange.take_back()
         earlier = saved_digest(self.state)
-        if earlier != terms.digest:
-            self._settle(earlier, terms, force=force)
+        if earlier != fingerprint.digest:
+            self._settle(earlier, fingerprint, force=force)
             make_folder(self.target, STATE)
-            terms.save(self.state)
+            fingerprint.save(self.state)
         make_folder(self.target, DATASET)
-        # Or a power cut could take the folders, and with them that the dataset is being published.
+        # Without these, a power cut could lose the folders during publication.
         _sync_all({self.folder, self.target, *self._above})
 
     @property
     def _above(self) -> set[Path]:
-        """The folders that hold those which were made for the target."""
+        """The parents of the folders that were created for the target."""
         return {path.parent for path in self._made}
 
-    def _settle(self, earlier: str | None, terms: ConversionFingerprint, *, force: bool) -> None:
-        """Put in its place, keep, or give up, what an earlier run on other terms left here."""
+    def _settle(
+        self, earlier: str | None, fingerprint: ConversionFingerprint, *, force: bool
+    ) -> None:
+        """Publish, keep or discard the work of an earlier run with another fingerprint."""
         if self.is_ready:
             self._move()
             if not force:
                 self.discard()
                 raise UsageError(
-                    f"{self.target} now holds the dataset of an earlier run, which had been "
-                    "interrupted while it was put in its place; --force replaces it"
+                    f"{self.target} now holds the dataset of an earlier run, which was interrupted "
+                    "while publishing it; --force replaces it"
                 )
         elif earlier is not None:
-            found = differences(self.state, terms, self._forgiven())
+            found = differences(self.state, fingerprint, self._bad_files())
             if not found:
                 return
             if not force:
                 done = sum(name.endswith("/result.json") for name in self._files(STATE))
-                shards = f"; {done:,} finished shard{'s' * (done != 1)} would go" if done else ""
+                shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
-                    f"{self.target} holds an unfinished conversion, which this command does not "
-                    f"continue: {'; '.join(found)}. --force starts over{shards}"
+                    f"{self.target} holds an unfinished conversion, which this command cannot "
+                    f"resume: {'; '.join(found)}. --force starts over{shards}"
                 )
-        remove(self.target, f"{STATE}/plan.json")  # first: the rest must not pass for planned work
+        remove(self.target, f"{STATE}/plan.json")  # first, so the rest does not count as work
         for folder in (STATE, DATASET):
             remove_tree(self.target, folder)
 
@@ -124,7 +126,7 @@ class StagingDirectory:
         except FileNotFoundError:
             return []
 
-    def _forgiven(self) -> Collection[str]:
+    def _bad_files(self) -> Collection[str]:
         try:
             return frozenset(
                 load_json(read_small(self.state / "bad.json", root=self.target))["files"]
@@ -132,23 +134,23 @@ class StagingDirectory:
         except (OSError, ValueError, TypeError, KeyError):
             return frozenset()
 
-    def keep_for_mending(self, bad: Collection[str]) -> None:
-        """Note which files are bad; the next run goes on although these were changed."""
+    def save_bad_files(self, bad: Collection[str]) -> None:
+        """Save the names of bad files, which may be changed before the next run."""
         write_atomically(self.state / "bad.json", dump_json({"files": sorted(bad)}))
 
     def prune(self, wanted: Collection[Path]) -> None:
-        """Remove from the dataset to be all files but those of ``wanted``."""
+        """Remove all files of the new dataset but those in ``wanted``."""
         for name in self._files(DATASET):
             if self.target / name not in wanted:
                 remove(self.target, name)
 
     @property
     def is_ready(self) -> bool:
-        """Whether all is made, so that only `publish` remains, or a part of it."""
+        """Whether the dataset is complete, so that only `publish` remains."""
         return all(is_file(self.target, f"{STATE}/{name}") for name in ("ready", "plan.json"))
 
     def publish(self) -> None:
-        """Put the finished dataset in its place, instead of an older one; may be repeated."""
+        """Move the complete dataset to the target, replacing an old one; may be repeated."""
         found = walk(self.target, DATASET)
         _sync_all({self.dataset, *(self.target / name for name, is_folder in found if is_folder)})
         write_atomically(self.state / "ready", b"")
@@ -164,7 +166,7 @@ class StagingDirectory:
         for folder in {path.parent for path in made} - {PurePath()}:
             make_folder(self.target, str(folder))
             folders.add(self.target / folder)
-        # Manifests last, and the outermost last of all: it commits everything.
+        # Manifests last, and the top one last of all: it commits everything.
         made.sort(key=lambda path: (path.name == MANIFEST_NAME, -len(path.parts), path))
         for path in made:
             if path.name == MANIFEST_NAME:
@@ -173,10 +175,10 @@ class StagingDirectory:
         _sync_all({*folders, self.target.parent, *self._above})
 
     def _exchanged(self) -> bool:
-        """Replace an older dataset in one step; return whether that was possible."""
+        """Replace an old dataset in one step; return whether that was possible."""
         if not self._exchange.is_done:
             if is_file(self.target, RETIRED):
-                return False  # an earlier run began to remove it file by file
+                return False  # an earlier run started to remove it file by file
             old = _files_of(self.target)
             _require_removable(self.target, old)
             if not old or not self._exchange.carry_out(old):
@@ -185,7 +187,7 @@ class StagingDirectory:
         return True
 
     def discard(self) -> None:
-        """Remove the work folder, and the folders above it that were made for it and are empty."""
+        """Remove the work folder, and empty parents that were created for it."""
         clear_trash(self.target)
         move(self.target, WORK_NAME, TRASH_NAME)
         sync(self.target)
@@ -196,7 +198,7 @@ class StagingDirectory:
                 path.rmdir()
 
     def _retire(self) -> None:
-        """Remove the older dataset, manifests first; the list survives an interruption."""
+        """Remove the old dataset, manifests first; the list survives an interruption."""
         listed = self.target / RETIRED
         if not is_file(self.target, RETIRED):
             write_atomically(listed, dump_json(_files_of(self.target)))
@@ -205,49 +207,49 @@ class StagingDirectory:
         manifests = [name for name in old if PurePath(name).name == MANIFEST_NAME]
         for name in manifests:
             remove(self.target, name)
-        # Or a power cut could bring the manifests back, and not what they name.
+        # Without this, a power cut could restore the manifests but not the files they list.
         _sync_all({(self.target / name).parent for name in manifests})
         for name in old:
             remove(self.target, name)
         folders = {folder for name in old for folder in PurePath(name).parents} - {PurePath()}
         for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
             remove_empty(self.target, str(folder))
-        # Or a power cut could bring back files that nobody knows of any more.
+        # Without this, a power cut could restore files that no list contains.
         _sync_all({self.target, *(self.target / folder for folder in folders)})
         write_atomically(listed, b"[]")
 
 
 @contextlib.contextmanager
-def workplace(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
-    """Give the place to make a dataset in ``target``, to one process at a time.
+def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
+    """Open the staging directory of ``target``, for one process at a time.
 
     Raises:
-        UsageError: If ``target`` holds something else, or a dataset without ``force``, cannot be
-            written, or another conversion works there.
+        UsageError: If ``target`` holds other files, or a dataset without ``force``, cannot be
+            written, or another conversion is running there.
     """
     place = StagingDirectory(target)
-    clear_trash(target)  # of a run that was killed in the end
+    clear_trash(target)  # of a run that was killed at the end
     with locked(place.folder, lambda: check_target(target, force=force)):
         yield place
 
 
 @contextlib.contextmanager
-def scratch_folder(directory: Path, look: Callable[[], object]) -> Iterator[Path]:
-    """Give an empty folder on the disk of the dataset, for one writer to that dataset at a time.
+def scratch_folder(directory: Path, check: Callable[[], object]) -> Iterator[Path]:
+    """Provide an empty folder on the dataset's disk, for one writer of the dataset at a time.
 
-    It is removed at the end; if the process is killed, by the next writer.
+    The folder is removed at the end, or by the next writer if the process is killed.
 
     Args:
         directory: The dataset.
-        look: As of `shardkit.conversion.lock.locked`.
+        check: As for `shardkit.conversion.lock.locked`.
 
     Raises:
         UsageError: If another process writes to the dataset, or this one may not.
-        ConversionFailed: If the disk is full, or fails.
+        ConversionFailed: If the disk is full or fails.
     """
     target = _with_all_splits(directory)
     name = f"{WORK_NAME}/scratch"
-    with locked(target / WORK_NAME, look):
+    with locked(target / WORK_NAME, check):
         others = set(os.listdir(target / WORK_NAME)) - {"lock", "owner", "scratch"}
         try:
             remove_tree(target, name)
@@ -255,13 +257,13 @@ def scratch_folder(directory: Path, look: Callable[[], object]) -> Iterator[Path
             yield target / name
         except OSError as error:
             raise as_failure(error, directory) from error
-        finally:  # an unfinished conversion's work stays
+        finally:  # keep the work of an unfinished conversion
             with contextlib.suppress(OSError):
                 remove_tree(target, name if others else WORK_NAME)
 
 
 def _with_all_splits(directory: Path) -> Path:
-    """Return where a conversion that replaces ``directory`` works: for a split, its parent."""
+    """Return the target of a conversion that replaces ``directory``: for a split, its parent."""
     parent = directory.absolute().parent
     try:
         top = load_any_manifest(parent)
@@ -272,20 +274,20 @@ def _with_all_splits(directory: Path) -> Path:
 
 
 def clear_trash(target: Path) -> None:
-    """Remove what is left of a work folder that is of no use, as far as this user may."""
+    """Remove a discarded work folder, as far as this user may."""
     with contextlib.suppress(OSError):
         remove_tree(target, TRASH_NAME)
 
 
 def old_files(target: Path, name: str) -> list[str]:
-    """Return the files of an older dataset that are to be removed, from a list in the work folder.
+    """Return the files of an old dataset to remove, from a list in the work folder.
 
     Args:
         target: The target.
-        name: Name of the list, relative to it.
+        name: Path of the list, relative to the target.
 
     Raises:
-        UsageError: If it is damaged, or names anything but files of a dataset.
+        UsageError: If the list is damaged, or names anything but files of a dataset.
     """
     try:
         names = json.loads(read_small(target / name, root=target))
@@ -315,17 +317,17 @@ def _require_old_name(name: object) -> None:
 
 
 def _require_removable(target: Path, names: Collection[str]) -> None:
-    """See that an older dataset can be removed, before its first file is.
+    """Check that an old dataset can be removed, before removing its first file.
 
     Raises:
-        UsageError: If it cannot; it is as it was.
+        UsageError: If it cannot be removed.
     """
     try:
         require_removable(target, names)
     except OSError as error:
         raise UsageError(
             f"the dataset in {target} cannot be replaced: {error.filename}: {error.strerror}. It "
-            "is unchanged. Convert into another folder, or have its owner remove it."
+            "is unchanged. Choose another directory, or ask its owner to remove it."
         ) from error
 
 
@@ -334,18 +336,18 @@ def _sync_all(folders: set[Path]) -> None:
         try:
             sync(folder)
         except FileNotFoundError:
-            pass  # it held nothing but what was removed
+            pass  # it was removed with its files
         except OSError as error:
-            # A folder above that may not be read, or a file system that syncs no folders.
+            # An unreadable parent, or a file system that cannot sync folders.
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
                 raise
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse a place that a dataset cannot go to.
+    """Refuse a target that cannot hold a new dataset.
 
     Raises:
-        UsageError: If ``target`` is a file, holds something else, or a dataset without ``force``.
+        UsageError: If ``target`` is a file, holds other files, or a dataset without ``force``.
         CorruptDataset: If the manifest of a dataset to be replaced is damaged.
     """
     require_local(target)
@@ -355,25 +357,23 @@ def check_target(target: Path, *, force: bool) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise UsageError(f"{target}: a file stands where a directory must be") from None
+        raise UsageError(f"{target} is a file, not a directory") from None
     except OSError as error:
         raise UsageError(f"{target} cannot be read: {error.strerror}") from error
     if StagingDirectory(target).is_ready:
-        return  # an earlier run ended while it put its dataset in place
+        return  # an earlier run was interrupted while publishing
     if MANIFEST_NAME in names:
         if not force:
-            raise UsageError(f"{target} holds a dataset already; --force replaces it")
-        # A damaged manifest does not say what may be replaced.
+            raise UsageError(f"{target} already holds a dataset; --force replaces it")
+        # This fails for a damaged manifest, which cannot list the files to replace.
         _require_removable(target, _files_of(target))
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-        raise UsageError(
-            f"{target} holds something else ({some}); choose a directory that is empty or new"
-        )
+        raise UsageError(f"{target} holds other files ({some}); choose a new or empty directory")
 
 
 def _refuse_split(target: Path) -> None:
-    """Refuse to replace one split alone: its classes are those of the others."""
+    """Refuse to replace a single split: all splits share their classes."""
     parent = target.absolute().parent
     if (parent / MANIFEST_NAME).is_file():
         manifest = load_any_manifest(parent)

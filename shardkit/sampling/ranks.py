@@ -41,7 +41,7 @@ class RankShard:
     def __post_init__(self) -> None:
         if self.remainder not in REMAINDERS:
             raise UsageError(
-                f"remainder={self.remainder!r} is unknown; known are {', '.join(REMAINDERS)}"
+                f"remainder={self.remainder!r} is unknown; choose from {', '.join(REMAINDERS)}"
             )
         if self.remainder == "exact" and self.drop_last:
             raise UsageError("remainder='exact' reads every sample: drop_last=True contradicts it")

@@ -1,1 +1,1 @@
-"""Where records come from, one file for each kind of source."""
+"""Sources of records, one module for each kind."""

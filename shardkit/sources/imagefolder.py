@@ -1,4 +1,4 @@
-"""A folder of image files as a source: class folders, or images alone, or splits of either."""
+"""Image folders as a source: class folders, or unlabeled images, or splits of either."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _SUFFIXES = (
     "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
 )
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
-"""A file with one of these suffixes claims to be an image: if it is none, that is an error. A file
-with another suffix is an image if its content is one, and is otherwise left out and reported."""
+"""Suffixes of image files. Such a file is an error if its content is not an image. A file with
+another suffix is an image if its content is one; otherwise it is left out and reported."""
 
 
 MAX_BYTES = 0x7FFFF000
-"""The size of the largest image file: Linux reads no more at once."""
+"""Maximum size of an image file: Linux reads no more at once."""
 
 NO_FILE = "neither a file nor a folder"
-LEADS_NOWHERE = "the link leads nowhere"
-TOO_LARGE = f"it is larger than {MAX_BYTES:,} bytes, and no image may be"
+BROKEN_LINK = "a broken link"
+TOO_LARGE = f"it is larger than the limit of {MAX_BYTES:,} bytes"
 UNREADABLE_FOLDER = "the folder cannot be read"
-"""Reasons, or how one begins, for which a scan leaves out what it cannot list as an image."""
+"""Reasons (or the start of one) for which a scan cannot list a path as an image."""
 
 _LARGE = 1 << 20
-"""Bytes of a file from which on its beginning is looked at before the rest is read."""
+"""Size in bytes above which a file's header is checked before the rest is read."""
 
 
-_NEVER_LISTED = {NO_FILE, LEADS_NOWHERE, TOO_LARGE, *map(os.strerror, errno.errorcode)}
-"""Reasons for which a scan takes a file for bad without listing it as an image."""
+_NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}
+"""Reasons for which a scan reports a bad file without listing it as an image."""
 
 
 class ImageFolder:
@@ -58,12 +58,12 @@ class ImageFolder:
 
     Args:
         root: The folder.
-        class_order: Order of the labels. ``plain`` sorts class names as torchvision does,
-            ``natural`` sorts numbers in them by value, anything else is a text file with one class
-            name in each line, which may name classes that have no folder.
-        splits: Whether the folders in ``root`` are splits, each scanned as a folder of its own.
-            None decides: if all are named like splits (`SPLIT_NAMES`) and one has folders; if one
-            is named so and has folders, and others are not, it is an error.
+        class_order: Order of the labels. ``plain`` sorts class names as torchvision does.
+            ``natural`` sorts numbers in them by value. Any other value is the path of a text file
+            with one class per line; it may name classes without a folder.
+        splits: Whether the folders in ``root`` are splits, each scanned like a root folder. None
+            decides by name: True if all are named like splits (`SPLIT_NAMES`) and at least one
+            contains folders. It is an error if such a folder is next to others.
     """
 
     kind = "imagefolder"
@@ -82,7 +82,7 @@ class ImageFolder:
 
     @classmethod
     def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> ImageFolder:
-        """Return the folder that a dataset, or each of its splits, was made from."""
+        """Open the folder that a dataset, or each of its splits, was made from."""
         return cls(path, splits="" not in described)
 
     def paths(self) -> Sequence[Path]:
@@ -90,11 +90,11 @@ class ImageFolder:
         return [self.root]
 
     def describe(self, split: str) -> Mapping[str, Any]:
-        """Return the name of the folder, or of the split's."""
+        """Return the name of the folder, or of the split's folder."""
         return {"name": as_text(self._folder(split).resolve().name)}
 
     def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image file, whatever is in its place by now."""
+        """Return the record of an image file."""
         return image_record(entry, _read(self.locate(split, entry), entry))
 
     def locate(self, split: str, entry: Entry) -> str:
@@ -107,7 +107,7 @@ class ImageFolder:
 
         Raises:
             UsageError: If the folder is missing, unreadable or without images, the file of
-                ``class_order`` does not name each class once, or ``splits`` has to be given.
+                ``class_order`` does not name each class once, or ``splits`` is required.
         """
         folders = _top_folders(self.root)
         splits = _are_splits(folders) if self.splits is None else self.splits
@@ -117,7 +117,7 @@ class ImageFolder:
             finder.find_classes()
         found = {name for finder in finders.values() for name in finder.classes}
         if classes is None:
-            ordered = _ordered(found, self.class_order)  # reports a wrong file without classes, too
+            ordered = _ordered(found, self.class_order)  # reports a wrong file even without classes
         else:
             ordered = (*classes, *sorted(found.difference(classes)))
         entries = {name: finder.collect(ordered) for name, finder in finders.items()}
@@ -125,7 +125,8 @@ class ImageFolder:
         if not any(entries.values()) and not any(problems.values()):
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise UsageError(
-                f"there are no images in {self.root}: no file has image content, or one of {kinds}"
+                f"there are no images in {self.root}: no file has image content or a suffix of "
+                f"{kinds}"
             )
         if splits:
             _note_loose_files(self.root, finders)
@@ -138,10 +139,10 @@ class ImageFolder:
         )
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
-        """Return the images as the conversion listed them: without files that it could not list.
+        """Return the images as the conversion listed them, without files that it could not list.
 
-        Bad files that are gone since are in the list: each counted towards a limit, and may have
-        made the key of another longer.
+        The list includes bad files that were removed since: each counted toward a limit, and may
+        have made another image's key longer.
         """
         entries = scan.splits[split].entries if split in scan.splits else ()
         if not skipped:
@@ -170,7 +171,7 @@ def scan_imagefolder(
 
     Raises:
         UsageError: If the folder is missing, unreadable or without images, the file of
-            ``class_order`` does not name each class once, or ``splits`` has to be given.
+            ``class_order`` does not name each class once, or ``splits`` is required.
     """
     return ImageFolder(root, class_order=class_order, splits=splits).scan()
 
@@ -180,15 +181,17 @@ def _was_never_listed(problem: Problem) -> bool:
 
 
 def _walk(path: str) -> list[tuple[bool, str]]:
-    """Return a sort key that puts a folder's files before its folders, as a scan does."""
+    """Return a sort key that puts a folder's files before its subfolders, as a scan does."""
     *folders, name = path.split("/")
     return [*((True, folder) for folder in folders), (False, name)]
 
 
 def _read(path: str, entry: Entry) -> bytes:
-    """Return the content of an image file, whatever stands in its place by now."""
+    """Return the content of an image file; raise if it was replaced or changed since the scan."""
     try:
-        descriptor = _at_once(path, os.O_RDONLY)  # a file object would take as long as reading
+        descriptor = _at_once(
+            path, os.O_RDONLY
+        )  # creating a file object would take as long as reading
         try:
             found = os.fstat(descriptor)
             data = _content(descriptor, entry.bytes) if stat.S_ISREG(found.st_mode) else b""
@@ -205,10 +208,10 @@ def _read(path: str, entry: Entry) -> bytes:
 
 
 def _content(descriptor: int, expected: int) -> bytes:
-    """Return the content of a file, or one byte more than expected: it may be growing."""
+    """Return the content of a file, or one byte more than expected if it has grown."""
     if expected > _LARGE:
         with open(descriptor, "rb", closefd=False) as file:
-            image_field_of(file)  # before so much is read
+            image_field_of(file)  # raises before so much is read
         os.lseek(descriptor, 0, os.SEEK_SET)
     data = os.read(descriptor, expected + 1)
     while len(data) < expected and (more := os.read(descriptor, expected + 1 - len(data))):
@@ -221,12 +224,12 @@ def _open(path: str) -> BufferedReader:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file, without waiting for the other end if it is a pipe."""
+    """Open a file; if it is a pipe, do not wait for the other end."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _require_machine(error: OSError) -> None:
-    """Raise ``error`` if it is no fault of the file: it would leave out all other files, too."""
+    """Raise ``error`` if the file is not the cause: all other files would fail too."""
     if error.errno == errno.ENOMEM:
         raise MemoryError(f"{error.filename}: {error.strerror}") from error
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -242,7 +245,7 @@ def _top_folders(root: Path) -> list[Path]:
     except FileNotFoundError:
         raise UsageError(f"the source folder {root} does not exist") from None
     except NotADirectoryError:
-        raise UsageError(f"the source {root} is a file, not a folder of images") from None
+        raise UsageError(f"the source {root} is a file, not a folder") from None
     except OSError as error:
         raise UsageError(f"the source folder {root} cannot be read: {error.strerror}") from error
 
@@ -254,24 +257,24 @@ def _are_splits(folders: Sequence[Path]) -> bool:
         return bool(inner)
     if inner:
         other = next(folder for folder in folders if folder not in named)
-        look = "looks like a split" if len(inner) == 1 else "look like splits"
+        verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
-            f"{inner[0].parent}: {', '.join(folder.name for folder in inner)} {look}, and "
-            f"{other.name} does not. Pass --splits for splits, or --no-splits for classes"
+            f"{inner[0].parent}: {', '.join(folder.name for folder in inner)} {verb}, but "
+            f"{other.name} does not: pass --splits for splits, or --no-splits for classes"
         )
     return False
 
 
 def _note_loose_files(root: Path, finders: dict[str, _Finder]) -> None:
-    """Report files beside the folders of splits with the first of them."""
+    """Report files next to the folders of splits, as ignored files of the first split."""
     first = next(iter(finders.values()))
     for name in sorted(map(as_text, os.listdir(root))):
         if name not in finders:
-            first.ignored.append(Problem(path=name, reason="outside of any split"))
+            first.ignored.append(Problem(path=name, reason="outside any split"))
 
 
 class _Finder:
-    """Walks one folder of classes, or of images alone."""
+    """Walks one folder of classes or of unlabeled images."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -304,7 +307,7 @@ class _Finder:
         ]
 
     def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
-        """Give path, size and time of the images below ``top``, and report everything else."""
+        """Yield path, size and time of each image below ``top``, and report everything else."""
         seen = {_identity(os.stat(self.root))} if top else set()
         waiting = [top]
         while waiting:
@@ -332,7 +335,7 @@ class _Finder:
                 waiting += reversed(inner)
 
     def _list(self, folder: str, seen: set[tuple[int, int]]) -> list[str]:
-        """Return the sorted names of what is in ``folder``; nothing the second time."""
+        """Return the sorted names in ``folder``; nothing for a folder that was listed before."""
         try:
             status = os.stat(self._at(folder))
             names = sorted(map(as_text, os.listdir(self._at(folder))))
@@ -340,7 +343,7 @@ class _Finder:
             self._blame(folder or ".", f"{UNREADABLE_FOLDER}: {error.strerror}")
             return []
         if _identity(status) in seen:
-            self._ignore(folder, "a link to a folder that was read already")
+            self._ignore(folder, "a link to a folder that was already read")
             return []
         seen.add(_identity(status))
         return names
@@ -353,7 +356,7 @@ class _Finder:
             return os.stat(self._at(path))
         except OSError as error:
             dangling = error.errno == errno.ENOENT and os.path.islink(self._at(path))
-            reason = LEADS_NOWHERE if dangling else f"{error.strerror}"
+            reason = BROKEN_LINK if dangling else f"{error.strerror}"
             report = self._blame if self._claims_image(path) else self._ignore
             report(path, reason)
             return None
@@ -383,7 +386,7 @@ class _Finder:
 
 
 def _loose(path: str) -> Problem:
-    return Problem(path=path, reason="outside of any class folder")
+    return Problem(path=path, reason="outside any class folder")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -399,7 +402,7 @@ def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:
 
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Return a sort key that takes digits in ``name`` by value: class2 before class10."""
+    """Return a sort key that sorts digits in ``name`` by value: class2 before class10."""
     parts = re.split(r"([0-9]+)", name)
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p], name
 
@@ -410,7 +413,7 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise UsageError(
-            f"--class-order is neither 'plain' nor 'natural' nor a readable file: {path}: "
+            f"--class-order must be plain, natural or a readable file; {path}: "
             f"{error.strerror or error}"
         ) from error
     listed = [line.rstrip("\r") for line in lines if line.strip()]
@@ -418,9 +421,7 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     for what, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
         if wrong:
             some = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
-            raise UsageError(
-                f"the file of --class-order, {path}, {what} {len(wrong)} classes: {some}"
-            )
+            raise UsageError(f"the --class-order file {path} {what} {len(wrong)} classes: {some}")
     return tuple(listed)
 
 

@@ -92,16 +92,17 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     options = LoaderOptions() if options is None else options
     if not isinstance(options, LoaderOptions):
         raise UsageError(f"options={options!r} is not a shardkit.LoaderOptions(...)")
-    direct = {
-        "num_workers": num_workers,
-        "collate_fn": collate_fn,
-        "pin_memory": pin_memory,
-        "timeout": timeout,
-        "prefetch_factor": prefetch_factor,
-        "persistent_workers": persistent_workers,
-        "in_order": in_order,
-    }
-    options = options.updated(**direct)
+    options = options.updated(
+        {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "in_order": in_order,
+        }
+    )
     if tuned is not None:
         found = load_tuned(tuned)
         options = found.options(options)

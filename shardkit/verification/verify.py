@@ -86,7 +86,7 @@ def verify(
     """
     directory = Path(directory)
     if level not in LEVELS:
-        raise UsageError(f"level={level!r} is unknown; known are {', '.join(LEVELS)}")
+        raise UsageError(f"level={level!r} is unknown; choose from {', '.join(LEVELS)}")
     if against is not None and level == "quick":
         raise UsageError("against requires level='full' or 'decode': 'quick' reads no records")
     result = Verification(level=level)

@@ -232,4 +232,4 @@ def test_an_unknown_target_is_refused() -> None:
     done = script("--target", "nothing")
 
     assert done.returncode == 2
-    assert "known are manifest, index" in done.stderr
+    assert "choose from manifest, index" in done.stderr

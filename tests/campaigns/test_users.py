@@ -16,7 +16,7 @@ from helpers import make_dataset, make_folder, tree
 from shardkit import verify
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.staging import WORK_NAME, workplace
+from shardkit.conversion.staging import WORK_NAME, open_staging
 from shardkit.errors import UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -116,5 +116,5 @@ def test_a_user_who_may_only_read_cannot_hold_the_lock(shared: Path) -> None:
             with pytest.raises(PermissionError):
                 fcntl.flock(os.open(lock, flags), fcntl.LOCK_EX)
 
-    with workplace(shared / "out", force=True):
+    with open_staging(shared / "out", force=True):
         as_user(READER, READER, look)

@@ -104,7 +104,7 @@ def test_sources_are_registered_by_name() -> None:
 
 
 def test_an_unknown_source_is_a_usage_error_that_names_the_known() -> None:
-    with pytest.raises(UsageError, match="unknown source 'table'; known are imagefolder"):
+    with pytest.raises(UsageError, match="unknown source 'table'; choose from imagefolder"):
         get_source("table")
 
 

@@ -115,7 +115,7 @@ class StateTarget(Target):
             (self._target / STATE / name).write_bytes(data)
         place = StagingDirectory(self._target)
         with contextlib.suppress(ShardkitError):
-            place.begin(_TERMS, force=False)
+            place.start(_TERMS, force=False)
         make_folder(self._target, STATE)
         (self._target / RETIRED).write_bytes(data)
         with contextlib.suppress(ShardkitError):

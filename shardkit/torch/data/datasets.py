@@ -98,11 +98,11 @@ class ShardDataset(Dataset[Sample]):
             decode, transform = transform, None
         if not isinstance(decode, ImageOp) and decode not in DECODES:
             raise UsageError(
-                f"decode={decode!r} is unknown; known are {', '.join(DECODES)}, and operations "
+                f"decode={decode!r} is unknown; choose from {', '.join(DECODES)}, and operations "
                 "such as shardkit.CenterCrop(224)"
             )
         if jpeg not in JPEG_DECODING:
-            raise UsageError(f"jpeg={jpeg!r} is unknown; known are {', '.join(JPEG_DECODING)}")
+            raise UsageError(f"jpeg={jpeg!r} is unknown; choose from {', '.join(JPEG_DECODING)}")
         functions: dict[str, Any] = {"transform": transform, "target_transform": target_transform}
         for name, function in functions.items():
             if function is not None and not callable(function):
@@ -449,8 +449,16 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         UsageError: If there is no dataset at ``path``, or an option is unknown.
         CorruptDataset: If the dataset's manifest is damaged.
     """
-    options: dict[str, Any] = {"jpeg": jpeg, "verify": verify, "view": view, "split": split}
-    dataset = ShardDataset(path, transform, target_transform, decode, **options)
+    dataset = ShardDataset(
+        path,
+        transform,
+        target_transform,
+        decode,
+        jpeg=jpeg,
+        verify=verify,
+        view=view,
+        split=split,
+    )
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     # They differ in their names only; creating another would read the manifest twice.
     dataset.__class__ = kinds.get(dataset.manifest.format, ShardDataset)

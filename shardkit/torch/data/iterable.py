@@ -81,17 +81,25 @@ class IterableShardDataset(IterableDataset[Any]):
             rank_shard: This rank's subset of each epoch; None uses the rank given by
                 ``torch.distributed``.
         """
-        functions = transform, target_transform, decode
-        options = {"jpeg": jpeg, "verify": verify, "view": view, "split": split}
         if isinstance(path, ShardDataset):
-            if (*functions, *options.values()) != (None, None, "pil", "exact", None, 0, None):
+            given = (transform, target_transform, decode, jpeg, verify, view, split)
+            if given != (None, None, "pil", "exact", None, 0, None):
                 raise UsageError(
                     "set transform, target_transform, decode, jpeg, verify, view and split where "
                     "the map-style dataset is opened"
                 )
             self.dataset = path
         else:
-            self.dataset = self._open(path, *functions, **options)
+            self.dataset = self._open(
+                path,
+                transform,
+                target_transform,
+                decode,
+                jpeg=jpeg,
+                verify=verify,
+                view=view,
+                split=split,
+            )
         self.order = Order(size=len(self.dataset), shuffle=shuffle, seed=seed)
         self.rank_shard = rank_shard or RankShard()
         self._batched = batch_size is not None

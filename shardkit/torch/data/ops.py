@@ -64,7 +64,7 @@ class ImageOp(ABC):
 
     def __post_init__(self) -> None:
         if self.filter not in FILTERS:
-            raise UsageError(f"filter={self.filter!r} is unknown; known are {', '.join(FILTERS)}")
+            raise UsageError(f"filter={self.filter!r} is unknown; choose from {', '.join(FILTERS)}")
         if not _is_number(self.oversample) or not self.oversample >= 1:
             raise UsageError(f"oversample={self.oversample!r} is not a number from 1 on")
 

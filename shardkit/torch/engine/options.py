@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,7 @@ class LoaderOptions:
         if self.rank_shard is not None and not isinstance(self.rank_shard, RankShard):
             raise UsageError(f"rank_shard={self.rank_shard!r} is not a shardkit.RankShard(...)")
 
-    def updated(self, **given: Any) -> LoaderOptions:
+    def updated(self, given: Mapping[str, Any]) -> LoaderOptions:
         """Return a copy with other values; None keeps the current one.
 
         Raises:
@@ -150,4 +150,4 @@ class Settings:
 
 def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UsageError(f"{name}={value!r} is unknown; known are {', '.join(known)}")
+        raise UsageError(f"{name}={value!r} is unknown; choose from {', '.join(known)}")

@@ -191,15 +191,13 @@ def special_cases() -> Iterator[Case]:
     yield special("a link to /dev/null", _link_to("/dev/null"), neither)
     yield special("a socket", _socket, neither)
     yield special("a folder named .jpg", _folder, {"odd.jpg/inner.jpg": good()})
-    yield special(
-        "a link that leads nowhere", _link_to("nowhere.jpg"), Problem(words="leads nowhere")
-    )
+    yield special("a broken link", _link_to("nowhere.jpg"), Problem(words="a broken link"))
     links = Problem(words="Too many levels of symbolic links")
     yield special("links in a circle", _circle, {"odd.jpg": links, "other.jpg": links})
     yield special(
         "a folder that holds itself by a link",
         _nested,
-        {"odd.jpg": good(), "again": Ignored(words="was read already")},
+        {"odd.jpg": good(), "again": Ignored(words="was already read")},
     )
     yield special("a link to a file outside of the source", _outside, good())
     yield special("two names of one file", _hard, {"odd.jpg": good(), "twin.jpg": good()})

@@ -224,7 +224,10 @@ def test_another_resizer_is_another_plan(
 ) -> None:
     scan = scan_imagefolder(folder)
     other = options_of(recipe=Recipe(resize=(250, 250)))
-    assert make_plan(scan, options_of()).terms().digest != make_plan(scan, other).terms().digest
+    assert (
+        make_plan(scan, options_of()).fingerprint().digest
+        != make_plan(scan, other).fingerprint().digest
+    )
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -244,10 +247,10 @@ def test_another_resizer_is_another_plan(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resizer": "opencv"}, "resizer='opencv' is unknown; known are pillow, torch"),
-        ({"filter": "lanczos"}, "torch has no filter lanczos; it has bicubic and bilinear"),
+        ({"resizer": "opencv"}, "resizer='opencv' is unknown; choose from pillow, torch"),
+        ({"filter": "lanczos"}, "torch has no filter lanczos: use bicubic or bilinear"),
         ({"filter": "box"}, "torch has no filter box"),
-        ({"resize": None}, "torch has nothing to do without a resize"),
+        ({"resize": None}, "torch requires a resize"),
     ],
     ids=str,
 )

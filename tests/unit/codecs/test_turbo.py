@@ -685,5 +685,5 @@ def test_fast_is_for_jpegs_alone(tmp_path: Path, kind: str, decode: str | ImageO
 
 @pytest.mark.parametrize("value", ["", "FAST", "slow", None, True])
 def test_an_unknown_way_to_decode_jpegs_is_an_error(photos: Path, value: Any) -> None:
-    with pytest.raises(UsageError, match=r"jpeg=.* is unknown; known are exact, fast"):
+    with pytest.raises(UsageError, match=r"jpeg=.* is unknown; choose from exact, fast"):
         open_dataset(photos, jpeg=value)

@@ -262,7 +262,7 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
 ) -> None:
     task = make_task(tmp_path, to)
     for code, message in [
-        (errno.ENOSPC, "is full.*the same command again"),
+        (errno.ENOSPC, "is full.*rerun the same command"),
         (errno.EDQUOT, "quota.*is full"),
         (errno.EIO, "cannot be written: Input/output error"),
     ]:

@@ -195,7 +195,7 @@ def test_a_file_system_that_cannot_exchange_folders_replaces_file_by_file(
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
-@pytest.mark.parametrize("name", ["exchange", "_make_alike"])
+@pytest.mark.parametrize("name", ["exchange", "_copy_attributes"])
 def test_a_disk_that_fails_is_an_error_and_the_next_run_resumes(
     photos: Path,
     out: Path,

@@ -132,7 +132,7 @@ def test_equal_plans_have_equal_digests_wherever_the_source_is(tmp_path: Path) -
         for path in root.rglob("*.jpg"):
             os.utime(path, ns=(0, 10**18))
         scans.append(scan_imagefolder(root))
-    digests = {make_plan(scan, ConvertOptions(to="lmdb")).terms().digest for scan in scans}
+    digests = {make_plan(scan, ConvertOptions(to="lmdb")).fingerprint().digest for scan in scans}
     assert len(digests) == 1
 
 
@@ -150,15 +150,22 @@ def test_all_that_decides_the_result_is_in_the_digest(tmp_path: Path) -> None:
         {"recipe": Recipe(check="none")},
     ]
     digests = [
-        make_plan(scan, ConvertOptions(to="lmdb", **given)).terms().digest for given in options
+        make_plan(scan, ConvertOptions(to="lmdb", **given)).fingerprint().digest
+        for given in options
     ]
-    digests.append(make_plan(scan, ConvertOptions(to="hdf5")).terms().digest)
+    digests.append(make_plan(scan, ConvertOptions(to="hdf5")).fingerprint().digest)
     os.utime(root / "cat/000.jpg", ns=(0, 0))
-    digests.append(make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).terms().digest)
+    digests.append(
+        make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).fingerprint().digest
+    )
     (root / "empty").mkdir()
-    digests.append(make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).terms().digest)
+    digests.append(
+        make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).fingerprint().digest
+    )
     (root / "cat/broken.jpg").symlink_to("nowhere")
-    digests.append(make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).terms().digest)
+    digests.append(
+        make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).fingerprint().digest
+    )
     assert len(set(digests)) == len(digests)
 
 
@@ -206,7 +213,7 @@ def test_the_software_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"to": "zip"}, "unknown format 'zip'; known are hdf5, lmdb, webdataset"),
+        ({"to": "zip"}, "unknown format 'zip'; choose from hdf5, lmdb, webdataset"),
         ({"shard_bytes": 0}, "shard size 0"),
         ({"shard_samples": 0}, "shard_samples 0"),
         ({"limit": -1}, "limit -1"),

@@ -16,7 +16,7 @@ from helpers import make_folder, make_tree, tree
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.staging import WORK_NAME, StagingDirectory, check_target, workplace
+from shardkit.conversion.staging import WORK_NAME, StagingDirectory, check_target, open_staging
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -41,8 +41,8 @@ def hold(target: Path, seed: str = "d", *, force: bool = False) -> StagingDirect
 
 
 def resume(target: Path, wanted: ConversionFingerprint, *, force: bool = False) -> StagingDirectory:
-    with workplace(target, force=force) as place:
-        place.begin(wanted, force=force)
+    with open_staging(target, force=force) as place:
+        place.start(wanted, force=force)
         return place
 
 
@@ -57,7 +57,7 @@ def test_a_new_or_empty_directory_is_taken(tmp_path: Path, force: bool) -> None:
 def test_a_directory_that_holds_something_else_is_refused(tmp_path: Path, force: bool) -> None:
     make_tree(tmp_path / "out", {"thesis.txt": b"years of work"})
     before = tree(tmp_path)
-    with pytest.raises(UsageError, match=r"holds something else \(thesis.txt\)"):
+    with pytest.raises(UsageError, match=r"holds other files \(thesis.txt\)"):
         hold(tmp_path / "out", force=force)
     assert tree(tmp_path) == before
 
@@ -73,7 +73,7 @@ def test_a_file_is_refused(tmp_path: Path, force: bool) -> None:
 
 def test_a_dataset_is_refused_without_force(dataset: Path) -> None:
     before = tree(dataset)
-    with pytest.raises(UsageError, match="holds a dataset already; --force replaces it"):
+    with pytest.raises(UsageError, match="already holds a dataset; --force replaces it"):
         hold(dataset)
     assert tree(dataset) == before
 
@@ -106,8 +106,8 @@ def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_one_conversion_works_in_a_place(tmp_path: Path) -> None:
-    with workplace(tmp_path / "out", force=False) as place:
-        place.begin(terms(), force=False)
+    with open_staging(tmp_path / "out", force=False) as place:
+        place.start(terms(), force=False)
         with pytest.raises(UsageError, match="another conversion is writing into"):
             hold(tmp_path / "out", force=True)
         assert (place.state / "plan.json").exists()
@@ -158,10 +158,10 @@ def test_other_work_needs_force_and_begins_anew(tmp_path: Path) -> None:
 
 
 def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: Path) -> None:
-    with workplace(tmp_path / "out", force=False) as place:
-        place.begin(terms(a="1", b="1", c="1"), force=False)
+    with open_staging(tmp_path / "out", force=False) as place:
+        place.start(terms(a="1", b="1", c="1"), force=False)
         (place.dataset / "shard").write_bytes(b"done")
-        place.keep_for_mending(["b", "c"])
+        place.save_bad_files(["b", "c"])
     for wanted in (terms(a="1", b="2", c="1"), terms(a="1", b="3"), terms("d", "skip", a="1")):
         assert (resume(tmp_path / "out", wanted).dataset / "shard").exists()
     for wanted in (terms(a="2"), terms(b="1"), terms(a="1", d="1"), terms("e", a="1")):
@@ -173,13 +173,13 @@ def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: 
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (terms(a="1", b="2", c="1"), r"1 file is changed \(b\)"),
-        (terms(a="1", c="1"), r"1 file is gone \(b\)"),
+        (terms(a="1", b="2", c="1"), r"1 file changed \(b\)"),
+        (terms(a="1", c="1"), r"1 file removed \(b\)"),
         (
             terms(a="2", b="2", c="2", d="1"),
-            r"3 files are changed \(a, b, c\); 1 file is new \(d\)",
+            r"3 files changed \(a, b, c\); 1 file added \(d\)",
         ),
-        (terms(v="1", w="1", x="1", y="1"), r"4 files are new \(v, w, x and 1 more\)"),
+        (terms(v="1", w="1", x="1", y="1"), r"4 files added \(v, w, x and 1 more\)"),
         (
             ConversionFingerprint(
                 {"--seed": [1, 2]}, {"": 3}, {"a": "1", "b": "1", "c": "1"}, "fail"
@@ -188,7 +188,7 @@ def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: 
         ),
         (
             ConversionFingerprint({"--seed": "d"}, {"": 4}, {"a": "1", "b": "1", "c": "1"}, "fail"),
-            "another number of images",
+            "the number of images in the source differs",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -208,7 +208,7 @@ def test_lost_records_of_earlier_work_are_not_guessed(tmp_path: Path) -> None:
     place = hold(tmp_path / "out", "one")
     (place.state / "files.jsonl").write_bytes(b"{")
     hold(tmp_path / "out", "one")
-    with pytest.raises(UsageError, match="the record of what it was begun with is damaged"):
+    with pytest.raises(UsageError, match="the description of its source and options is damaged"):
         hold(tmp_path / "out", "two")
 
 
@@ -371,8 +371,8 @@ def lockless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("lockless")
 def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) -> None:
-    with workplace(tmp_path / "out", force=False) as place:
-        place.begin(terms(), force=False)
+    with open_staging(tmp_path / "out", force=False) as place:
+        place.start(terms(), force=False)
         with pytest.raises(UsageError, match=f"process {os.getpid()} on .*owner"):
             hold(tmp_path / "out")
     hold(tmp_path / "out").discard()
@@ -382,7 +382,7 @@ def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) ->
 @pytest.mark.usefixtures("lockless")
 def test_without_locks_nobody_removes_the_name_of_another(tmp_path: Path) -> None:
     """The work folder may have gone and come again, with another process in it."""
-    with workplace(tmp_path / "out", force=False) as place:
+    with open_staging(tmp_path / "out", force=False) as place:
         (place.folder / "owner").write_bytes(b"another")
     assert (place.folder / "owner").read_bytes() == b"another"
     assert {path.name for path in place.folder.iterdir()} == {"lock", "owner"}

@@ -212,7 +212,7 @@ def test_fewer_samples_than_ranks_are_none_some_or_repeated() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"remainder": "even"}, "remainder='even' is unknown; known are drop, pad, exact"),
+        ({"remainder": "even"}, "remainder='even' is unknown; choose from drop, pad, exact"),
         ({"remainder": None}, "remainder=None"),
         ({"remainder": "exact", "drop_last": True}, "reads every sample"),
         ({"rank": 0}, "rank and world_size belong together"),

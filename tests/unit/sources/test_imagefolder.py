@@ -76,7 +76,7 @@ def test_loose_images_beside_classes_are_reported(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat/a.jpg": JPEG, "b.jpg": JPEG, "readme.txt": b"text"})
     scan = scan_imagefolder(tmp_path)
     assert found(scan) == {"cat/a.jpg": 0}
-    assert ignored(scan) == {"b.jpg": "outside of any class folder", "readme.txt": "not an image"}
+    assert ignored(scan) == {"b.jpg": "outside any class folder", "readme.txt": "not an image"}
 
 
 def test_a_broken_link_beside_classes_is_no_reason_to_fail(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_links_that_lead_nowhere_are_errors_if_they_claim_to_be_images(tmp_path:
     for name in ("b.jpg", "c.txt", "d"):
         (tmp_path / "cat" / name).symlink_to("nowhere")
     scan = scan_imagefolder(tmp_path)
-    assert problems(scan) == {"cat/b.jpg": "the link leads nowhere"}
+    assert problems(scan) == {"cat/b.jpg": "a broken link"}
     assert set(ignored(scan)) == {"cat/c.txt", "cat/d"}
 
 
@@ -397,7 +397,7 @@ def test_splits_can_be_denied_and_forced(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "val/cat/b.jpg": JPEG})
     assert scan_imagefolder(tmp_path, splits=False).classes == ("train", "val")
     make_tree(tmp_path, {"extra/cat/c.jpg": JPEG})
-    with pytest.raises(UsageError, match="train, val look like splits, and extra does not"):
+    with pytest.raises(UsageError, match="train, val look like splits, but extra does not"):
         scan_imagefolder(tmp_path)
     assert scan_imagefolder(tmp_path, splits=False).classes == ("extra", "train", "val")
     assert sorted(scan_imagefolder(tmp_path, splits=True).splits) == ["extra", "train", "val"]
@@ -423,7 +423,7 @@ def test_a_folder_of_broken_links_alone_is_reported_as_such(tmp_path: Path) -> N
     make_tree(tmp_path, {"cat": None})
     (tmp_path / "cat/a.jpg").symlink_to("nowhere")
     scan = scan_imagefolder(tmp_path)
-    assert problems(scan) == {"cat/a.jpg": "the link leads nowhere"}
+    assert problems(scan) == {"cat/a.jpg": "a broken link"}
 
 
 def test_take_keeps_the_order_asked(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_a_class_order_is_a_file_of_sensible_size(tmp_path: Path) -> None:
 
 def test_one_split_among_other_folders_is_no_class_without_a_word(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/a/1.jpg": JPEG, "extra/b/1.jpg": JPEG})
-    with pytest.raises(UsageError, match="train looks like a split, and extra does not"):
+    with pytest.raises(UsageError, match="train looks like a split, but extra does not"):
         scan_imagefolder(tmp_path)
     assert scan_imagefolder(tmp_path, splits=False).classes == ("extra", "train")
     assert scan_imagefolder(tmp_path, splits=True).classes == ("a", "b")

@@ -80,7 +80,7 @@ def flip(path: Path) -> None:
 
 
 def lose(path: Path) -> Path:
-    """Make a link that leads nowhere."""
+    """Make a broken link."""
     path.symlink_to("nowhere")
     return path
 
@@ -127,7 +127,7 @@ SOURCE_CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a bad one more": (
         lambda s: lose(s / "dog/new.jpg"),
         "dog/new.jpg",
-        "in the source, the link leads nowhere",
+        "in the source, a broken link",
     ),
 }
 

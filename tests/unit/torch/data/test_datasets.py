@@ -422,7 +422,7 @@ def test_the_wrong_class_names_the_right_way(root: Path) -> None:
 
 
 def test_an_unknown_decode_names_the_known(photos: Path) -> None:
-    with pytest.raises(UsageError, match="'jpeg' is unknown; known are pil, numpy, torch, bytes"):
+    with pytest.raises(UsageError, match="'jpeg' is unknown; choose from pil, numpy, torch, bytes"):
         open_dataset(photos, decode="jpeg")
 
 
