@@ -1,7 +1,6 @@
-"""Contracts between the engine and what plugs into it: sources and storage formats.
+"""Contracts that sources and storage formats implement.
 
-A source lists images and reads them; a format writes and reads shards. This module knows no
-implementation of either.
+A source lists images and reads them; a format writes and reads shards.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ class Entry(NamedTuple):
     """One image of a source, listed but not yet read."""
 
     path: str
-    """Names the image in its split, with ``/`` between parts; stored with the image."""
+    """Name of the image in its split, with ``/`` between parts; stored with the image."""
     key: str
     """Key of the record; `shardkit.record.make_keys` makes keys from paths."""
     label: int
     """Position in `Scan.classes`, or `shardkit.record.NO_LABEL`."""
     bytes: int
-    """Size of the encoded image; decides where shards are cut if images are stored as they are."""
+    """Size of the encoded image; determines shard boundaries if images are stored unchanged."""
     stamp: int
-    """Number that changes with the content, such as a modification time; 0 if there is none."""
+    """Number that changes with the content, such as a modification time; 0 if unknown."""
 
 
 class Source(Protocol):
-    """Where images come from: their list, and the bytes of each.
+    """A list of images and the bytes of each.
 
-    A source is pickled to worker processes, so it keeps paths and options and no open file.
+    A source is pickled to worker processes, so it holds paths and options but no open files.
     """
 
     kind: str
     """Name of its `SourceKind` in the registry; stored in the manifest."""
 
     def __str__(self) -> str:
-        """Return what messages call the source, such as its path."""
+        """Return the name of the source in messages, such as its path."""
         ...
 
     def paths(self) -> Sequence[Path]:
@@ -51,8 +50,8 @@ class Source(Protocol):
         """List the images, in an order that depends only on the source and its options.
 
         Args:
-            classes: Class names in the order of their labels, from an earlier conversion. Classes
-                that are new since then get the labels after these.
+            classes: Class names in the order of their labels, from an earlier conversion. New
+                classes get the labels after these.
 
         Raises:
             UsageError: If the source is missing, unreadable or empty.
@@ -60,10 +59,10 @@ class Source(Protocol):
         ...
 
     def describe(self, split: str) -> Mapping[str, Any]:
-        """Return what identifies a split in the manifest: JSON values, no absolute paths.
+        """Return the description of a split for the manifest: JSON values, no absolute paths.
 
-        ``name`` is required, a text. `SourceKind.find` gets these values back. The names ``kind``,
-        ``images``, ``limit``, ``order`` and ``seed`` are taken.
+        ``name``, a string, is required. `SourceKind.find` receives these values. Reserved names
+        are ``kind``, ``images``, ``limit``, ``order`` and ``seed``.
         """
         ...
 
@@ -79,19 +78,19 @@ class Source(Protocol):
         ...
 
     def locate(self, split: str, entry: Entry) -> str:
-        """Return where an image is, for messages."""
+        """Return the location of an image, for messages."""
         ...
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
         """Return the images of a split as the conversion listed them, in the same order.
 
-        A source whose list still has its bad images returns ``scan.splits[split].entries``.
+        A source that still lists its bad images returns ``scan.splits[split].entries``.
 
         Args:
-            scan: The source today, listed with the classes of the conversion.
+            scan: The source today, scanned with the classes of the conversion.
             split: The split, which the source may no longer have.
-            skipped: Bad images that the conversion left out. Those it had listed take part in
-                order, keys and limit even if they are gone.
+            skipped: Bad images that the conversion left out. Those it had listed still affect
+                order, keys and limit, even if they are gone.
         """
         ...
 
@@ -108,7 +107,7 @@ class Images:
         return len(self.entries)
 
     def read(self, rows: Iterable[int]) -> list[Record]:
-        """Return the records of ``rows``, in the order asked; see `Source.read`.
+        """Return the records of ``rows`` in that order; see `Source.read`.
 
         Raises:
             IndexError: If a row is not in ``range(len(self))``.
@@ -116,7 +115,7 @@ class Images:
         return [self.source.read(self.split, self._entry(row)) for row in rows]
 
     def take(self, rows: Iterable[int]) -> Images:
-        """Return the images of ``rows`` alone, in their order."""
+        """Return only the images of ``rows``, in that order."""
         return self.of([self.entries[row] for row in rows])
 
     def of(self, entries: Sequence[Entry]) -> Images:
@@ -124,7 +123,7 @@ class Images:
         return Images(self.source, self.split, entries)
 
     def locate(self, row: int) -> str:
-        """Return where an image is, for messages."""
+        """Return the location of an image, for messages."""
         return self.source.locate(self.split, self._entry(row))
 
     def _entry(self, row: int) -> Entry:
@@ -139,13 +138,13 @@ class Scan:
 
     source: Source
     splits: dict[str, Images]
-    """Split to its images; the split "" is the whole source where there are none."""
+    """Images by split name; without splits, the only name is ""."""
     classes: tuple[str, ...] | None
-    """Class names in the order of their labels, common to all splits; None if unlabelled."""
+    """Class names in the order of their labels, shared by all splits; None if unlabeled."""
     ignored: dict[str, list[Problem]] = field(default_factory=dict)
-    """Split to the files that are not images, with the reason."""
+    """Files that are not images and the reasons, by split."""
     problems: dict[str, list[Problem]] = field(default_factory=dict)
-    """Split to the images, and folders of images, that cannot be listed, with the reason."""
+    """Images and folders that cannot be listed and the reasons, by split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +157,12 @@ class SourceOption:
     default: Any = None
     metavar: str | None = None
     type: Callable[[str], Any] | None = None
-    """Converts the text given; None takes it from ``default``, or from the flags."""
+    """Converts the user's text; None infers the type from ``default`` or the flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
-    """A kind of source: how one is opened, and found again from a manifest."""
+    """A kind of source: how to open one, also from a dataset's manifest."""
 
     name: str
     """Name in the registry, on the command line and in the manifest."""
@@ -180,8 +179,8 @@ class SourceKind:
     """Opens a source: its path, then its options as keywords."""
 
     find: Callable[[Path, Mapping[str, Mapping[str, Any]]], Source]
-    """Opens the source of a dataset: its path, and from the manifests the description of each split
-    (see `Source.describe`)."""
+    """Opens the source of a dataset, given its path and the description of each split in the
+    manifests (see `Source.describe`)."""
 
 
 class Range(NamedTuple):
@@ -196,9 +195,9 @@ class ShardReader(Protocol):
 
     A shard is untrusted input: a reader bounds its memory and time by the size of the file.
     shardkit's own readers parse the files themselves, since the formats' libraries do not promise
-    that. Opening a shard raises `CorruptShard` if the file is not a whole shard of its format, and
-    `read` raises it where the content contradicts itself. Threads share a reader only under a lock,
-    processes never.
+    that. Opening raises `CorruptShard` if the file is not a complete shard of its format. `read`
+    raises it if the content contradicts itself. Threads share a reader only under a lock; processes
+    never share one.
     """
 
     meta: Mapping[str, Any]
@@ -209,7 +208,7 @@ class ShardReader(Protocol):
         ...
 
     def read(self, rows: Sequence[int]) -> list[Record]:
-        """Return the records of ``rows``, in the order asked; a row may be asked twice.
+        """Return the records of ``rows`` in that order, including duplicates.
 
         Raises:
             IndexError: If a row is not in ``range(len(self))``.
@@ -218,10 +217,10 @@ class ShardReader(Protocol):
         ...
 
     def ranges(self) -> Sequence[Mapping[str, Range]]:
-        """Return, for each row, the fields that the file holds as plain bytes, and where.
+        """Return the byte range of each field that the file stores as plain bytes, for each row.
 
-        Fields in any other form (compressed, split, or stored as a number) are left out; the engine
-        gets them from `read`.
+        Fields in any other form (compressed, split, or stored as a number) are left out; use `read`
+        for them.
         """
         ...
 
@@ -231,7 +230,7 @@ class ShardReader(Protocol):
 
 
 class ShardWriter(Protocol):
-    """One shard being written, to a path that does not exist yet. The caller makes it durable.
+    """Writes one shard to a path that does not exist yet. The caller syncs the file.
 
     The same records in the same order, with the same `ShardSpec`, give the same bytes.
     """
@@ -255,20 +254,20 @@ class ShardWriter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSpec:
-    """What a writer gets before the first record."""
+    """Description of a shard, given to its writer."""
 
     meta: Mapping[str, Any] = field(default_factory=dict)
     """JSON object that describes the dataset; stored in the shard."""
 
     raw_shape: tuple[int, int, int] | None = None
-    """Height, width and channels of every ``raw`` field; None where there is none."""
+    """Height, width and channels of every ``raw`` field; None without such fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """For a format that stores records one after another: work on some of them alone.
+    """Functions to work on a part of a shard, for formats that store records one after another.
 
-    Conversions use this to spread one shard over several processes.
+    Conversions use them to distribute one shard among several processes.
     """
 
     encode: Callable[[Sequence[Record], ShardSpec], list[bytes]]
@@ -278,13 +277,13 @@ class Pieces:
     """Appends encoded records to a writer of the format; returns the offset of the first one."""
 
     read: Callable[[Path, int, int | None], ShardReader]
-    """Opens the records between two offsets of a finished shard. The first part begins at 0; None
-    is the end of the file."""
+    """Opens the records between two offsets of a finished shard. The first part starts at 0; None
+    means the end of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A storage format: how shards are written and read."""
+    """A storage format: how to write and read shards."""
 
     name: str
     """Name in the registry, on the command line and in the manifest."""
@@ -299,10 +298,10 @@ class Format:
     """Packages whose versions can change the bytes written; recorded in the manifest."""
 
     overhead: int = 0
-    """Approximate bytes of a record besides its image, to estimate the size of a dataset."""
+    """Approximate bytes of a record in addition to its image, to estimate dataset sizes."""
 
     copies: int = 1
-    """Copies of a shard's bytes on the disk while it is written."""
+    """Copies of a shard's bytes on the disk while it is being written."""
 
     write: Callable[[Path, ShardSpec], ShardWriter]
     """Starts a shard at a path that does not exist yet."""
@@ -311,4 +310,4 @@ class Format:
     """Opens a finished shard."""
 
     pieces: Pieces | None = None
-    """Lets several processes work on one shard, if the format permits that."""
+    """Allows several processes to work on one shard; None if the format does not permit that."""

@@ -360,7 +360,7 @@ def _decode_by_pillow(
             raise BadImage("it is damaged: its packed data end before its last row")
         shape = (image.height, image.width, 3)
         if out is not None and out.shape != shape:
-            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the size given")
+            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the expected size")
         return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
 
 

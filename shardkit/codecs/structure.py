@@ -109,7 +109,7 @@ def jpeg_header(data: bytes) -> JpegHeader:
         elif marker == _START_OF_SCAN:
             header = b"".join(pieces)
             return JpegHeader(header, any(mark in header for mark in _SPEAKING), coding)
-    raise BadImage("it is cut or damaged in its header, before its first pixel")
+    raise BadImage("it is truncated or damaged in its header, before its first pixel")
 
 
 def jpeg_pieces(data: bytes) -> list[bytes]:
@@ -207,7 +207,7 @@ class PlainPng(NamedTuple):
         except zlib.error:
             return False
         whole = unpacker.eof and not unpacker.unused_data and len(pixels) == row * self.height
-        return whole and max(pixels[::row]) <= 4  # the filter that each row begins with
+        return whole and max(pixels[::row]) <= 4  # the filter byte of each row
 
 
 def plain_png(data: bytes | memoryview) -> PlainPng | None:

@@ -189,7 +189,7 @@ class ShardSet:
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Issue readahead for the images of ``rows``, counted from 0, without waiting.
 
-        Neighbours are announced in one piece. What is wrong with a shard shows when it is read.
+        Neighboring images share one call. A problem with a shard is reported when it is read.
         """
         rows = np.unique(rows)
         entries = self.entries.read(rows)

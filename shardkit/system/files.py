@@ -99,7 +99,7 @@ def exchange(folder: Path, name: str, other: str) -> None:
     """Exchange two entries of a folder in one step, by Linux's renameat2(2).
 
     Raises:
-        OSError: If there are not both, or the file system, or the system, cannot do that.
+        OSError: If one does not exist, or the system or file system cannot exchange them.
     """
     call = getattr(_C, "renameat2", None)
     if call is None:

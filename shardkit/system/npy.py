@@ -46,7 +46,7 @@ def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
     shape = tuple(map(int, re.findall(rb"[0-9]+", match[1]))) if match else ()
     header = npy_header(shape)
     if not content.startswith(header) or len(header) + math.prod(shape) != len(content):
-        raise ValueError("not a whole .npy file of C-ordered uint8 values")
+        raise ValueError("not a complete .npy file of C-ordered uint8 values")
     return len(header), shape
 
 

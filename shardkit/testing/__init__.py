@@ -1,6 +1,6 @@
 """Conformance suites for storage formats and sources, and strategies to test them with.
 
-It needs the extra ``testing`` (pytest and hypothesis), which nothing else in shardkit does.
+It requires the extra ``testing`` (pytest and hypothesis).
 """
 
 from __future__ import annotations

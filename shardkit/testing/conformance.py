@@ -1,7 +1,6 @@
-"""The conformance suite: what every storage format promises, as tests that any format can join.
+"""The conformance suite for storage formats: tests of every promise in `shardkit.contracts`.
 
-A test reaches around what it tests: it compares what a reader gives with what was written, and
-what a reader says of the file with the file's bytes.
+Tests compare a reader's results with the records written and with the bytes of the file.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from shardkit.testing.storage import StorageConformance
 
 
 class FormatConformance(StorageConformance, DamageConformance, DatasetConformance):
-    """What a storage format must do.
+    """Tests of a storage format.
 
-    To test one, subclass it in a test module::
+    Subclass it in a test module::
 
         class TestZip(FormatConformance):
             name = "zip"
@@ -31,5 +30,5 @@ class FormatConformance(StorageConformance, DamageConformance, DatasetConformanc
 
     @pytest.fixture
     def storage(self) -> Format:
-        """The format to be tested; override it to choose one in another way."""
+        """The format under test; override the fixture to use an unregistered one."""
         return get_format(self.name)

@@ -1,4 +1,4 @@
-"""What a format makes of damage and of company: other readers, threads and processes."""
+"""Conformance tests: damaged files, open files, threads and processes."""
 
 from __future__ import annotations
 
@@ -28,33 +28,35 @@ from shardkit.testing.tools import (
 )
 
 _BOUNDARY = 512
-"""Tar members begin at multiples of this, and so do the pages of most other formats."""
+"""Tar members, and the pages of most other formats, start at multiples of this."""
 
-_CUTS = 64
+_LENGTHS = 64
 _FLIPS = 300
 
 
 class DamageConformance:
-    """The part of the suite about damaged files, open files, threads and processes."""
+    """Tests of damaged files, open files, threads and processes."""
 
     # --- damage ---
 
-    def test_a_cut_file_never_gives_wrong_records(self, storage: Format, tmp_path: Path) -> None:
+    def test_a_truncated_file_never_gives_wrong_records(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
         path = write_sample(storage, tmp_path / "s")
         data = path.read_bytes()
         boundaries = range(0, len(data), _BOUNDARY)
-        chosen = random.Random(0).sample(range(len(data)), k=min(_CUTS, len(data)))
+        chosen = random.Random(0).sample(range(len(data)), k=min(_LENGTHS, len(data)))
         around = [
-            cut + shift for cut in boundaries[:: 1 + len(boundaries) // 200] for shift in (0, 1)
+            end + shift for end in boundaries[:: 1 + len(boundaries) // 200] for shift in (0, 1)
         ]
-        cuts = sorted({0, 1, len(data) - 1, *chosen, *around} & set(range(len(data))))
-        outcomes = call_in("fork", _outcomes, storage, path, [data[:cut] for cut in cuts])
-        for cut, outcome in zip(cuts, outcomes, strict=False):
-            assert outcome in ("refused", "right"), f"cut to {cut} of {len(data)}: {outcome}"
-        assert len(outcomes) == len(cuts)
+        lengths = sorted({0, 1, len(data) - 1, *chosen, *around} & set(range(len(data))))
+        outcomes = call_in("fork", _outcomes, storage, path, [data[:end] for end in lengths])
+        for length, outcome in zip(lengths, outcomes, strict=False):
+            assert outcome in ("refused", "right"), f"{length} of {len(data)} bytes: {outcome}"
+        assert len(outcomes) == len(lengths)
         assert "refused" in outcomes
 
-    def test_a_flipped_byte_never_does_worse_than_change_records(
+    def test_a_flipped_byte_changes_a_record_or_is_refused(
         self, storage: Format, tmp_path: Path
     ) -> None:
         path = write_sample(storage, tmp_path / "s")
@@ -92,9 +94,7 @@ class DamageConformance:
         reader.close()
         reader.close()
 
-    def test_two_readers_of_one_file_do_not_disturb_each_other(
-        self, storage: Format, tmp_path: Path
-    ) -> None:
+    def test_two_readers_of_one_file_are_independent(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()
         path = write_sample(storage, tmp_path / "s")
         with reading(storage, path) as first:
@@ -102,25 +102,25 @@ class DamageConformance:
                 assert first.read([1]) == second.read([1]) == [content[1]]
             assert first.read([4, 2]) == [content[4], content[2]]
 
-    def test_threads_read_with_readers_of_their_own(self, storage: Format, tmp_path: Path) -> None:
+    def test_threads_read_with_separate_readers(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()
         path = write_sample(storage, tmp_path / "s")
         with ThreadPoolExecutor(4) as threads:
             found = [threads.submit(read_shard, storage, path) for _ in range(16)]
             assert all(future.result() == content for future in found)
 
-    def test_nothing_stays_open(self, storage: Format, tmp_path: Path) -> None:
+    def test_reading_leaves_no_file_open(self, storage: Format, tmp_path: Path) -> None:
         read_shard(storage, write_sample(storage, tmp_path / "warm-up"))
-        gc.collect()  # else what other tests left behind may go just now, and hide a leak
+        gc.collect()  # garbage of other tests, collected later, would hide a leak
         before = open_files()
         read_shard(storage, write_sample(storage, tmp_path / "s"))
         assert not leaves_open(before)
 
-    def test_aborting_never_raises_and_leaves_nothing_open(
+    def test_aborting_never_raises_and_leaves_no_file_open(
         self, storage: Format, tmp_path: Path
     ) -> None:
         write_sample(storage, tmp_path / "warm-up")
-        gc.collect()  # else what other tests left behind may go just now, and hide a leak
+        gc.collect()  # garbage of other tests, collected later, would hide a leak
         before = open_files()
         for rows in (0, 1, 7):
             writer = storage.write(tmp_path / str(rows), ShardSpec(raw_shape=RAW_SHAPE))
@@ -137,9 +137,7 @@ class DamageConformance:
 
     # --- processes ---
 
-    def test_a_forked_child_reads_and_so_does_its_parent(
-        self, storage: Format, tmp_path: Path
-    ) -> None:
+    def test_a_forked_child_and_its_parent_read(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()
         path = write_sample(storage, tmp_path / "s")
         with reading(storage, path) as reader:
@@ -153,7 +151,7 @@ class DamageConformance:
 
 
 def _outcomes(storage: Format, path: Path, contents: Sequence[bytes]) -> list[str]:
-    """Return what becomes of reading the sample from each of ``contents``, up to the worst."""
+    """Return the outcome of reading each of ``contents``; stop after an unacceptable one."""
     expected = sample_records()
     found = []
     for content in contents:

@@ -1,4 +1,4 @@
-"""What a registered format makes of whole datasets: converted, verified, pickled, read."""
+"""Conformance tests: datasets converted to a registered format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PICTURES = (
 
 
 class DatasetConformance:
-    """The part of the suite about datasets; it needs a registered format."""
+    """Tests of datasets; the format must be registered."""
 
     def test_a_dataset_has_the_bytes_of_its_source(self, storage: Format, tmp_path: Path) -> None:
         target = _convert(storage, tmp_path)
@@ -45,7 +45,7 @@ class DatasetConformance:
             assert data == (tmp_path / "source" / path).read_bytes()
             assert dataset.classes[label] == path.split("/")[0]
 
-    def test_the_index_points_at_the_bytes_of_the_source(
+    def test_the_index_locates_the_bytes_of_the_source(
         self, storage: Format, tmp_path: Path
     ) -> None:
         target = _convert(storage, tmp_path)
@@ -79,7 +79,9 @@ class DatasetConformance:
         assert list(copy[rows]) == expected
         assert call_in(NEW_PROCESS, _samples, copy, rows) == expected
 
-    def test_the_number_of_workers_changes_no_byte(self, storage: Format, tmp_path: Path) -> None:
+    def test_the_number_of_workers_does_not_change_a_byte(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
         one = _convert(storage, tmp_path, name="one", workers=1)
         three = _convert(storage, tmp_path, name="three", workers=3)
         assert _contents(one) == _contents(three)
@@ -104,7 +106,7 @@ def _convert(
     recipe: Recipe | None = None,
     workers: int = 1,
 ) -> Path:
-    """Convert a small image folder, which is drawn if need be, to a dataset of several shards."""
+    """Convert a small image folder, created on first use, to a dataset of several shards."""
     source = folder / "source"
     for number, path in enumerate(_PICTURES):
         if not (source / path).exists():

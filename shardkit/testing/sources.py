@@ -28,9 +28,9 @@ _RESERVED = {"kind", "images", "limit", "order", "seed"}
 
 
 class SourceConformance:
-    """What a source must do.
+    """Tests of a source.
 
-    To test one, subclass it in a test module, and say how to make a source and spoil it::
+    Subclass it in a test module, with methods to make and damage a source::
 
         class TestCsv(SourceConformance):
             name = "csv"
@@ -49,11 +49,11 @@ class SourceConformance:
     """Name of the source in the registry."""
 
     def make(self, folder: Path, images: Mapping[str, bytes]) -> Path:
-        """Make a source below ``folder``, which is empty, and return its path.
+        """Make a source below ``folder`` and return its path.
 
         Args:
             folder: An empty folder.
-            images: Path to PNG file; its class is the path's first part.
+            images: Content of each PNG file, by path; the path's first part is the class.
         """
         raise NotImplementedError
 
@@ -63,12 +63,12 @@ class SourceConformance:
 
     @pytest.fixture
     def kind(self) -> SourceKind:
-        """The kind to be tested; override it to choose one in another way."""
+        """The kind under test; override the fixture to use an unregistered one."""
         return get_source(self.name)
 
     @pytest.fixture
     def images(self) -> dict[str, bytes]:
-        """Path to PNG file."""
+        """Content of each PNG file, by path."""
         return {name: _png(seed) for seed, name in enumerate(_NAMES)}
 
     @pytest.fixture
@@ -79,7 +79,7 @@ class SourceConformance:
 
     @pytest.fixture
     def source(self, kind: SourceKind, path: Path) -> Source:
-        """The source at `path`, opened."""
+        """The open source at `path`."""
         return kind.open(path)
 
     def test_the_source_has_the_name_of_its_kind(self, kind: SourceKind, source: Source) -> None:
@@ -99,7 +99,7 @@ class SourceConformance:
             assert record.meta["path"] == entry.path
             assert len(record.fields["png"]) == entry.bytes
 
-    def test_every_scan_lists_the_same(self, kind: SourceKind, path: Path) -> None:
+    def test_scans_are_repeatable(self, kind: SourceKind, path: Path) -> None:
         first = _listed(kind.open(path).scan())
         assert _listed(kind.open(path).scan()) == first
         assert call_in(NEW_PROCESS, _scan, kind.open(path)) == first
@@ -134,7 +134,9 @@ class SourceConformance:
             assert not described.keys() & _RESERVED
             assert str(tmp_path) not in json.dumps(described)
 
-    def test_a_source_is_found_again(self, kind: SourceKind, source: Source, path: Path) -> None:
+    def test_a_source_is_found_from_its_description(
+        self, kind: SourceKind, source: Source, path: Path
+    ) -> None:
         scan = source.scan()
         described = {split: source.describe(split) for split in scan.splits}
         again = kind.find(path, described).scan(scan.classes)
@@ -160,12 +162,14 @@ class SourceConformance:
         with pytest.raises(BadImage):
             source.scan().splits[images.split].read([0])
 
-    def test_the_number_of_workers_changes_no_byte(self, source: Source, tmp_path: Path) -> None:
+    def test_the_number_of_workers_does_not_change_a_byte(
+        self, source: Source, tmp_path: Path
+    ) -> None:
         _convert(source, tmp_path / "one", workers=1)
         _convert(source, tmp_path / "two", workers=2)
         assert _digests(tmp_path / "one") == _digests(tmp_path / "two")
 
-    def test_a_dataset_is_proved_against_its_source(
+    def test_a_dataset_is_verified_against_its_source(
         self, source: Source, path: Path, tmp_path: Path
     ) -> None:
         _convert(source, tmp_path / "made")
@@ -191,7 +195,7 @@ class SourceConformance:
         assert repair(tmp_path / "made", path).findings == []
         assert _digests(tmp_path / "made") == before
 
-    def test_bad_images_are_left_out_on_request_and_stay_out(
+    def test_skipped_images_stay_skipped_in_verify_and_repair(
         self, source: Source, path: Path, tmp_path: Path
     ) -> None:
         (images,) = source.scan().splits.values()

@@ -1,4 +1,4 @@
-"""What a format makes of sound records: all of them come back, and the file is always the same."""
+"""Conformance tests: round trips, ranges and repeatable bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardkit.testing.tools import (
     NEW_PROCESS,
     RAW_SHAPE,
     call_in,
-    place,
+    new_path,
     read_shard,
     reading,
     sample_records,
@@ -33,7 +33,7 @@ _EXAMPLES = settings(
     max_examples=30,
     deadline=None,
     database=None,
-    # Each class that inherits a test is another executor of it; ``storage`` has no state.
+    # Several classes inherit each test, and hypothesis warns; ``storage`` has no state.
     suppress_health_check=[
         HealthCheck.differing_executors,
         HealthCheck.function_scoped_fixture,
@@ -43,15 +43,15 @@ _EXAMPLES = settings(
 
 
 class StorageConformance:
-    """The part of the suite about storing: round trips, order, ranges, determinism."""
+    """Tests of round trips, order, ranges and repeatable bytes."""
 
-    # --- what is written comes back ---
+    # --- round trips ---
 
     @_EXAMPLES
     @given(content=records())
     @example(content=[])
     def test_any_records_come_back(self, storage: Format, content: list[Record]) -> None:
-        with place() as path:
+        with new_path() as path:
             found = read_shard(storage, write_shard(storage, path, content))
         assert found == content
         assert {type(value) for record in found for value in record.fields.values()} <= {bytes}
@@ -61,17 +61,17 @@ class StorageConformance:
     def test_raw_pixels_of_one_shape_come_back(
         self, storage: Format, content: list[Record]
     ) -> None:
-        with place() as path:
+        with new_path() as path:
             write_shard(storage, path, content, raw_shape=RAW_SHAPE)
             assert read_shard(storage, path) == content
 
     @_EXAMPLES
     @given(data=st.data(), content=records(min_size=1))
-    def test_any_rows_come_in_the_order_asked(
+    def test_any_rows_come_in_the_requested_order(
         self, storage: Format, data: st.DataObject, content: list[Record]
     ) -> None:
         rows = data.draw(st.lists(st.integers(0, len(content) - 1), max_size=20))
-        with place() as path, reading(storage, write_shard(storage, path, content)) as reader:
+        with new_path() as path, reading(storage, write_shard(storage, path, content)) as reader:
             assert reader.read(rows) == [content[row] for row in rows]
 
     def test_pieces_equal_the_whole(self, storage: Format, tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ class StorageConformance:
         with pytest.raises(CorruptShard):  # a record goes across the end
             pieces.read(tmp_path / "s", 0, starts[1] - 1)
 
-    def test_rows_come_in_the_order_asked(self, storage: Format, tmp_path: Path) -> None:
+    def test_rows_come_in_the_requested_order(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()
         with reading(storage, write_sample(storage, tmp_path / "s")) as reader:
             assert reader.read([5, 0, 3]) == [content[5], content[0], content[3]]
 
-    def test_a_row_asked_twice_comes_twice(self, storage: Format, tmp_path: Path) -> None:
+    def test_a_repeated_row_is_returned_twice(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()
         with reading(storage, write_sample(storage, tmp_path / "s")) as reader:
             assert reader.read([2, 2, 1, 2]) == [content[2], content[2], content[1], content[2]]
@@ -107,7 +107,7 @@ class StorageConformance:
         with reading(storage, write_sample(storage, tmp_path / "s")) as reader:
             assert reader.read([]) == []
 
-    def test_a_row_outside_is_an_index_error(self, storage: Format, tmp_path: Path) -> None:
+    def test_a_row_out_of_range_is_an_index_error(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()
         with reading(storage, write_sample(storage, tmp_path / "s")) as reader:
             assert len(reader) == len(content)
@@ -140,7 +140,7 @@ class StorageConformance:
         ]
         assert read_shard(storage, write_shard(storage, tmp_path / "s", content)) == content
 
-    def test_labels_come_back_as_they_were(self, storage: Format, tmp_path: Path) -> None:
+    def test_labels_come_back_unchanged(self, storage: Format, tmp_path: Path) -> None:
         labels = (b"0", b"1", b"10", b"999999999", None, b"7")
         content = [
             Record(f"r{row}", {"txt": b"x"} | ({"cls": label} if label else {}))
@@ -184,9 +184,7 @@ class StorageConformance:
         with contextlib.suppress(ValueError):
             assert read_shard(storage, write_shard(storage, tmp_path / "s", content)) == content
 
-    def test_a_key_of_another_making_is_kept_or_refused(
-        self, storage: Format, tmp_path: Path
-    ) -> None:
+    def test_an_unusual_key_is_kept_or_refused(self, storage: Format, tmp_path: Path) -> None:
         foreign = (
             "a.b",
             "a/",
@@ -228,7 +226,7 @@ class StorageConformance:
     @given(content=records(raw_shape=RAW_SHAPE))
     @example(content=[Record("a", {"txt": b""}), Record("b", {"txt": b"b" * 9000})])
     def test_ranges_are_the_bytes_of_the_file(self, storage: Format, content: list[Record]) -> None:
-        with place() as path:
+        with new_path() as path:
             write_shard(storage, path, content, raw_shape=RAW_SHAPE)
             with reading(storage, path) as reader:
                 ranges = list(reader.ranges())

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for keys, field names and records, as nasty as their rules allow."""
+"""Hypothesis strategies for keys, field names and records, including extreme valid ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUFFIXES = (b"", b".jpg", b".JPG", b".png", b".tar.gz", b".")
 
 
 def paths() -> SearchStrategy[str]:
-    """Give relative paths as a file system may hold them, in UTF-8 or not, some very long."""
+    """Generate relative paths that a file system may hold: UTF-8 or not, some very long."""
     raw = st.binary(min_size=1, max_size=40)
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(str.encode)
     usual = st.sampled_from([b"a", b"a.b", b"__x__", b"_", b".hidden", b"%41", b" ", b"n" * 250])
@@ -25,12 +25,12 @@ def paths() -> SearchStrategy[str]:
 
 
 def keys(*, min_size: int = 0, max_size: int = 8) -> SearchStrategy[list[str]]:
-    """Give lists of keys, no two of them equal, as `shardkit.record.make_keys` makes them."""
+    """Generate lists of distinct keys from `shardkit.record.make_keys`."""
     return st.lists(paths(), min_size=min_size, max_size=max_size, unique=True).map(make_keys)
 
 
 def field_names() -> SearchStrategy[str]:
-    """Give field names whose bytes may be anything: all but ``cls`` and ``raw``."""
+    """Generate names of fields with arbitrary bytes: all but ``cls`` and ``raw``."""
     usual = st.sampled_from(
         ["jpg", "png", "json", "txt", "npy", "0", "key", "data", "a_", "x" * 32]
     )
@@ -46,13 +46,13 @@ def records(
     max_size: int = 8,
     raw_shape: tuple[int, int, int] | None = None,
 ) -> list[Record]:
-    """Give the records of one shard, some without a label, some with fields that others lack.
+    """Generate the records of one shard, with different fields and some without a label.
 
     Args:
-        draw: Given by hypothesis.
-        min_size: The smallest number of records.
-        max_size: The largest number of records.
-        raw_shape: Height, width and channels of the field ``raw`` of most records; None for none.
+        draw: From hypothesis.
+        min_size: Minimum number of records.
+        max_size: Maximum number of records.
+        raw_shape: Height, width and channels of the field ``raw`` of most records; None omits it.
     """
     made = []
     names = draw(st.lists(field_names(), min_size=1, max_size=3, unique=True))

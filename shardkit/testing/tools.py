@@ -1,4 +1,4 @@
-"""What the parts of the conformance suite share: a sample, shards of it, other processes."""
+"""Helpers of the conformance suites: a sample, shards of it, child processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _Result = TypeVar("_Result")
 RAW_SHAPE = (3, 5, 3)
 """Height, width and channels of the sample's raw pixels."""
 
-_PATIENCE_SECONDS = 90
-"""A child process that takes longer hangs; it is under pytest's usual deadline of 120 s."""
+_TIMEOUT_SECONDS = 90
+"""Time limit of a child process; below pytest's usual limit of 120 s."""
 
 
 def write_shard(
@@ -38,7 +38,7 @@ def write_shard(
     meta: Mapping[str, Any] | None = None,
     raw_shape: tuple[int, int, int] | None = None,
 ) -> Path:
-    """Write the records ``content`` as a shard to ``path``, and return that."""
+    """Write ``content`` as a shard to ``path``; return ``path``."""
     writer = storage.write(path, ShardSpec(meta=meta or {}, raw_shape=raw_shape))
     try:
         for record in content:
@@ -70,15 +70,15 @@ def sample_records() -> list[Record]:
 
 
 @contextlib.contextmanager
-def place() -> Iterator[Path]:
-    """Give a path at which nothing stands; hypothesis needs a new one for each example."""
+def new_path() -> Iterator[Path]:
+    """Provide a path of a file that does not exist; hypothesis needs one per example."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder) / "shard"
 
 
 @contextlib.contextmanager
 def reading(storage: Format, path: Path) -> Iterator[ShardReader]:
-    """Give a reader of the shard at ``path``, and close it in the end."""
+    """Open a reader of the shard at ``path``; close it on exit."""
     reader = storage.read(path)
     try:
         yield reader
@@ -87,12 +87,12 @@ def reading(storage: Format, path: Path) -> Iterator[ShardReader]:
 
 
 def write_sample(storage: Format, path: Path, meta: Mapping[str, Any] | None = None) -> Path:
-    """Write the sample as a shard to ``path``, and return that."""
+    """Write the sample as a shard to ``path``; return ``path``."""
     return write_shard(storage, path, sample_records(), meta=meta, raw_shape=RAW_SHAPE)
 
 
 def flipped(data: bytes, position: int) -> bytes:
-    """Return ``data`` with another byte at ``position``; which bits differ depends on it."""
+    """Return ``data`` with a different byte at ``position``."""
     mask = 1 + position * 37 % 255
     return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
 
@@ -102,20 +102,20 @@ NEW_PROCESS = "forkserver" if "forkserver" in multiprocessing.get_all_start_meth
 
 
 def open_files() -> int:
-    """Return how many files this process has open."""
+    """Return the number of files that this process has open."""
     return len(os.listdir("/dev/fd"))
 
 
 def leaves_open(before: int) -> bool:
-    """Return whether more files are open than ``before``, once all garbage is collected."""
+    """Return whether more than ``before`` files are open, even after collecting garbage."""
     return open_files() > before and gc.collect() >= 0 and open_files() > before
 
 
 def call_in(method: str, function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Return what ``function`` returns in a child process, whatever becomes of that.
+    """Call ``function`` in a child process and return its result; fail if the child dies.
 
     Args:
-        method: How the child is started, as `multiprocessing` names it.
+        method: Start method of `multiprocessing`.
         function: A function of a module.
         arguments: Its arguments.
     """
@@ -123,12 +123,12 @@ def call_in(method: str, function: Callable[..., _Result], *arguments: Any) -> _
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_send, args=(sender, function, arguments))  # type: ignore[attr-defined]
     with warnings.catch_warnings():
-        # From Python 3.12 on: threads of numpy and torch exist, but none holds a lock of ours.
+        # Python 3.12 warns about threads of numpy and torch, which hold none of our locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
     sender.close()
     try:
-        if not receiver.poll(_PATIENCE_SECONDS):
+        if not receiver.poll(_TIMEOUT_SECONDS):
             pytest.fail(f"{function.__name__} hangs in a child process ({method})")
         result, error = receiver.recv()
     except EOFError:

@@ -49,7 +49,7 @@ class ComparisonResult:
     alike: int = 0
     """Records with similar pixels, encoded by other library versions."""
     least_psnr: float | None = None
-    """Lowest peak signal-to-noise ratio of those, in decibels."""
+    """Lowest peak signal-to-noise ratio of the similar records, in decibels."""
     bytes: int = 0
     """Size of the source files in bytes."""
     files: dict[str, str] = field(default_factory=dict)
@@ -100,16 +100,16 @@ class RecordComparison:
 
     def _other_image(self, record: Record, expected: Record, data: bytes) -> str:
         if expected.fields[expected.image_field or ""] == data:
-            return "its image is not that of its file, byte for byte"
+            return "its image differs from its file"
         if self._against.exact:
-            return "its image is not what the recipe makes of its file with the same libraries"
+            return "its image differs from its converted file, although the libraries are the same"
         try:
             psnr = _psnr(_pixels(record), _pixels(expected))
         except BadImage as error:
             return str(error)
         if psnr < ALIKE_PSNR:
             return (
-                f"its image is not like what the recipe makes of its file: PSNR {psnr:.1f} dB, "
+                f"its image does not resemble its converted file: PSNR {psnr:.1f} dB, "
                 f"under {ALIKE_PSNR:.0f}"
             )
         self.result.alike += 1

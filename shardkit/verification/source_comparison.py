@@ -29,11 +29,11 @@ class SourceReport:
     left_out: int
     """Number of other image files: bad ones that were skipped, and those beyond the limit."""
     same: int
-    """Records identical, byte for byte, to what the recipe makes of their files."""
+    """Records identical, byte for byte, to their converted files."""
     alike: int
-    """Records that differ slightly, because other library versions encoded them."""
+    """Records that differ slightly because other library versions encoded them."""
     least_psnr: float | None
-    """Lowest peak signal-to-noise ratio of those, in decibels."""
+    """Lowest peak signal-to-noise ratio of these records, in decibels."""
     sha256: str
     """SHA-256 of the list of these files as ``sha256sum`` prints it, sorted by path, byte for byte;
     with splits, each path starts with its split."""

@@ -21,48 +21,49 @@ from shardkit.verification.shard_check import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class SourceMatch:
-    """What one dataset was made from, as far as the source still has it."""
+    """The source of one dataset, as far as it still exists."""
 
     images: Images
-    """The images in the order of rows, without the bad ones that were left out."""
+    """Images in row order, without bad ones that the conversion left out."""
     skipped: Images
-    """Those bad ones, as far as they are still there."""
+    """Bad images that the conversion left out and that still exist."""
     left_out: int
-    """Image files that are in the source and not to be in the dataset: bad, or beyond a limit."""
+    """Number of images in the source that do not belong in the dataset: bad or beyond the limit."""
     ignored: list[Problem]
-    """What is no image, in the order in which the conversion reported it."""
+    """Files that are not images, in the order in which the conversion reported them."""
     recipe: Recipe
     changed_software: dict[str, tuple[str, str]]
-    """Library to its version then and now, of those that can change a byte."""
+    """Versions then and now of each changed library that affects the dataset's bytes."""
     exact: bool
-    """Whether those are the same that can change a byte of an image, not of the file around it."""
+    """Whether no library changed that affects image bytes (rather than the shards around them)."""
     rows: int
-    """Rows of the dataset."""
+    """Number of rows of the dataset."""
     stored: list[str] | None
-    """The source path of each row, or None if that part of the index is damaged."""
+    """Source path of each row; None if that part of the index is damaged."""
     keys: list[str] | None
-    """The key of each row, or None likewise. Another's may have made it longer that is gone now."""
+    """Key of each row; None if that part of the index is damaged. A file that is gone may have made
+    the key of another one longer."""
     findings: list[Finding]
-    """What is wrong with the source as a whole."""
+    """Problems of the source as a whole."""
 
 
 def scan_source(root: Path, manifests: Mapping[str, Manifest]) -> Scan:
-    """Scan the source that a dataset, or its splits, describe in their manifests.
+    """Scan the source that the manifests of a dataset, or of its splits, describe.
 
     Raises:
-        UsageError: If it cannot be their source.
+        UsageError: If ``root`` cannot be their source.
     """
     for manifest in manifests.values():
         how_made(manifest)
     kinds = {manifest.source["kind"] for manifest in manifests.values()}
     classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
     if len(kinds) != 1:
-        raise UsageError(f"the splits were made from sources of several kinds: {sorted(kinds)}")
+        raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
     (kind,) = kinds
     if kind not in source_names():
         raise UsageError(
-            f"the dataset was made from a source of the kind {quoted(kind)}; installed are "
-            f"{', '.join(source_names())}"
+            f"the dataset was made from a source of kind {quoted(kind)}, which is not installed; "
+            f"choose from {', '.join(source_names())}"
         )
     described = {split: manifest.source for split, manifest in manifests.items()}
     return get_source(kind).find(root, described).scan(classes[0] if classes else ())
@@ -71,16 +72,16 @@ def scan_source(root: Path, manifests: Mapping[str, Manifest]) -> Scan:
 def find_origins(
     directory: Path, manifests: Mapping[str, Manifest], scan: Scan
 ) -> dict[str, SourceMatch]:
-    """Find the files that a dataset, or each of its splits, was made from.
+    """Find the source files of a dataset, or of each of its splits.
 
     Args:
         directory: The dataset.
-        manifests: Split, or "", to its manifest.
-        scan: What is in the source, from `scan_source`.
+        manifests: Each split's manifest, by split name ("" without splits).
+        scan: The result of `scan_source`.
 
     Raises:
-        CorruptDataset: If a manifest does not say how its dataset was made.
-        UsageError: If the source holds none of the files.
+        CorruptDataset: If a manifest does not state how its dataset was made.
+        UsageError: If the source contains none of the files.
     """
     origins = {
         split: _find_origin(manifest, split, scan, directory / as_name(split))
@@ -90,12 +91,12 @@ def find_origins(
     if known and all(
         {entry.path for entry in origin.images.entries}.isdisjoint(origin.stored or ())
         for origin in known
-    ):  # else there would be a finding for every file
+    ):  # otherwise there would be a finding for every file
         why = "is it the right folder?"
         if scan.classes is not None and all(m.classes is None for m in manifests.values()):
-            why = "there were no folders in it then, and folders are taken for classes"
+            why = "it had no folders then, and folders are now taken for classes"
         raise UsageError(
-            f"{scan.source} holds none of the files that {directory} was made from; {why}"
+            f"{scan.source} contains none of the files that {directory} was made from; {why}"
         )
     return origins
 
@@ -105,10 +106,10 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Sou
     recipe, seed, limit = how_made(manifest)
     findings = []
     if split not in scan.splits:
-        findings.append(Finding(file=split, reason="the source has no such split"))
+        findings.append(Finding(file=split, reason="the source does not have this split"))
     source = scan.splits.get(split, Images(scan.source, split, ()))
     if (manifest.classes is None) != (scan.classes is None) and len(source):
-        reason = "the source has folders of classes, and this dataset no labels, or the reverse"
+        reason = "only one of source and dataset has classes"
         findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
     bad = {problem.path for problem in manifest.skipped}
     findings += [
@@ -145,7 +146,7 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
     """Return recipe, seed and limit of a conversion.
 
     Raises:
-        CorruptDataset: If the manifest does not state them, or names no source.
+        CorruptDataset: If the manifest does not state them, or does not name a source.
     """
     try:
         for name in ("kind", "name", "order"):
@@ -157,11 +158,13 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
                 raise ValueError(f"{value!r} is not an integer")
         return Recipe.restored(manifest.recipe), seed, limit
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise CorruptDataset(f"the manifest does not say how it was made: {error!r}") from error
+        raise CorruptDataset(
+            f"the manifest does not state how the dataset was made: {error!r}"
+        ) from error
 
 
 def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
-    """Return a string of each row, if its files in the index have the digests of the manifest."""
+    """Return the key or path of each row; None if these files differ from the manifest."""
     files = [entry for entry in manifest.files if entry.name in string_files(name)]
     if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):
         return None
@@ -173,13 +176,13 @@ def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
 
 
 def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], list[Finding]]:
-    """Return the file of each row, None where the source lacks it, and what is wrong with them.
+    """Return the source file of each row (None if the source lacks it) and all differences.
 
-    There is no row at all if nobody can know which file belongs to which.
+    The list is empty if the files cannot be matched to rows.
 
     Args:
-        origin: The files that there must be.
-        prefix: The split's, for findings.
+        origin: The expected files.
+        prefix: Prefix of file names in findings.
     """
     entries = origin.images.entries
     if origin.stored is None:
@@ -187,7 +190,7 @@ def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], li
             return list(entries), []
         reason = (
             f"the index is damaged, and the source gives {len(entries)} rows instead of "
-            f"{origin.rows}: which file belongs to which row is not known"
+            f"{origin.rows}, so files cannot be matched to rows"
         )
         return [], [Finding(file=prefix + MANIFEST_NAME, reason=reason)]
     stored = origin.stored
@@ -196,7 +199,7 @@ def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], li
         return list(entries), []
     there = set(stored)
     findings = [
-        Finding(file=prefix + path, reason="it is in the source, and not in the dataset")
+        Finding(file=prefix + path, reason="it is in the source but not in the dataset")
         for path in sorted(by_path.keys() - there)
     ]
     for path, count in Counter(stored).items():
@@ -206,6 +209,6 @@ def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], li
     found = [path for path in stored if path in by_path]
     wrong = next((pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), None)
     if wrong and len(found) == len(expected):
-        reason = f"rows are in another order than it says: {wrong[0]} stands where {wrong[1]} must"
+        reason = f"rows are in the wrong order: {wrong[0]} is in the place of {wrong[1]}"
         findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
     return [by_path.get(path) for path in stored], findings

@@ -74,9 +74,9 @@ def verify(
         level: ``quick`` checks manifests, the index, and presence and size of all files; ``full``
             also each shard's SHA-256 and each record; ``decode`` also decodes each image.
         against: The folder that the dataset was made from. The dataset must contain exactly its
-            files, each once, with the manifest's order and labels. Each record must be what the
-            recipe makes of its file: byte for byte, or, if other library versions encoded it, with
-            a PSNR of at least `record_comparison.ALIKE_PSNR`.
+            files, each once, with the manifest's order and labels. Each record must equal its
+            converted file: byte for byte, or, if other library versions encoded it, with a PSNR of
+            at least `record_comparison.ALIKE_PSNR`.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 

@@ -21,7 +21,7 @@ PROGRESSIVE = jpeg(24, 20, 5, progressive=True)
 CMYK = encoded(picture(24, 20, 6, "CMYK"), "JPEG")
 RESTARTS = jpeg(30, 30, 7, restart_marker_blocks=1)
 
-IN_HEADER = Rejected(words="cut or damaged in its header", kind="jpg")
+IN_HEADER = Rejected(words="truncated or damaged in its header", kind="jpg")
 DAMAGED = Rejected(words="it is damaged: ", kind="jpg", header_passes=True)
 UNKNOWN = Rejected(words="it cannot be ", kind="jpg", header_passes=True)
 

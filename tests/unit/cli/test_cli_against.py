@@ -84,7 +84,7 @@ def test_findings_leave_no_receipt(place: Path, folder: Path, tmp_path: Path) ->
     before = tree(tmp_path)
     result = invoke("verify", place, "--against", folder, "--write-receipt", path)
     assert result.exit_code == DAMAGED
-    assert "differs: cat/new.jpg: it is in the source, and not in the dataset" in result.stderr
+    assert "differs: cat/new.jpg: it is in the source but not in the dataset" in result.stderr
     assert "note      the dataset is unchanged; its source has changed" in result.stdout
     assert "receipt   not written: see the findings" in result.stdout
     assert tree(tmp_path) == before

@@ -58,7 +58,7 @@ def test_no_damage_to_a_jpeg_makes_its_header_another(junk: bytes, at: int) -> N
 
 @pytest.mark.parametrize("cut", [2, 3, 4, 19, 60, 300])
 def test_a_jpeg_that_ends_in_its_header_is_bad(cut: int) -> None:
-    with pytest.raises(BadImage, match="cut or damaged in its header"):
+    with pytest.raises(BadImage, match="truncated or damaged in its header"):
         jpeg_header(jpeg()[:cut])
 
 

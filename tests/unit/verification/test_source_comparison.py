@@ -204,7 +204,7 @@ def test_a_folder_beside_images_without_labels_is_named(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", {f"{n}.jpg": jpeg(seed=n) for n in range(3)})
     place = make_dataset(source, tmp_path / "made")
     make_tree(source, {"thumbs/0.jpg": jpeg()})
-    with pytest.raises(UsageError, match="folders are taken for classes"):
+    with pytest.raises(UsageError, match="folders are now taken for classes"):
         verify(place, against=source)
 
 
@@ -219,7 +219,7 @@ def test_a_source_inside_of_the_dataset_is_a_source_all_the_same(
 def test_a_dataset_of_another_kind_is_refused(jpegs: Path, truths: Path, tmp_path: Path) -> None:
     place = shutil.copytree(truths / "lmdb", tmp_path / "made")
     restate(place, lambda m: replace(m, source={**m.source, "kind": "table"}))
-    with pytest.raises(UsageError, match="of the kind 'table'; installed are imagefolder"):
+    with pytest.raises(UsageError, match="of kind 'table', which is not installed"):
         verify(place, against=jpegs)
 
 
@@ -231,7 +231,7 @@ def test_splits_that_only_one_side_has_are_found(tmp_path: Path) -> None:
     shutil.rmtree(source / "val")
     found = blamed(place, source)
     assert found["test"] == "it is a split of the source but not of the dataset"
-    assert found["val"] == "the source has no such split"
+    assert found["val"] == "the source does not have this split"
     assert found["cat/000.jpg"] == "the source does not contain its file"
 
 

@@ -187,7 +187,7 @@ def test_a_manifest_that_does_not_say_how_it_was_made_is_refused(
         return replace(manifest, **parts)
 
     restate(place, change)
-    with pytest.raises(CorruptDataset, match="does not say how it was made"):
+    with pytest.raises(CorruptDataset, match="does not state how the dataset was made"):
         verify(place, against=folder)
 
 
@@ -198,5 +198,5 @@ def test_a_manifest_without_an_entry_is_refused(folder: Path, tmp_path: Path, en
         place,
         lambda m: replace(m, source={n: v for n, v in m.source.items() if n != entry}),
     )
-    with pytest.raises(CorruptDataset, match="does not say how it was made"):
+    with pytest.raises(CorruptDataset, match="does not state how the dataset was made"):
         verify(place, against=folder)
