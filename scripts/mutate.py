@@ -68,7 +68,7 @@ MUTANTS = (
         "tests/unit/conversion/test_build.py -k in_order",
     ),
     Mutant(
-        "a bad image is left out in silence",
+        "a bad image is left out silently",
         BUILD,
         "                tally.bad.append(Problem(",
         "                (Problem(",
@@ -94,7 +94,7 @@ MUTANTS = (
         'if value["made_of"] != task.digest:',
         'if value["made_of"] is None:',
         "tests/unit/conversion/test_build.py tests/unit/conversion/test_convert.py "
-        "-k 'something_else or mended'",
+        "-k 'something_else or fixed'",
     ),
     Mutant(
         "a shard that the disk has changed is used again",
@@ -118,7 +118,7 @@ MUTANTS = (
         "tests/unit/system/test_files.py",
     ),
     Mutant(
-        "half a write is taken for a whole one",
+        "a partial write counts as complete",
         "system/files.py",
         "    while rest:  # a disk",
         "    if rest:  # a disk",
@@ -140,11 +140,11 @@ MUTANTS = (
         "tests/unit/conversion/test_convert.py -k 'any_step and single'",
     ),
     Mutant(
-        "what is left of earlier work is published",
+        "leftovers of earlier work are published",
         WORK,
         "            if self.target / name not in wanted:",
         "            if False:",
-        "tests/unit/conversion/test_convert.py -k 'taken_away or any_step'",
+        "tests/unit/conversion/test_convert.py -k 'removed_between or any_step'",
     ),
     Mutant(
         "two conversions work in one place",
@@ -166,7 +166,7 @@ MUTANTS = (
         VERIFY,
         "        if examined.sha256 != task.entry.sha256:",
         "        if False:",
-        "tests/unit/verification/test_verify.py -k 'of_any_file or in_the_place'",
+        "tests/unit/verification/test_verify.py -k 'of_any_file or in_place'",
     ),
     Mutant(
         "the digest of the index is not compared",
@@ -204,7 +204,7 @@ MUTANTS = (
         "tests/unit/verification/test_verify.py -k to_the_key",
     ),
     Mutant(
-        "what a shard says of itself is not compared",
+        "a shard's own metadata is not compared",
         EXAMINE,
         '    if not wrong:\n        return []\n    reason = f"{task.entry.name} was',
         '    if wrong or not wrong:\n        return []\n    reason = f"{task.entry.name} was',
@@ -218,14 +218,14 @@ MUTANTS = (
         "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
-        "a damaged row of the index is believed",
+        "a damaged row of the index is accepted",
         "dataset/shardset.py",
         "        if (wrong := damaged_rows(index)).any():",
         "        if (wrong := damaged_rows(index)).all() and len(index) > 9:",
         "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
-        "the neighbour's image is read",
+        "the neighboring image is read",
         "dataset/shardset.py",
         "        index = self.entries.read(rows)\n        files",
         "        index = self.entries.read(np.minimum(rows + 1, len(self) - 1))\n        files",
@@ -237,7 +237,7 @@ MUTANTS = (
         "        if stamp != self._stamp:",
         "        if False:",
         "tests/unit/dataset/test_shardset.py tests/unit/torch/data/test_datasets.py "
-        "-k 'anew or place or replaced'",
+        "-k 'rewritten or place or replaced or same_dataset'",
     ),
     # The comparison with the source, receipts, repair.
     Mutant(
@@ -248,7 +248,7 @@ MUTANTS = (
         "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(
-        "the order of rows is not looked at",
+        "the order of rows is not compared",
         "verification/source_match.py",
         "    if wrong and len(found) == len(expected):",
         "    if False:",
@@ -269,28 +269,28 @@ MUTANTS = (
         "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(
-        "any picture is alike",
+        "any two images count as similar",
         "verification/record_comparison.py",
         "        if psnr < ALIKE_PSNR:",
         "        if psnr < 0:",
         "tests/unit/verification/test_record_comparison.py -k 'similar or worse'",
     ),
     Mutant(
-        "an edited receipt is believed",
+        "an edited receipt is accepted",
         RECEIPT,
         "    if digest is None or digest != _digest(value):",
         "    if False:",
         "tests/unit/verification/test_receipt.py",
     ),
     Mutant(
-        "another dataset holds before a receipt",
+        "another dataset passes a receipt",
         RECEIPT,
         '    if then["digest"] == now["digest"] and',
         "    if True or",
         "tests/unit/verification/test_receipt.py",
     ),
     Mutant(
-        "a shard that came out otherwise is put in its place",
+        "a rebuilt shard that differs is moved into place",
         REPAIR,
         "        elif built.result.entry is None or built.result.entry.sha256 != entry.sha256:",
         "        elif built.result.entry is None:",

@@ -221,7 +221,7 @@ def own(module: str) -> str | None:
     return name if name in FILES else f"{name}.__init__".lstrip(".")
 
 
-def test_every_module_has_a_place() -> None:
+def test_every_module_has_a_layer() -> None:
     for package, tiers in INSIDE.items():
         listed = sorted(name for tier in tiers for name in tier.split())
         found = sorted(
@@ -234,7 +234,7 @@ def test_every_module_has_a_place() -> None:
         assert package_of(name) in INSIDE, f"{name}: INSIDE does not list its package"
 
 
-def test_imports_point_downwards() -> None:
+def test_imports_point_downward() -> None:
     wrong = []
     for name, path in FILES.items():
         for each in imports(path):
@@ -253,7 +253,7 @@ def test_imports_point_downwards() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_imports_stand_at_the_top() -> None:
+def test_imports_are_at_the_top() -> None:
     for name, path in FILES.items():
         for each in imports(path):
             lazy = LAZY.get(name.rpartition(".")[2]) == each.module
@@ -269,7 +269,7 @@ def test_heavy_libraries_stay_in_their_packages() -> None:
                 assert inside, f"{name} imports {each.module}"
 
 
-def test_one_module_knows_that_a_process_can_fork() -> None:
+def test_one_module_handles_forks() -> None:
     knowing = {
         name for name, path in FILES.items() if "register_at_fork" in path.read_text("utf-8")
     }
@@ -277,7 +277,7 @@ def test_one_module_knows_that_a_process_can_fork() -> None:
     assert knowing == {"dataset.handles"}
 
 
-def test_the_engine_knows_no_format_and_no_source_by_name() -> None:
+def test_no_format_or_source_is_named_outside_the_registry() -> None:
     for name, path in FILES.items():
         if layer_of(name)[0] < layer_of("torch.data")[0] and name.split(".")[0] not in (
             "formats",

@@ -73,7 +73,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     [page for page in PAGES if any(block.kind in _RUN_KINDS for block in blocks_of(page))],
     ids=lambda page: page.name,
 )
-def test_each_block_of_a_page_runs_in_order_or_says_why_not(
+def test_each_code_block_runs_or_is_excused(
     page: Path, place: Path, environment: dict[str, str]
 ) -> None:
     for block in blocks_of(page):
@@ -155,13 +155,13 @@ def run(
     )
 
 
-def test_the_comparison_of_output_sees_differences() -> None:
+def test_the_comparison_of_output_detects_differences() -> None:
     assert shows("a 1.5 s\n...\nend", "a 22,000 s\nx\ny\nend\n")
     assert not shows("a 1.5 s\nend", "a 1.5 s\nx\nend\n")
     assert not shows("class a", "class b")
 
 
-def test_what_the_page_on_reliability_names_is_there() -> None:
+def test_tests_named_in_the_reliability_page_exist() -> None:
     """A promise whose test has another name is held by nobody."""
     text = (DOCS / "reliability.md").read_text("utf-8")
     named = set(re.findall(r"`((?:tests|scripts|shardkit)/[\w./]+)`", text))
@@ -178,7 +178,7 @@ def test_modules_named_in_the_architecture_exist() -> None:
     assert [name for name in sorted(named) if not any((at / name).exists() for at in places)] == []
 
 
-def test_pages_have_blocks_that_are_run() -> None:
+def test_pages_have_executed_blocks() -> None:
     run_ones = [
         block
         for page in PAGES
@@ -234,7 +234,7 @@ def test_every_format_has_an_example() -> None:
     assert {path.name for path in (DOCS / "examples").glob("read_*.py")} == set(EXAMPLES.values())
 
 
-def test_the_examples_on_the_pages_are_the_files() -> None:
+def test_examples_on_pages_match_their_files() -> None:
     quoted = {}
     for block in blocks_of(DOCS / "format.md"):
         if block.mark.startswith("file: "):
@@ -244,7 +244,7 @@ def test_the_examples_on_the_pages_are_the_files() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_files_lead_somewhere(page: Path) -> None:
+def test_links_between_files_are_valid(page: Path) -> None:
     for link in _LINK.findall(page.read_text("utf-8")):
         name, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", link):
@@ -299,7 +299,7 @@ def test_the_reference_does_not_depend_on_the_terminal(monkeypatch: pytest.Monke
     assert made["cli_page"]() == narrow
 
 
-def test_every_option_of_convert_is_described() -> None:
+def test_every_option_of_convert_is_documented() -> None:
     page = (DOCS / "converting.md").read_text("utf-8")
     command = CliRunner().invoke(cli, ["convert", "imagefolder", "--help"]).output
     for option in set(re.findall(r"--[a-z-]+", command)) - {"--help"}:

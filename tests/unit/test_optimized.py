@@ -50,7 +50,7 @@ for place in places:
 """In one process and without torch: Python may have no optimized bytecode, and compile it all."""
 
 
-def test_a_dataset_is_made_verified_read_and_repaired_without_assertions(tmp_path: Path) -> None:
+def test_everything_works_without_assertions(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos")
     places = [tmp_path / to for to in FORMATS]
     done = subprocess.run(

@@ -112,7 +112,7 @@ def test_a_plain_dataloader_gives_the_batches_of_make_loader(
 
 @pytest.mark.parametrize("after", [2, BATCHES])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchdata_goes_on_with_the_next_batch(
+def test_torchdata_resumes_with_the_next_batch(
     path: Path, recipe: Recipe, num_workers: int, after: int
 ) -> None:
     make = recipe("torchdata's StatefulDataLoader").loader_of
@@ -177,7 +177,7 @@ def test_albumentations_without_the_mark_draw_the_same_in_any_process(
 
 
 @pytest.mark.parametrize("kind", ["marked", "ordinary", "left alone"])
-def test_only_a_pipeline_that_is_left_alone_draws_alike_in_two_workers(
+def test_an_unmarked_pipeline_draws_the_same_in_two_workers(
     path: Path, recipe: Recipe, kind: str
 ) -> None:
     marked, ordinary = recipe("Albumentations"), recipe("Albumentations", 1)
@@ -241,7 +241,7 @@ def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, reci
     assert loader_of(path).engine == "process"
 
 
-def test_mixup_repeats_in_processes_and_after_a_stop(path: Path, recipe: Recipe) -> None:
+def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recipe) -> None:
     mixup = recipe("Mixup and other batch transforms").mixup
     dataset = open_dataset(path, decode=RandomResizedCrop(48))
 
@@ -277,7 +277,7 @@ def lopsided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "dataset")
 
 
-def test_balanced_rows_hold_each_class_as_often_and_differ_by_epoch(
+def test_balanced_rows_contain_each_class_equally_and_differ_by_epoch(
     lopsided: Path, recipe: Recipe
 ) -> None:
     balanced = recipe("Weights and balance").balanced
@@ -292,7 +292,7 @@ def test_balanced_rows_hold_each_class_as_often_and_differ_by_epoch(
     assert list(one) != list(two)
 
 
-def test_a_balanced_run_goes_on_in_the_epoch_of_its_state(lopsided: Path, recipe: Recipe) -> None:
+def test_a_balanced_run_resumes_in_the_epoch_of_its_state(lopsided: Path, recipe: Recipe) -> None:
     make = recipe("Weights and balance").loader_of
     dataset = open_dataset(lopsided, decode=RandomResizedCrop(48))
     expected = prints_of(make(dataset, 1))
@@ -309,7 +309,7 @@ def test_a_balanced_run_goes_on_in_the_epoch_of_its_state(lopsided: Path, recipe
         make(dataset, 0).load_state_dict(state)
 
 
-def test_a_row_that_comes_twice_is_cropped_twice(path: Path) -> None:
+def test_a_repeated_row_is_cropped_differently(path: Path) -> None:
     dataset = open_dataset(path, decode=RandomResizedCrop(48))
 
     ((images, _),) = make_loader(Subset(dataset, [7, 3, 7]), 3)
@@ -317,9 +317,7 @@ def test_a_row_that_comes_twice_is_cropped_twice(path: Path) -> None:
     assert not torch.equal(images[0], images[2])
 
 
-def test_parts_of_a_split_are_disjoint_and_do_not_disturb_each_other(
-    path: Path, recipe: Recipe
-) -> None:
+def test_parts_of_a_random_split_are_disjoint_and_independent(path: Path, recipe: Recipe) -> None:
     loaders_of = recipe("Splitting into training and validation").loaders_of
     training, validation = loaders_of(path)
     rows = [list(loader.dataset.indices) for loader in (training, validation)]

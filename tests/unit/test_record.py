@@ -49,7 +49,7 @@ def test_no_two_keys_are_equal(paths: list[str]) -> None:
 
 
 @given(PATH_LISTS)
-def test_a_key_gives_its_path_back_with_or_without_the_suffix(paths: list[str]) -> None:
+def test_a_key_can_be_unquoted_to_its_path(paths: list[str]) -> None:
     for path, key in zip(paths, make_keys(paths), strict=True):
         back = unquote_key(key)
         rest = path.removeprefix(back)
@@ -58,7 +58,7 @@ def test_a_key_gives_its_path_back_with_or_without_the_suffix(paths: list[str]) 
 
 
 @given(PATH_LISTS)
-def test_keys_hold_safe_characters_alone(paths: list[str]) -> None:
+def test_keys_contain_only_safe_characters(paths: list[str]) -> None:
     for key in make_keys(paths):
         assert _SAFE.match(key)
         assert not any(part.startswith("__") for part in key.split("/"))
@@ -90,7 +90,7 @@ def test_the_key_of_a_path_does_not_depend_on_the_order_of_paths(paths: list[str
         ("name", "name"),
     ],
 )
-def test_keys_are_what_they_were_in_version_1(path: str, key: str) -> None:
+def test_the_keys_of_version_1_are_frozen(path: str, key: str) -> None:
     assert make_keys([path]) == [key]
 
 
@@ -106,13 +106,13 @@ def test_a_record_needs_a_key() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "A", "_a", "a-b", "a/b", "x" * 33, "jpg\n", "ä"])
-def test_names_of_fields_that_break_a_format_are_refused(name: str) -> None:
+def test_invalid_field_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="field name"):
         Record("k", {name: b""})
 
 
 @pytest.mark.parametrize("name", [*IMAGE_FIELDS, "cls", "json", "x" * 32, "0"])
-def test_plain_names_of_fields_are_taken(name: str) -> None:
+def test_valid_field_names_are_accepted(name: str) -> None:
     assert Record("k", {name: b"1"}).fields[name] == b"1"
 
 
@@ -140,12 +140,12 @@ def test_a_label_is_a_decimal_number(text: bytes) -> None:
         "٣".encode(),
     ],
 )
-def test_anything_else_is_no_label(text: bytes) -> None:
+def test_anything_else_is_not_a_label(text: bytes) -> None:
     with pytest.raises(ValueError, match="is not a decimal integer"):
         parse_label(text)
 
 
-def test_a_record_without_a_label_says_so() -> None:
+def test_a_record_without_a_label_has_no_label() -> None:
     assert Record("k", {}).label == NO_LABEL
 
 
@@ -155,7 +155,7 @@ def test_metadata_must_be_an_object(text: bytes) -> None:
         _ = Record("k", {"json": text}).meta
 
 
-def test_metadata_are_empty_where_there_are_none() -> None:
+def test_metadata_is_empty_without_its_field() -> None:
     assert Record("k", {}).meta == {}
 
 
@@ -177,5 +177,5 @@ def test_json_is_ascii_and_independent_of_the_order_of_names(value: dict[str, ob
     assert json.loads(text) == value
 
 
-def test_json_holds_names_that_are_no_utf8() -> None:
+def test_json_holds_names_that_are_not_utf8() -> None:
     assert json.loads(dump_json({"path": "\udcff"})) == {"path": "\udcff"}

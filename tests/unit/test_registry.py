@@ -38,13 +38,13 @@ def test_the_names_are_sorted_and_each_is_a_format_of_that_name() -> None:
         assert storage.name == name
 
 
-def test_suffixes_differ_and_begin_with_a_dot() -> None:
+def test_suffixes_differ_and_start_with_a_dot() -> None:
     suffixes = [get_format(name).suffix for name in format_names()]
     assert len(set(suffixes)) == len(suffixes)
     assert all(suffix.startswith(".") for suffix in suffixes)
 
 
-def test_an_unknown_format_is_a_usage_error_that_names_the_known() -> None:
+def test_an_unknown_format_is_a_usage_error_that_lists_all() -> None:
     with pytest.raises(UsageError, match=r"'zarr'.*hdf5, lmdb, webdataset"):
         get_format("zarr")
 
@@ -77,7 +77,7 @@ def test_an_entry_point_without_its_attribute_is_a_usage_error(site: Path) -> No
         get_format("odd")
 
 
-def test_an_entry_point_that_is_no_format_is_a_usage_error(site: Path) -> None:
+def test_an_entry_point_that_is_not_a_format_is_a_usage_error(site: Path) -> None:
     install(site, "odd = wrong_module:FORMAT", wrong_module="FORMAT = 'zip'\n")
     with pytest.raises(UsageError, match="odd"):
         get_format("odd")
@@ -90,7 +90,7 @@ def test_another_package_cannot_replace_a_format_of_shardkit(site: Path) -> None
     assert get_format("lmdb") is before
 
 
-def test_the_broken_format_of_another_package_does_not_disturb_the_others(site: Path) -> None:
+def test_a_broken_third_party_format_does_not_affect_the_others(site: Path) -> None:
     install(site, "odd = gone_module:FORMAT")
     assert {get_format(name).name for name in format_names() if name != "odd"} >= {"hdf5", "lmdb"}
 
@@ -103,7 +103,7 @@ def test_sources_are_registered_by_name() -> None:
         assert kind.name == name
 
 
-def test_an_unknown_source_is_a_usage_error_that_names_the_known() -> None:
+def test_an_unknown_source_is_a_usage_error_that_lists_all() -> None:
     with pytest.raises(UsageError, match="unknown source 'table'; choose from imagefolder"):
         get_source("table")
 

@@ -33,7 +33,7 @@ def files_of(folder: Path) -> dict[str, Path]:
     return {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_script_draws_the_pictures_that_are_there(script: ModuleType, tmp_path: Path) -> None:
+def test_the_script_reproduces_the_sample_data(script: ModuleType, tmp_path: Path) -> None:
     """Names and sizes; the bytes differ between versions of libraries."""
     script.main(tmp_path)
     made, kept = files_of(tmp_path), files_of(SAMPLES)
@@ -44,7 +44,7 @@ def test_the_script_draws_the_pictures_that_are_there(script: ModuleType, tmp_pa
             assert ours.size == opened(made[name].read_bytes()).size, name
 
 
-def test_the_pictures_have_the_oddities_they_are_for() -> None:
+def test_the_sample_data_has_its_special_cases() -> None:
     names = files_of(SAMPLES)
     kinds = [sniff(path.read_bytes()[:32]) for path in names.values()]
     assert len(names) == 97
@@ -63,7 +63,7 @@ def test_the_pictures_have_the_oddities_they_are_for() -> None:
     assert any(name.endswith(".JPG") for name in names)
 
 
-def test_the_pictures_can_be_converted(tmp_path: Path) -> None:
+def test_the_sample_data_can_be_converted(tmp_path: Path) -> None:
     scan = scan_imagefolder(SAMPLES)
     assert scan.classes == ("circle", "square", "star", "triangle")
     manifest = convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset")).manifests[""]
@@ -73,7 +73,7 @@ def test_the_pictures_can_be_converted(tmp_path: Path) -> None:
     assert manifest.ignored == {"not an image": 1}
 
 
-def test_the_pictures_are_small_and_decode() -> None:
+def test_the_sample_data_is_small_and_decodes() -> None:
     for path in files_of(SAMPLES).values():
         data = path.read_bytes()
         if (field := sniff(data[:32])) is not None:

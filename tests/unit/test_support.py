@@ -9,7 +9,7 @@ from typing import Any
 from pairwise import pairwise
 
 
-def test_any_two_values_of_different_axes_meet() -> None:
+def test_all_pairs_of_values_are_covered() -> None:
     axes: list[Iterable[Any]] = ["abcdef", range(3), [None, 1, 2], {"x": 0, "y": 1}]
     rows = pairwise(*axes)
     for (i, one), (j, other) in itertools.combinations(enumerate(axes), 2):

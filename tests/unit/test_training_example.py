@@ -99,7 +99,7 @@ def network_in(output: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_it_reaches_the_accuracy_that_it_states(dataset: Path, tmp_path: Path) -> None:
+def test_the_example_reaches_its_stated_accuracy(dataset: Path, tmp_path: Path) -> None:
     stated = re.search(r'"accuracy ([0-9.]+)%"', SCRIPT.read_text("utf-8"))
 
     reached = accuracy_of(SCRIPT, dataset, tmp_path / "run")
@@ -113,7 +113,7 @@ def test_it_reaches_the_accuracy_that_it_states(dataset: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_writes_the_log_of_an_undisturbed_run(
+def test_killed_repeatedly_it_writes_the_log_of_an_uninterrupted_run(
     dataset: Path, tmp_path: Path
 ) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed"
@@ -143,9 +143,7 @@ def test_killed_again_and_again_it_writes_the_log_of_an_undisturbed_run(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_complete_is_evaluated_and_trained_no_further(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_a_complete_run_is_evaluated_but_not_trained_further(dataset: Path, tmp_path: Path) -> None:
     options = (SCRIPT, dataset, tmp_path / "run", "--epochs", "1")
     accuracy = accuracy_of(*options)
     log = (tmp_path / "run" / "log.jsonl").read_bytes()

@@ -34,7 +34,7 @@ def receipt(place: Path, folder: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_proved_is_said(place: Path, folder: Path) -> None:
+def test_the_report_states_what_was_verified(place: Path, folder: Path) -> None:
     result = invoke("verify", place, "--against", folder, "--workers", 1)
     assert result.exit_code == SOUND
     first, second = result.stdout.splitlines()
@@ -44,7 +44,7 @@ def test_what_was_proved_is_said(place: Path, folder: Path) -> None:
     assert result.stderr == ""
 
 
-def test_files_that_were_left_out_are_counted(folder: Path, tmp_path: Path) -> None:
+def test_skipped_files_are_counted(folder: Path, tmp_path: Path) -> None:
     (folder / "cat/bad.jpg").write_bytes(b"bad")
     place = make_dataset(folder, tmp_path / "made", on_error="skip", limit=5)
     result = invoke("verify", place, "--against", folder, "--workers", 1)
@@ -52,7 +52,7 @@ def test_files_that_were_left_out_are_counted(folder: Path, tmp_path: Path) -> N
     assert f"not counting {count} skipped or beyond --limit" in result.stdout
 
 
-def test_the_psnr_is_told_where_libraries_changed(folder: Path, tmp_path: Path) -> None:
+def test_the_psnr_is_reported_if_libraries_changed(folder: Path, tmp_path: Path) -> None:
     recipe = Recipe(encode="raw", resize=(8, 8), resize_mode="stretch")
     place = make_dataset(folder, tmp_path / "made", recipe=recipe)
     forge(
@@ -78,7 +78,7 @@ def test_json_has_the_source(place: Path, folder: Path) -> None:
     assert json.loads(invoke("verify", place, "--json").stdout)["source"] is None
 
 
-def test_findings_leave_no_receipt(place: Path, folder: Path, tmp_path: Path) -> None:
+def test_no_receipt_is_written_with_findings(place: Path, folder: Path, tmp_path: Path) -> None:
     (folder / "cat/new.jpg").write_bytes(jpeg())
     path = tmp_path / "receipt.json"
     before = tree(tmp_path)
@@ -90,7 +90,9 @@ def test_findings_leave_no_receipt(place: Path, folder: Path, tmp_path: Path) ->
     assert tree(tmp_path) == before
 
 
-def test_a_receipt_holds_until_something_changes(place: Path, folder: Path, receipt: Path) -> None:
+def test_a_receipt_is_valid_until_something_changes(
+    place: Path, folder: Path, receipt: Path
+) -> None:
     time = json.loads(receipt.read_bytes())["time"]
     for level in ("full", "decode"):
         result = invoke(
@@ -109,7 +111,7 @@ def test_a_receipt_holds_until_something_changes(place: Path, folder: Path, rece
 
 
 @pytest.mark.parametrize("against", [True, False])
-def test_the_level_quick_proves_nothing(
+def test_level_quick_is_refused_with_a_source(
     place: Path, folder: Path, tmp_path: Path, receipt: Path, against: bool
 ) -> None:
     options = ["--against", folder, "--write-receipt", tmp_path / "new"] if against else []
@@ -119,7 +121,7 @@ def test_the_level_quick_proves_nothing(
 
 
 @pytest.mark.slow
-def test_json_tells_whether_a_receipt_holds(place: Path, receipt: Path) -> None:
+def test_json_reports_whether_a_receipt_is_valid(place: Path, receipt: Path) -> None:
     for holds in (True, False):
         told = json.loads(invoke("verify", place, "--check-receipt", receipt, "--json").stdout)
         assert told["receipt"]["holds"] is told["ok"] is holds
@@ -139,7 +141,7 @@ def test_one_run_checks_a_receipt_and_writes_another(
     assert invoke("verify", place, "--check-receipt", new, "--workers", 1).exit_code == SOUND
 
 
-def test_a_damaged_dataset_does_not_hold(place: Path, receipt: Path) -> None:
+def test_a_damaged_dataset_fails_its_receipt(place: Path, receipt: Path) -> None:
     (place / "shard-000000.lmdb").write_bytes(b"")
     result = invoke("verify", place, "--check-receipt", receipt, "--workers", 1)
     assert result.exit_code == DAMAGED
@@ -164,7 +166,7 @@ def test_a_split_without_its_manifest_is_a_finding(tmp_path: Path, harm: str) ->
     assert "does not hold" in result.stdout
 
 
-def test_an_existing_file_is_refused_before_the_work(
+def test_an_existing_receipt_is_refused_before_verifying(
     place: Path, folder: Path, receipt: Path
 ) -> None:
     content = receipt.read_bytes()
@@ -200,7 +202,7 @@ def test_errors_are_one_line_and_no_traceback(place: Path, folder: Path, tmp_pat
         assert result.stderr.count("\n") == 1
 
 
-def test_names_in_the_source_cannot_break_a_line(place: Path, folder: Path) -> None:
+def test_names_in_the_source_are_escaped(place: Path, folder: Path) -> None:
     make_tree(folder, {"cat/a\n\x1b[31m.jpg": jpeg()})
     result = invoke("verify", place, "--against", folder, "--workers", 1)
     assert result.exit_code == DAMAGED
@@ -209,14 +211,14 @@ def test_names_in_the_source_cannot_break_a_line(place: Path, folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_names_that_are_no_text_are_shown(place: Path, folder: Path) -> None:
+def test_undecodable_names_are_shown(place: Path, folder: Path) -> None:
     make_tree(folder, {"cat/\udcff.jpg": jpeg()})
     result = run("verify", place, "--against", folder)
     assert result.returncode == DAMAGED
     assert r"cat/\udcff.jpg: it is in the source" in result.stderr
 
 
-def test_quiet_says_nothing(place: Path, folder: Path, tmp_path: Path) -> None:
+def test_quiet_prints_nothing(place: Path, folder: Path, tmp_path: Path) -> None:
     arguments = ("--against", folder, "--write-receipt", tmp_path / "r", "--quiet", "--workers", 1)
     result = invoke("verify", place, *arguments)
     assert (result.output, result.exit_code) == ("", SOUND)

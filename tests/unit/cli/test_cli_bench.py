@@ -73,7 +73,7 @@ def test_a_run_measures_each_line(done: Result, place: Path) -> None:
     assert all(found["batches"] == 2 * 3 for found in cold), "an epoch of ten images, twice"
 
 
-def test_a_run_tells_what_it_read(done: Result, place: Path) -> None:
+def test_a_run_reports_what_it_read(done: Result, place: Path) -> None:
     told = json.loads(done.stdout)
     folder, dataset = told["sources"]
 
@@ -122,7 +122,7 @@ def test_table_page_and_json_have_the_same_numbers(capsys: pytest.CaptureFixture
     assert made.headline in shown
 
 
-def test_it_says_what_failed_and_exits_with_1(place: Path, stage: Stage) -> None:
+def test_a_failure_is_reported_and_exits_with_1(place: Path, stage: Stage) -> None:
     stage.failing = {"process"}
 
     done = invoke("bench", place / "made", "--loader", "thread", "--loader", "process")
@@ -142,7 +142,7 @@ def test_quiet_prints_nothing(place: Path, stage: Stage, tmp_path: Path) -> None
         assert image.format == "PNG"
 
 
-def test_one_cache_alone(place: Path, stage: Stage) -> None:
+def test_a_single_cache(place: Path, stage: Stage) -> None:
     done = invoke("bench", place / "made", "--cache", "cold", "--rounds", 1, "--json")
 
     assert {line["cache"] for line in json.loads(done.stdout)["lines"]} == {"cold"}
@@ -164,7 +164,7 @@ def test_one_cache_alone(place: Path, stage: Stage) -> None:
         (["made", "--step-ms", "5", "--model", "small"], "not both"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_measured(
+def test_invalid_requests_are_refused_before_measuring(
     place: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(place)
@@ -176,7 +176,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_measured(
     assert stage.events == []
 
 
-def test_a_missing_matplotlib_is_told_before_anything_is_measured(
+def test_a_missing_matplotlib_is_reported_before_measuring(
     place: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plot, "has_matplotlib", lambda: False)
@@ -187,7 +187,9 @@ def test_a_missing_matplotlib_is_told_before_anything_is_measured(
     assert stage.events == []
 
 
-def test_the_command_is_told(place: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_reported(
+    place: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["shardkit", "bench", "a b", "--rounds", "1"])
 
     done = invoke("bench", place / "made", "--rounds", 1, "--json")

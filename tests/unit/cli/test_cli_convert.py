@@ -54,7 +54,7 @@ def made(source: Path, target: Path, *options: object, to: str = "webdataset") -
 # What is shown.
 
 
-def test_the_summary_says_what_was_made(folder: Path, tmp_path: Path) -> None:
+def test_the_summary_describes_the_dataset(folder: Path, tmp_path: Path) -> None:
     make_tree(folder, {"emu": None, "cat/notes.txt": b"x", "cat/bad.jpg": b"x"})
     make_tree(folder, {"cat/t.jpg": jpeg(exif=exif(6))})
     result = convert(folder, tmp_path / "out", "--on-error", "skip")
@@ -72,7 +72,7 @@ def test_the_summary_says_what_was_made(folder: Path, tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def test_quiet_is_silent(folder: Path, tmp_path: Path) -> None:
+def test_quiet_prints_nothing(folder: Path, tmp_path: Path) -> None:
     done = run("convert", "imagefolder", folder, tmp_path / "out", "--to", "lmdb", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -114,13 +114,13 @@ def test_a_dry_run_as_json(folder: Path, tmp_path: Path) -> None:
     assert value["estimated_bytes"] > sum(p.stat().st_size for p in folder.rglob("*.*"))
 
 
-def test_a_long_list_of_classes_is_cut(tmp_path: Path) -> None:
+def test_a_long_list_of_classes_is_shortened(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos", [f"c{n:03d}" for n in range(60)], each=1)
     result = convert(source, tmp_path / "out", "--dry-run")
     assert "... and 10 more" in result.stdout
 
 
-def test_bad_images_are_all_named(folder: Path, tmp_path: Path) -> None:
+def test_all_bad_images_are_listed(folder: Path, tmp_path: Path) -> None:
     (folder / "cat/new\nline.jpg").write_bytes(b"x")
     (folder / "dog/empty.png").write_bytes(b"")
     result = convert(folder, tmp_path / "out", "--quiet")
@@ -163,7 +163,7 @@ def test_to_chooses_the_format(folder: Path, tmp_path: Path, to: str) -> None:
     ],
     ids=" ".join,
 )
-def test_the_recipe_is_what_the_options_say(
+def test_the_recipe_follows_the_options(
     folder: Path, tmp_path: Path, options: list[str], expected: dict[str, Any]
 ) -> None:
     recipe = made(folder, tmp_path / "out", *options).recipe
@@ -176,7 +176,7 @@ def test_resized_images_have_their_size(folder: Path, tmp_path: Path) -> None:
     assert {opened(dataset[row][0]).size for row in range(6)} == {(12, 10)}
 
 
-def test_the_background_shows_through(tmp_path: Path) -> None:
+def test_transparent_pixels_show_the_background(tmp_path: Path) -> None:
     clear = encoded(picture(8, 8, mode="RGB").convert("RGBA"), "PNG")
     image = opened(clear)
     image.putalpha(0)
@@ -187,7 +187,7 @@ def test_the_background_shows_through(tmp_path: Path) -> None:
     assert (pixels == (0, 255, 0)).all()
 
 
-def test_shards_are_cut_by_samples_or_by_size(folder: Path, tmp_path: Path) -> None:
+def test_shards_are_limited_by_samples_or_by_size(folder: Path, tmp_path: Path) -> None:
     assert len(made(folder, tmp_path / "a", "--shard-samples", 2).shards) == 3
     assert len(made(folder, tmp_path / "b", "--shard-size", "1B").shards) == 6
     assert len(made(folder, tmp_path / "c", "--shard-size", "4.5KiB").shards) == 2
@@ -203,7 +203,7 @@ def test_the_order_follows_shuffle_and_seed(folder: Path, tmp_path: Path) -> Non
     assert len({tuple(order) for order in orders}) == 3
 
 
-def test_a_limit_is_kept(folder: Path, tmp_path: Path) -> None:
+def test_a_limit_is_applied(folder: Path, tmp_path: Path) -> None:
     assert made(folder, tmp_path / "out", "--limit", 2).rows == 2
 
 
@@ -218,7 +218,7 @@ def test_the_class_order_is_plain_natural_or_from_a_file(tmp_path: Path) -> None
         assert made(source, tmp_path / name, "--class-order", order).classes == classes
 
 
-def test_splits_can_be_asked_for_and_denied(tmp_path: Path) -> None:
+def test_splits_can_be_forced_on_and_off(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     assert made(tmp_path / "photos", tmp_path / "a", "--no-splits").classes == ("train",)
     result = convert(tmp_path / "photos", tmp_path / "b", "--splits")
@@ -226,7 +226,7 @@ def test_splits_can_be_asked_for_and_denied(tmp_path: Path) -> None:
     assert load_manifest(tmp_path / "b/train").classes == ("cat", "dog")
 
 
-def test_force_replaces(folder: Path, tmp_path: Path) -> None:
+def test_force_replaces_a_dataset(folder: Path, tmp_path: Path) -> None:
     made(folder, tmp_path / "out")
     result = convert(folder, tmp_path / "out", "--limit", 1)
     assert isinstance(result.exception, UsageError)
@@ -234,7 +234,7 @@ def test_force_replaces(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_any_number_of_workers_makes_the_same_files(folder: Path, tmp_path: Path) -> None:
+def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Path) -> None:
     for workers in (1, 3):
         options = ["--workers", workers, "--shard-samples", 2]
         made(folder, tmp_path / f"out {workers}", *options, to="hdf5")
@@ -272,7 +272,7 @@ def test_any_number_of_workers_makes_the_same_files(folder: Path, tmp_path: Path
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
-def test_options_that_make_no_sense_are_usage_errors(
+def test_contradictory_options_are_usage_errors(
     folder: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     result = convert(folder, tmp_path / "out", *options)
@@ -299,9 +299,7 @@ def test_options_that_make_no_sense_are_usage_errors(
     ],
     ids=" ".join,
 )
-def test_values_that_click_refuses_exit_with_2(
-    folder: Path, tmp_path: Path, options: list[str]
-) -> None:
+def test_invalid_values_exit_with_2(folder: Path, tmp_path: Path, options: list[str]) -> None:
     result = convert(folder, tmp_path / "out", *options)
     assert result.exit_code == 2
     assert options[1] in result.stderr
@@ -324,7 +322,7 @@ def fails(*arguments: object, code: int) -> str:
     return line
 
 
-def test_sources_that_cannot_be_used_exit_with_2_and_one_line(tmp_path: Path) -> None:
+def test_unusable_sources_exit_with_2_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "file.jpg").write_bytes(jpeg())
     make_tree(tmp_path / "empty", {"notes.txt": b"x"})
     for name, words in [
@@ -338,7 +336,7 @@ def test_sources_that_cannot_be_used_exit_with_2_and_one_line(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_targets_that_cannot_be_used_exit_with_2_and_one_line(folder: Path, tmp_path: Path) -> None:
+def test_unusable_targets_exit_with_2_and_one_line(folder: Path, tmp_path: Path) -> None:
     made(folder, tmp_path / "dataset", "--seed", 1)
     make_tree(tmp_path / "other", {"thesis.txt": b"x"})
     (tmp_path / "file").write_bytes(b"x")
@@ -371,7 +369,7 @@ def test_bad_images_exit_with_1(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_names_that_are_no_utf8_can_be_shown(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_can_be_shown(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos \udcff")
     (source / "cat/bad \udcfe.jpg").write_bytes(b"x")
     (source / "dog \udcfd").mkdir()
@@ -385,9 +383,7 @@ def test_names_that_are_no_utf8_can_be_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 @pytest.mark.slow
-def test_names_that_the_terminal_cannot_show_are_no_traceback(
-    tmp_path: Path, encoding: str
-) -> None:
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path, encoding: str) -> None:
     source = make_folder(tmp_path / "photos ★", ["größe ★", "cat"])
     (source / "größe ★/notes ★.txt").write_bytes(b"x")
     make_tree(source, {"leer ★": None})
@@ -410,14 +406,14 @@ def test_names_that_the_terminal_cannot_show_are_no_traceback(
         (" 1 MB ", 10**6),
     ],
 )
-def test_sizes_are_understood(text: str, count: int) -> None:
+def test_valid_sizes_are_parsed(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
 @pytest.mark.parametrize(
     "text", ["", "MB", "1XB", "-1", "1e6", "1,5MB", "0x10", "1MB2", "nan", "inf"]
 )
-def test_other_sizes_are_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size such as"):
         parse_bytes(text)
 
@@ -433,7 +429,7 @@ def test_other_sizes_are_refused(text: str) -> None:
         ("hsl(120, 100%, 50%)", (0, 255, 0)),
     ],
 )
-def test_colors_are_understood(text: str, color: tuple[int, int, int]) -> None:
+def test_valid_colors_are_parsed(text: str, color: tuple[int, int, int]) -> None:
     assert parse_color(text) == color
 
 
@@ -484,7 +480,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=str,
 )
 @pytest.mark.slow
-def test_a_signal_ends_all_processes_and_the_same_command_goes_on(
+def test_a_signal_ends_all_processes_and_a_rerun_resumes(
     crowd: Path, tmp_path: Path, number: signal.Signals, code: int, group: bool
 ) -> None:
     out = tmp_path / "out"
@@ -520,7 +516,7 @@ def test_a_signal_ends_all_processes_and_the_same_command_goes_on(
     assert tree(out) == tree(crowd / "expected")
 
 
-def test_an_error_of_the_program_is_not_hidden(
+def test_an_internal_error_is_not_hidden(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -532,7 +528,7 @@ def test_an_error_of_the_program_is_not_hidden(
     assert not isinstance(result.exception, ShardkitError)
 
 
-def test_mixed_kinds_come_back_as_they_were(tmp_path: Path) -> None:
+def test_mixed_image_types_are_stored_unchanged(tmp_path: Path) -> None:
     files: dict[str, bytes | None] = {
         "cat/a.jpg": jpeg(),
         "cat/b.png": png(),
@@ -550,7 +546,7 @@ def test_mixed_kinds_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--enlarge"], ["--filter", "lanczos"]])
-def test_options_of_a_resize_that_is_not_asked_for_are_refused(
+def test_resize_options_are_refused_without_resize(
     folder: Path, tmp_path: Path, options: list[str]
 ) -> None:
     message = fails(folder, tmp_path / "out", "--to", "lmdb", *options, code=2)
@@ -558,7 +554,7 @@ def test_options_of_a_resize_that_is_not_asked_for_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_the_type_of_source_gets_the_right_command(folder: Path) -> None:
+def test_a_folder_in_place_of_the_source_type_suggests_the_command(folder: Path) -> None:
     meant = "shardkit convert imagefolder"
     for arguments, said in (
         (["out"], f"{meant} {folder} out --to lmdb"),
@@ -588,7 +584,7 @@ def test_the_options_are_the_keywords_of_convert() -> None:
     assert options == keywords
 
 
-def test_python_and_the_command_make_the_same_dataset(folder: Path, tmp_path: Path) -> None:
+def test_python_and_the_command_write_the_same_dataset(folder: Path, tmp_path: Path) -> None:
     from_python = shardkit.convert(
         str(folder),
         str(tmp_path / "python"),

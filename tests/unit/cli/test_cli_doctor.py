@@ -76,7 +76,7 @@ def test_the_verdict_comes_first_and_the_command_last(
     assert "3.5 x  store smaller images (--resize 256)" in text
 
 
-def test_what_is_missing_is_left_out_and_a_file_of_classes_is_told(
+def test_missing_facts_are_left_out_and_a_class_file_is_reported(
     slow: Measured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = dataclasses.replace(slow, single=None)
@@ -107,7 +107,9 @@ def test_a_cold_time_that_counts_is_marked(
     assert "20 %" in read
 
 
-def test_a_step_is_told_with_its_part(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_is_reported_with_its_part(
+    slow: Measured, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = told(capsys, report(dataclasses.replace(slow, step=0.128)))
 
     assert "128 ms a batch: 500 images/s, of which the loader gives 0.5 x" in text
@@ -130,7 +132,7 @@ def test_a_terminal_without_blocks_gets_plain_characters(
     assert text.isascii()
 
 
-def test_a_trial_that_helps_is_told(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_that_helps_is_reported(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
     trial = Trial(
         images=64,
         batch_size=8,
@@ -179,7 +181,7 @@ def test_json_holds_all_of_it(slow: Measured) -> None:
         ({"libjpeg_turbo": False}, "this machine: something costs speed here"),
     ],
 )
-def test_the_machine_alone(
+def test_the_machine_only(
     changed: dict[str, Any], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = facts(place=None, **changed)

@@ -24,7 +24,7 @@ from shardkit.conversion.recipe import Recipe
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_people_read_what_a_dataset_is(folder: Path, tmp_path: Path, to: str) -> None:
+def test_the_text_describes_the_dataset(folder: Path, tmp_path: Path, to: str) -> None:
     place = make_dataset(folder, tmp_path / "made", to=to)
     result = invoke("info", place)
     assert result.exit_code == 0
@@ -41,14 +41,14 @@ def test_people_read_what_a_dataset_is(folder: Path, tmp_path: Path, to: str) ->
     assert [line.split() for line in lines[-2:]] == [["cat", "3"], ["dog", "3"]]
 
 
-def test_machines_read_all_of_it(folder: Path, tmp_path: Path) -> None:
+def test_json_describes_the_dataset(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made")
     result = invoke("info", place, "--json")
     assert json.loads(result.stdout) == json.loads(json.dumps(describe(place)))
     assert result.exit_code == 0
 
 
-def test_a_recipe_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_reported(folder: Path, tmp_path: Path) -> None:
     recipe = Recipe(resize=(12, 10), resize_mode="crop", encode="jpeg", quality=70, orient=True)
     result = invoke("info", make_dataset(folder, tmp_path / "made", recipe=recipe, shuffle=False))
     for part in (
@@ -61,14 +61,14 @@ def test_a_recipe_is_told(folder: Path, tmp_path: Path) -> None:
         assert part in result.stdout
 
 
-def test_an_unlabelled_dataset_says_so(tmp_path: Path) -> None:
+def test_an_unlabeled_dataset_is_reported_as_such(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg()})
     result = invoke("info", make_dataset(tmp_path / "photos", tmp_path / "made"))
     assert "none: the dataset has no labels" in result.stdout
     assert "1 shard," in result.stdout
 
 
-def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
+def test_noted_skipped_and_ignored_files_are_reported(tmp_path: Path) -> None:
     make_tree(
         tmp_path / "photos",
         {
@@ -97,7 +97,7 @@ def test_many_classes_are_shortened(tmp_path: Path) -> None:
     assert len(json.loads(invoke("info", place, "--json").stdout)[""]["classes"]) == 45
 
 
-def test_each_split_is_told(tmp_path: Path) -> None:
+def test_each_split_is_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train", each=2)
     make_tree(tmp_path / "photos/val", {"cat": None})
     place = make_dataset(tmp_path / "photos", tmp_path / "made")
@@ -108,7 +108,7 @@ def test_each_split_is_told(tmp_path: Path) -> None:
     assert list(json.loads(invoke("info", place, "--json").stdout)) == ["train", "val"]
 
 
-def test_odd_class_names_cannot_break_the_table(tmp_path: Path) -> None:
+def test_odd_class_names_are_escaped(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a\nb\x1b[31m/1.jpg": jpeg(), "ü ö/1.jpg": jpeg()})
     result = invoke("info", make_dataset(tmp_path / "photos", tmp_path / "made"))
     assert "a\\nb" in result.stdout
@@ -118,7 +118,7 @@ def test_odd_class_names_cannot_break_the_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.slow
-def test_names_that_are_no_utf_8_are_told(tmp_path: Path, to: str) -> None:
+def test_names_that_are_not_utf_8_are_shown(tmp_path: Path, to: str) -> None:
     make_tree(tmp_path / "photos\udcff", {"\udcfe/\udcfd.jpg": jpeg()})
     place = make_dataset(tmp_path / "photos\udcff", tmp_path / "made\udcfc", to=to)
     for options in ([], ["--json"]):

@@ -25,7 +25,9 @@ from shardkit.measure.runner.spec import Subject
         (["--decode", "pil", "."], "decode pil needs a transform"),
     ],
 )
-def test_what_the_ladder_cannot_do_is_refused(arguments: list[str], message: str) -> None:
+def test_requests_that_the_ladder_does_not_support_are_refused(
+    arguments: list[str], message: str
+) -> None:
     result = invoke("ladder", *arguments)
 
     assert isinstance(result.exception, UsageError)

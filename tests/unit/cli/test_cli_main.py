@@ -55,7 +55,7 @@ def exits(monkeypatch: pytest.MonkeyPatch, error: BaseException | int | None) ->
     ],
     ids=repr,
 )
-def test_every_end_has_its_exit_code_and_at_most_one_line(
+def test_every_outcome_has_its_exit_code_and_at_most_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException | int | None,
@@ -69,14 +69,14 @@ def test_every_end_has_its_exit_code_and_at_most_one_line(
     assert shown.err.count("\n") == bool(message)
 
 
-def test_an_error_without_a_file_does_not_speak_of_none(
+def test_an_error_without_a_file_name_does_not_print_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO))) == 1
     assert "None" not in capsys.readouterr().err
 
 
-def test_help_teaches() -> None:
+def test_help_has_examples() -> None:
     for arguments in ([], ["-h"], ["--help"]):
         result = invoke(*arguments)
         assert "shardkit convert imagefolder PHOTOS DATASET --to lmdb" in result.output
@@ -121,7 +121,7 @@ def test_unknown_commands_and_options_are_refused(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_module_is_the_command() -> None:
+def test_python_m_shardkit_runs_the_command() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"shardkit {shardkit.__version__}\n")
     assert shardkit_command()[1:] == ["-m", "shardkit"]
@@ -145,7 +145,7 @@ except SystemExit as end:
         assert "loaded: [] code: 0" in done.stdout
 
 
-def test_the_help_of_converting_loads_no_storage_library() -> None:
+def test_convert_help_loads_no_storage_library() -> None:
     code = """
 import sys
 from shardkit.cli.main import main
@@ -157,7 +157,7 @@ except SystemExit as end:
     assert "loaded: []" in python(code, "convert", "imagefolder", "--help").stdout
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_a_traceback(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos", [f"class {n}" for n in range(60)], each=1)
     code = f"""
 import subprocess, sys
@@ -182,7 +182,7 @@ print(process.stderr.read().decode(), process.wait())
         (2, "bad file", "2 bad files"),
     ],
 )
-def test_amounts_have_their_plural(count: int, noun: str, text: str) -> None:
+def test_counts_have_plurals(count: int, noun: str, text: str) -> None:
     assert amount(count, noun) == text
 
 
@@ -198,11 +198,11 @@ def test_amounts_have_their_plural(count: int, noun: str, text: str) -> None:
         (1 << 50, "1024.0 TiB"),
     ],
 )
-def test_sizes_are_for_people(count: int, text: str) -> None:
+def test_sizes_are_readable(count: int, text: str) -> None:
     assert size(count) == text
 
 
-def test_names_cannot_break_a_terminal() -> None:
+def test_names_are_escaped_for_the_terminal() -> None:
     assert printable("größe ★") == "größe ★"
     assert printable("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
     assert printable("\udcff") == "\\udcff"

@@ -20,7 +20,7 @@ def place(folder: Path, tmp_path: Path) -> Path:
     return make_dataset(folder, tmp_path / "made")
 
 
-def test_files_made_anew_are_named(place: Path, folder: Path) -> None:
+def test_rebuilt_files_are_listed(place: Path, folder: Path) -> None:
     before = tree(place)
     (place / "shard-000001.lmdb").unlink()
     (place / "index/rows.npy").write_bytes(b"x")
@@ -32,13 +32,13 @@ def test_files_made_anew_are_named(place: Path, folder: Path) -> None:
     assert tree(place) == before
 
 
-def test_nothing_to_repair_is_said(place: Path, folder: Path) -> None:
+def test_nothing_to_repair_is_reported(place: Path, folder: Path) -> None:
     result = invoke("repair", place, "--from", folder, "--workers", 1)
     assert result.exit_code == DONE
     assert result.stdout.startswith(f"{place}: nothing to repair: 7 files as the conversion wrote ")
 
 
-def test_what_cannot_be_repaired_exits_with_1(place: Path, folder: Path) -> None:
+def test_irreparable_damage_exits_with_1(place: Path, folder: Path) -> None:
     lost = open_dataset(place).paths[0]
     (folder / lost).unlink()
     for name in ("shard-000000.lmdb", "shard-000001.lmdb"):
@@ -51,7 +51,7 @@ def test_what_cannot_be_repaired_exits_with_1(place: Path, folder: Path) -> None
     assert (place / "shard-000000.lmdb").read_bytes() == b""
 
 
-def test_json_has_it_all(place: Path, folder: Path) -> None:
+def test_json_is_complete(place: Path, folder: Path) -> None:
     (place / "shard-000001.lmdb").unlink()
     result = invoke("repair", place, "--from", folder, "--workers", 1, "--json")
     value = json.loads(result.stdout)
@@ -60,7 +60,7 @@ def test_json_has_it_all(place: Path, folder: Path) -> None:
     assert value == {"ok": True, "files": ["shard-000001.lmdb"], "findings": [], "intact": 6}
 
 
-def test_quiet_says_nothing(place: Path, folder: Path) -> None:
+def test_quiet_prints_nothing(place: Path, folder: Path) -> None:
     lost = open_dataset(place).paths[0]
     (place / "shard-000000.lmdb").unlink()
     (folder / lost).rename(folder / "away")
@@ -71,7 +71,7 @@ def test_quiet_says_nothing(place: Path, folder: Path) -> None:
     assert (done.output, done.exit_code) == ("", DONE)
 
 
-def test_names_in_the_source_cannot_break_a_line(tmp_path: Path) -> None:
+def test_names_in_the_source_are_escaped(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", {"cat/a\n\x1b[31m.jpg": jpeg(), "cat/b.jpg": jpeg()})
     place = make_dataset(source, tmp_path / "made")
     (source / "cat/a\n\x1b[31m.jpg").unlink()
@@ -82,7 +82,7 @@ def test_names_in_the_source_cannot_break_a_line(tmp_path: Path) -> None:
     assert r"(cat/a\n\x1b[31m.jpg)" in result.stderr
 
 
-def test_many_left_are_shortened(tmp_path: Path) -> None:
+def test_many_remaining_findings_are_shortened(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", {f"a/{n:03}.jpg": jpeg(seed=n) for n in range(212)})
     place = make_dataset(source, tmp_path / "made", to="webdataset")
     for path in source.rglob("*.jpg"):
@@ -97,9 +97,7 @@ def test_many_left_are_shortened(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_uses_are_one_line_and_no_traceback(
-    place: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_usage_errors_are_one_line(place: Path, folder: Path, tmp_path: Path) -> None:
     (place / "shard-000000.lmdb").unlink()
     cases = {
         (place, "--from", tmp_path / "missing"): "does not exist",

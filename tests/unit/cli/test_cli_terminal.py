@@ -131,7 +131,7 @@ def place(folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_each_text_of_a_manifest(place: Path, folder: Path, tmp_path: Path) -> None:
+def test_texts_of_a_manifest_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
     value = json.loads((place / MANIFEST_NAME).read_bytes())
     paths = [path for path in texts(value) if path[0] != "digest"]
     commands = []
@@ -146,7 +146,7 @@ def test_each_text_of_a_manifest(place: Path, folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_each_text_of_a_receipt(place: Path, folder: Path, tmp_path: Path) -> None:
+def test_texts_of_a_receipt_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
     save_receipt(tmp_path / "receipt", place, verify(place, against=folder))
     value = json.loads((tmp_path / "receipt").read_bytes())
     commands = []
@@ -157,7 +157,7 @@ def test_each_text_of_a_receipt(place: Path, folder: Path, tmp_path: Path) -> No
     assert "owned" in show(tmp_path, commands)
 
 
-def test_keys_and_paths_of_records(place: Path, folder: Path, tmp_path: Path) -> None:
+def test_keys_and_paths_of_records_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
     def change(records: list[Record]) -> list[Record]:
         return [
             with_meta(replace(record, key=f"{record.key}{KEY}"), path=f"{number}{EVIL}")
@@ -174,7 +174,7 @@ def test_keys_and_paths_of_records(place: Path, folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_names_in_a_source(tmp_path: Path) -> None:
+def test_names_in_a_source_are_escaped(tmp_path: Path) -> None:
     name = f"n{EVIL}"
     source = tmp_path / f"photos{name}"
     make_folder(source, ["cat", name])
@@ -217,7 +217,7 @@ warnings.warn({EVIL!r})
     assert shown.count(b"\n") == 1
 
 
-def test_a_long_text_is_cut(tmp_path: Path) -> None:
+def test_a_long_text_is_shortened(tmp_path: Path) -> None:
     code = "from shardkit.cli.console import say; say('begin' + 'x' * (1 << 22) + 'end')"
     shown = on_terminal([sys.executable, "-c", code])
     assert len(shown) < 30_000
@@ -246,7 +246,7 @@ def code_without(numbers: Sequence[int], *arguments: object) -> int:
 
 @pytest.mark.parametrize("numbers", CLOSED, ids=str)
 @pytest.mark.slow
-def test_closed_streams_change_no_exit_code(
+def test_closed_streams_do_not_change_the_exit_code(
     folder: Path, tmp_path: Path, numbers: Sequence[int]
 ) -> None:
     made = tmp_path / "made"
@@ -260,7 +260,7 @@ def test_closed_streams_change_no_exit_code(
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.slow
-def test_a_reader_that_goes_away_changes_no_exit_code(
+def test_a_closed_pipe_does_not_change_the_exit_code(
     folder: Path, tmp_path: Path, as_json: bool
 ) -> None:
     made = make_dataset(folder, tmp_path / "made")

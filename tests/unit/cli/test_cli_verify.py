@@ -46,7 +46,7 @@ def damage(place: Path, row: int = 4) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("level", ["quick", "full", "decode"])
-def test_a_sound_dataset_exits_with_0(place: Path, level: str) -> None:
+def test_an_intact_dataset_exits_with_0(place: Path, level: str) -> None:
     result = invoke("verify", place, "--level", level, "--workers", 1)
     assert result.exit_code == CODES["sound"]
     assert result.stdout.startswith(f"{place}: intact ({level}: 2 shards")
@@ -64,7 +64,7 @@ def test_a_damaged_record_is_named_and_exits_with_1(place: Path) -> None:
     assert "2 findings" in result.stdout
 
 
-def test_several_processes_say_the_same(place: Path) -> None:
+def test_several_processes_report_the_same(place: Path) -> None:
     damage(place)
     one = invoke("verify", place, "--workers", 1, "--json")
     two = invoke("verify", place, "--workers", 2, "--json")
@@ -90,7 +90,7 @@ def test_json_holds_everything_and_nothing_else_is_printed(place: Path) -> None:
     assert result.exit_code == CODES["damaged"]
 
 
-def test_quiet_says_nothing_but_the_exit_code(place: Path) -> None:
+def test_quiet_prints_nothing_and_sets_the_exit_code(place: Path) -> None:
     sound = invoke("verify", place, "--quiet", "--workers", 1)
     assert (sound.output, sound.exit_code) == ("", CODES["sound"])
     damage(place)
@@ -98,7 +98,7 @@ def test_quiet_says_nothing_but_the_exit_code(place: Path) -> None:
     assert (damaged.output, damaged.exit_code) == ("", CODES["damaged"])
 
 
-def test_files_of_others_are_told(place: Path) -> None:
+def test_foreign_files_are_reported(place: Path) -> None:
     (place / "README").write_bytes(b"x")
     result = invoke("verify", place, "--workers", 1)
     assert result.exit_code == CODES["sound"]
@@ -132,7 +132,7 @@ def test_all_splits_are_verified(splits: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["manifest", "split"])
-def test_a_missing_split_is_damage_and_not_wrong_usage(splits: Path, what: str) -> None:
+def test_a_missing_split_is_damage_not_a_usage_error(splits: Path, what: str) -> None:
     if what == "manifest":
         (splits / "val" / MANIFEST_NAME).unlink()
     else:
@@ -143,7 +143,7 @@ def test_a_missing_split_is_damage_and_not_wrong_usage(splits: Path, what: str) 
     assert "Traceback" not in result.stderr
 
 
-def test_odd_names_cannot_break_a_line(tmp_path: Path) -> None:
+def test_odd_names_are_escaped(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a/x\ny\x1b[31m.png": png()})
     convert(tmp_path / "photos", tmp_path / "made", to="lmdb")
     damage(tmp_path / "made", row=0)
@@ -190,7 +190,7 @@ def test_index_rebuilds_a_lost_index(place: Path) -> None:
     assert {path.name: path.read_bytes() for path in (place / "index").iterdir()} == before
 
 
-def test_index_rebuilds_that_of_each_split(splits: Path) -> None:
+def test_index_rebuilds_each_splits_index(splits: Path) -> None:
     for split in ("train", "val"):
         shutil.rmtree(splits / split / "index")
     result = invoke("index", splits)
@@ -211,7 +211,7 @@ def test_index_refuses_damaged_shards_with_1(place: Path) -> None:
     assert "shardkit verify" in result.stderr
 
 
-def test_errors_are_those_of_the_library(tmp_path: Path, place: Path) -> None:
+def test_library_errors_become_bad_image(tmp_path: Path, place: Path) -> None:
     assert isinstance(invoke("verify", tmp_path / "nowhere").exception, UsageError)
     damage(place)
     assert isinstance(invoke("index", place).exception, CorruptDataset)

@@ -119,7 +119,7 @@ def test_a_lack_of_memory_passes_through(
 
 
 @pytest.mark.parametrize("reason", ["Insufficient memory (case 4)", "Memory allocation failure"])
-def test_what_turbojpeg_says_of_memory_is_understood(
+def test_turbojpeg_out_of_memory_messages_are_recognized(
     monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr("simplejpeg.decode_jpeg", fail(ValueError(reason)))
@@ -157,7 +157,7 @@ def test_a_conversion_never_skips_an_image_for_lack_of_memory(
     assert not (tmp_path / "set" / "shardkit.json").exists()
 
 
-def test_a_reason_is_given_in_words() -> None:
+def test_the_reason_is_readable() -> None:
     for error, said in (
         (AssertionError(), "its parts contradict each other (AssertionError)"),
         (IndexError("list index out of range"), "contradict each other (IndexError: list index"),
@@ -169,12 +169,12 @@ def test_a_reason_is_given_in_words() -> None:
             raise error
 
 
-def test_what_an_image_says_of_memory_is_not_believed() -> None:
+def test_an_images_text_about_memory_is_ignored() -> None:
     require_memory("Too much memory used in text chunks")
     require_memory("Token too long: out of memory")
 
 
-def test_an_error_that_may_mean_two_things_is_decided_by_what_memory_there_is(
+def test_an_ambiguous_error_is_decided_by_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(BadImage, match="its data are damaged"), as_bad_image("it is odd", 1 << 20):

@@ -80,14 +80,14 @@ def foreign_paths() -> set[str]:
     return {f"a/image.{suffix}" for suffix in FILES} | {"b/an avif, really.jpg"}
 
 
-def test_what_pillow_opens_is_an_image_and_the_rest_is_listed(folder: Path) -> None:
+def test_files_that_pillow_opens_are_images_and_the_rest_is_listed(folder: Path) -> None:
     scan = scan_imagefolder(folder)
     assert {entry.path for entry in scan.splits[""].entries} == {*foreign_paths(), "b/usual.jpg"}
     ignored = {problem.path: problem.reason for problem in scan.ignored[""]}
     assert ignored == {f"a/{name}": "not an image" for name in TEXTS}
 
 
-def test_a_plain_copy_names_each_and_the_remedy(folder: Path, tmp_path: Path) -> None:
+def test_a_plain_copy_lists_each_file_and_the_remedy(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadImages) as caught:
         convert(folder, tmp_path / "made", to="lmdb")
     reasons = {problem.path: problem.reason for problem in caught.value.problems}
@@ -96,7 +96,7 @@ def test_a_plain_copy_names_each_and_the_remedy(folder: Path, tmp_path: Path) ->
     assert "the format TGA" in reasons["a/image.tga"]
 
 
-def test_on_error_skip_leaves_them_out(folder: Path, tmp_path: Path) -> None:
+def test_on_error_skip_skips_them(folder: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     command = ("convert", "imagefolder", folder, made, "--to", "lmdb", "--workers", 1)
     assert invoke(*command, "--on-error", "skip").exit_code == 0
@@ -114,7 +114,7 @@ def test_on_error_skip_leaves_them_out(folder: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_remedy_works_for_all(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
+def test_re_encoding_works_for_all(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
     scan = scan_imagefolder(folder)
     convert_scan(scan, tmp_path / "made", ConvertOptions(to="webdataset", recipe=recipe))
     dataset = open_dataset(tmp_path / "made", decode="numpy")
@@ -127,7 +127,7 @@ def test_the_remedy_works_for_all(recipe: Recipe, folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("suffix", FILES)
-def test_a_cut_file_is_bad_or_not_an_image(suffix: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_bad_or_not_an_image(suffix: str, tmp_path: Path) -> None:
     data = FILES[suffix]
     for part in (0.02, 0.3, 0.6, 0.95):
         content = data[: int(part * len(data))]
@@ -150,7 +150,7 @@ def test_a_bomb_is_refused_by_its_header(content: bytes, words: str) -> None:
         inspect(content, FOREIGN_FIELD)
 
 
-def test_no_plugin_that_runs_or_opens_something_else_is_used() -> None:
+def test_no_plugin_that_runs_programs_or_opens_other_files_is_used() -> None:
     left_out = {"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG", "IPTC", "FPX", "MIC"}
     assert not left_out & set(FORMATS)
     Image.init()

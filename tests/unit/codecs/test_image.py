@@ -75,13 +75,13 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("field", SAMPLES)
-def test_content_tells_the_kind(field: str) -> None:
+def test_content_determines_the_type(field: str) -> None:
     assert sniff(SAMPLES[field][: codec.SNIFF_BYTES]) == field
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB"])
 @pytest.mark.parametrize("plain", [False, True])
-def test_every_kind_of_netpbm_is_known(mode: str, plain: bool) -> None:
+def test_every_netpbm_type_is_recognized(mode: str, plain: bool) -> None:
     image = picture(8, 6, mode=mode)
     data = encoded(image, "PPM")
     if plain:
@@ -112,11 +112,11 @@ def test_every_kind_of_netpbm_is_known(mode: str, plain: bool) -> None:
         b"<svg/>",
     ],
 )
-def test_other_content_is_no_image(text: bytes) -> None:
+def test_other_content_is_not_an_image(text: bytes) -> None:
     assert sniff(text[: codec.SNIFF_BYTES]) is None
 
 
-def test_both_byte_orders_and_big_tiffs_are_known() -> None:
+def test_both_byte_orders_and_big_tiffs_are_recognized() -> None:
     assert sniff(b"MM\0*\0\0\0\x08") == sniff(b"II+\0\x08\0\0\0") == "tiff"
     big = encoded(kind="TIFF", big_tiff=True)
     assert sniff(big[:32]) == "tiff"
@@ -146,7 +146,7 @@ def test_the_orientation_is_found(kind: str, orientation: int) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_tiff_is_turned_exactly_once(orientation: int) -> None:
+def test_a_tiff_is_rotated_exactly_once(orientation: int) -> None:
     """Pillow turns a TIFF when it loads it, and no other kind."""
     data = with_exif(orientation, "TIFF")
     info = inspect(data, "tiff")
@@ -170,13 +170,13 @@ def jpeg_with_segments(*segments: bytes) -> bytes:
     return data[:2] + made + data[2:]
 
 
-def test_an_orientation_behind_large_segments_is_found() -> None:
+def test_an_orientation_after_large_segments_is_found() -> None:
     padding = b"\xff\xed" + bytes(60_000)
     data = jpeg_with_segments(padding, padding, b"\xff\xe1" + exif(6).tobytes())
     assert inspect(data, "jpg").orientation == 6
 
 
-def test_an_orientation_that_stands_in_xmp_alone_is_found_as_pillow_finds_it() -> None:
+def test_an_orientation_only_in_xmp_is_found_as_in_pillow() -> None:
     packet = (
         b'\xff\xe1http://ns.adobe.com/xap/1.0/\0<x:xmpmeta xmlns:x="adobe:ns:meta/">'
         b'<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description '
@@ -215,7 +215,7 @@ def test_damaged_exif_data_do_not_make_an_image_bad(rest: bytes) -> None:
 
 
 @pytest.mark.parametrize("field", ["gif", "webp", "png", "tiff"])
-def test_frames_are_counted_and_the_first_is_taken(field: str) -> None:
+def test_frames_are_counted_and_the_first_is_used(field: str) -> None:
     frames = [picture(24, 16, seed) for seed in range(3)]
     options = {"lossless": True} if field == "webp" else {}
     data = encoded(frames[0], field.upper(), save_all=True, append_images=frames[1:], **options)
@@ -238,7 +238,7 @@ def test_frames_are_counted_and_the_first_is_taken(field: str) -> None:
         *[("PPM", mode) for mode in ("1", "L", "RGB")],
     ],
 )
-def test_opaque_images_become_rgb_as_pillow_makes_them(kind: str, mode: str) -> None:
+def test_opaque_images_become_rgb_as_in_pillow(kind: str, mode: str) -> None:
     data = encoded(picture(23, 17, mode=mode), kind)
     field = {"JPEG": "jpg"}.get(kind, kind.lower())
     got = decode(data, field)
@@ -281,7 +281,7 @@ def test_a_ycck_jpeg_is_bit_equal_to_pillow() -> None:
 @pytest.mark.parametrize("mode", ["LA", "RGBA"])
 @pytest.mark.parametrize("background", [(255, 255, 255), MAGENTA])
 @pytest.mark.parametrize(("kind", "field"), [("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tiff")])
-def test_transparent_images_are_laid_over_the_background(
+def test_transparent_images_are_composited_over_the_background(
     mode: str, background: tuple[int, int, int], kind: str, field: str
 ) -> None:
     options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
@@ -289,7 +289,7 @@ def test_transparent_images_are_laid_over_the_background(
     assert differ(decode(data, field, background=background), over(opened(data), background)) <= 1
 
 
-def test_wholly_transparent_pixels_are_exactly_the_background() -> None:
+def test_fully_transparent_pixels_equal_the_background() -> None:
     data = encoded(Image.new("RGBA", (4, 4), (10, 20, 30, 0)), "PNG")
     assert (decode(data, "png", background=MAGENTA) == MAGENTA).all()
     assert (decode(data, "png") == 255).all()
@@ -307,7 +307,7 @@ def test_palette_entries_may_be_transparent() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_a_transparent_colour_of_an_rgb_png_is_transparent(bits: int) -> None:
+def test_a_transparent_color_of_an_rgb_png_is_transparent(bits: int) -> None:
     form = ">6B" if bits == 8 else ">6H"
     key = 200 if bits == 8 else 200 * 257
     rows = b"\0" + struct.pack(form, key, 0, 0, 0, key, 0)
@@ -317,7 +317,7 @@ def test_a_transparent_colour_of_an_rgb_png_is_transparent(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_a_transparent_grey_of_a_png_is_transparent(bits: int) -> None:
+def test_a_transparent_gray_of_a_png_is_transparent(bits: int) -> None:
     form = ">2B" if bits == 8 else ">2H"
     key = 100 if bits == 8 else 100 * 257
     header = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
@@ -330,7 +330,7 @@ WIDE = (np.arange(12, dtype=np.uint16) * 5461).reshape(3, 4)
 """16-bit values from 0 to 60071."""
 
 
-def test_sixteen_bit_grey_keeps_its_upper_byte() -> None:
+def test_sixteen_bit_gray_keeps_its_upper_byte() -> None:
     expected = np.repeat((WIDE >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     as_png = encoded(Image.fromarray(WIDE), "PNG")
     as_tiff = encoded(Image.fromarray(WIDE), "TIFF")
@@ -347,7 +347,7 @@ def test_sixteen_bit_big_endian_tiff_keeps_its_upper_byte() -> None:
     assert np.array_equal(np.asarray(to_rgb(image))[:, :, 0], (WIDE >> 8).astype(np.uint8))
 
 
-def test_a_grey_map_of_ten_bits_uses_the_whole_range() -> None:
+def test_a_gray_map_of_ten_bits_uses_the_full_range() -> None:
     values = np.array([[0, 512, 1023]], ">u2")
     got = decode(b"P5 3 1 1023\n" + values.tobytes(), "ppm")
     assert got[0, :, 0].tolist() == [0, 128, 255]
@@ -368,14 +368,14 @@ def test_pixels_without_a_range_are_refused(mode: str) -> None:
 
 
 @pytest.mark.parametrize("field", SAMPLES)
-def test_pixels_go_where_they_are_wanted(field: str) -> None:
+def test_pixels_are_decoded_into_a_given_array(field: str) -> None:
     out = np.zeros((16, 24, 3), np.uint8)
     assert np.shares_memory(decode(SAMPLES[field], field, out=out), out)
     assert np.array_equal(out, oracle(SAMPLES[field]))
 
 
 @pytest.mark.parametrize("field", SAMPLES)
-def test_a_view_of_memory_is_as_good_as_bytes(field: str) -> None:
+def test_a_memoryview_decodes_like_bytes(field: str) -> None:
     view = memoryview(SAMPLES[field])
     assert np.array_equal(decode(view, field), oracle(SAMPLES[field]))
 
@@ -401,7 +401,7 @@ def test_without_simplejpeg_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turning_upright_is_what_pillow_does(orientation: int) -> None:
+def test_orientations_are_applied_as_in_pillow(orientation: int) -> None:
     data = with_exif(orientation, "PNG")
     expected = ImageOps.exif_transpose(opened(data))
     assert np.array_equal(
@@ -415,7 +415,7 @@ def test_turning_upright_is_what_pillow_does(orientation: int) -> None:
 
 @pytest.mark.parametrize("field", SAMPLES)
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-def test_a_cut_image_is_bad(field: str, part: float) -> None:
+def test_a_truncated_image_is_bad(field: str, part: float) -> None:
     data = SAMPLES[field]
     with pytest.raises(BadImage):
         decode(data[: int(len(data) * part)], field)
@@ -462,7 +462,7 @@ def test_damage_raises_bad_image_or_nothing(field: str, mask: int) -> None:
 
 
 @pytest.mark.parametrize("field", ["gif", "png", "webp", "tiff"])
-def test_an_animation_that_is_cut_raises_bad_image_or_nothing(field: str) -> None:
+def test_a_truncated_animation_raises_bad_image_or_nothing(field: str) -> None:
     frames = [picture(6, 5, seed) for seed in range(3)]
     data = encoded(frames[0], field.upper(), save_all=True, append_images=frames[1:])
     for end in range(32, len(data)):
@@ -479,7 +479,7 @@ def overwritten(seed: int) -> bytes:
     return bytes(data)
 
 
-def test_rubbish_in_the_middle_of_a_jpeg_is_noticed() -> None:
+def test_garbage_in_the_middle_of_a_jpeg_is_noticed() -> None:
     """Some rubbish is valid by chance; libjpeg warns about most of it."""
     unnoticed = 0
     for seed in range(40):
@@ -490,7 +490,7 @@ def test_rubbish_in_the_middle_of_a_jpeg_is_noticed() -> None:
     assert unnoticed <= 8
 
 
-def test_superfluous_bytes_are_no_damage() -> None:
+def test_trailing_bytes_are_not_damage() -> None:
     data = jpeg()
     end = data + b"trailing rubbish"
     before_end = data[:-2] + b"\0\0\0" + data[-2:]
@@ -498,7 +498,7 @@ def test_superfluous_bytes_are_no_damage() -> None:
         assert np.array_equal(decode(odd, "jpg"), oracle(data))
 
 
-def test_the_reason_does_not_hold_an_address() -> None:
+def test_the_reason_contains_no_address() -> None:
     with pytest.raises(BadImage, match="cannot be identified") as caught:
         inspect(b"text", "png")
     assert "BytesIO" not in str(caught.value)
@@ -556,7 +556,7 @@ except BadImage as error:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_a_large_image_within_the_limit_is_taken() -> None:
+def test_a_large_image_within_the_limit_is_accepted() -> None:
     """Above half of the limit Pillow warns."""
     width, height = 12_000, 8_000
     rows = zlib.compress(bytes((1 + width // 8) * height))
@@ -575,7 +575,7 @@ def test_a_large_image_within_the_limit_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("field", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
-def test_encoded_images_are_what_was_asked_for(field: str, kind: str) -> None:
+def test_encoded_images_have_the_requested_type(field: str, kind: str) -> None:
     image = picture(33, 21)
     data = encode(image, field, 90)
     assert sniff(data[:32]) == field
@@ -584,13 +584,13 @@ def test_encoded_images_are_what_was_asked_for(field: str, kind: str) -> None:
     assert differ(decode(data, field), np.asarray(image)) <= (0 if field == "png" else 60)
 
 
-def test_quality_counts() -> None:
+def test_quality_changes_the_size() -> None:
     image = picture(40, 40)
     for field in ("jpg", "webp"):
         assert len(encode(image, field, 30)) < len(encode(image, field, 95))
 
 
-def test_a_jpeg_is_baseline_and_has_half_the_colour() -> None:
+def test_a_jpeg_is_baseline_with_subsampled_color() -> None:
     data = encode(picture(32, 32), "jpg", 90)
     start = data.index(b"\xff\xc0")
     assert data[start + 11] == 0x22  # two by two luma samples for each chroma sample
@@ -601,7 +601,7 @@ def test_raw_is_the_pixels() -> None:
     assert encode(picture(5, 4), "raw", 90) == pixels(5, 4).tobytes()
 
 
-def test_metadata_are_not_encoded_again() -> None:
+def test_metadata_is_not_encoded() -> None:
     image = opened(with_exif(6, "JPEG"))
     image.load()
     for field in ("jpg", "png", "webp"):
@@ -610,7 +610,7 @@ def test_metadata_are_not_encoded_again() -> None:
 
 
 @pytest.mark.parametrize(("field", "width"), [("webp", 16_384), ("jpg", 65_501)])
-def test_an_image_that_its_encoding_cannot_hold_is_bad(field: str, width: int) -> None:
+def test_an_image_too_large_for_its_encoding_is_bad(field: str, width: int) -> None:
     with pytest.raises(BadImage):
         encode(Image.new("RGB", (width, 1)), field, 90)
 
@@ -622,7 +622,7 @@ def test_the_orientation_of_a_jpeg_and_its_number_of_images_are_found() -> None:
 
 
 @pytest.mark.parametrize("fill", [b"\xff", b"\xff\xff\xff"])
-def test_padding_before_a_marker_is_no_length(fill: bytes) -> None:
+def test_padding_before_a_marker_is_not_a_length(fill: bytes) -> None:
     data = jpeg()
     at = data.index(b"\xff\xdb")
     assert inspect(data[:at] + fill + data[at:], "jpg") == inspect(data, "jpg")

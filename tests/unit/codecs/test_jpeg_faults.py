@@ -142,7 +142,7 @@ def require_pillows_pixels(place: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_harmless_warning_is_no_loss(name: str) -> None:
+def test_a_harmless_warning_is_not_data_loss(name: str) -> None:
     warnings: list[str] = []
     pixels = decode(HARMLESS[name], "jpg", warnings=warnings)
     assert np.array_equal(pixels, oracle(HARMLESS[name]))
@@ -151,7 +151,7 @@ def test_a_harmless_warning_is_no_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_lost_data_is_loss_behind_any_harmless_warning(name: str) -> None:
+def test_data_loss_is_found_after_any_harmless_warning(name: str) -> None:
     warnings: list[str] = []
     pixels = decode(LOST[name], "jpg", warnings=warnings)
     assert np.array_equal(pixels, oracle(LOST[name]))
@@ -171,7 +171,7 @@ def test_harmless_faults_are_stored_noted_and_read_as_pillow_reads_them(
     assert verify(place, "decode", against=tmp_path / "photos").findings == []
 
 
-def test_lost_data_is_refused_and_the_remedy_named(tmp_path: Path) -> None:
+def test_data_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(BadImages) as caught:
         made(tmp_path, {**LOST, **ENDLESS})
     reasons = {problem.path: problem.reason for problem in caught.value.problems}
@@ -190,7 +190,7 @@ def test_tolerated_damage_is_noted_and_read_as_pillow_reads_it(to: str, tmp_path
     assert repair(place, tmp_path / "photos").ok
 
 
-def test_what_pillow_refuses_is_never_tolerated(tmp_path: Path) -> None:
+def test_images_that_pillow_refuses_are_never_tolerated(tmp_path: Path) -> None:
     with pytest.raises(BadImages) as caught:
         made(tmp_path, ENDLESS, tolerate_damage=True)
     assert len(caught.value.problems) == len(ENDLESS)

@@ -11,7 +11,7 @@ import pytest
 from shardkit.codecs.quiet import quiet
 
 
-def test_a_thread_that_is_quiet_is_so_alone() -> None:
+def test_quiet_affects_one_thread_only() -> None:
     said: list[str] = []
     inside, done = threading.Event(), threading.Event()
 
@@ -37,7 +37,7 @@ def test_a_thread_that_is_quiet_is_so_alone() -> None:
     assert said == ["loud"]
 
 
-def test_quiet_needs_no_filters_to_be_as_it_left_them() -> None:
+def test_quiet_works_if_others_change_the_filters() -> None:
     for change in (warnings.resetwarnings, lambda: warnings.simplefilter("error")):
         with warnings.catch_warnings():
             change()
@@ -57,7 +57,7 @@ def test_quiet_ends_with_an_exception() -> None:
             warnings.warn("loud", UserWarning, stacklevel=1)
 
 
-def test_the_filters_can_be_sent_to_other_processes() -> None:
+def test_the_filters_can_be_pickled() -> None:
     """As joblib does: what stands in them must be picklable, and harmless where it arrives."""
     with quiet():
         pass

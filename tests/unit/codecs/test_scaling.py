@@ -58,7 +58,7 @@ def steps(ours: Pixels, theirs: Pixels) -> Any:
     "size",
     [(53, 41), (40, 100), (300, 200), (97, 3), (1, 1), (150, 5), (160, 5), (130, 54), (130, 55)],
 )
-def test_pixels_are_pillows_but_for_rounding(name: str, size: tuple[int, int]) -> None:
+def test_pixels_equal_pillows_up_to_rounding(name: str, size: tuple[int, int]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (97, 151, 3), dtype=np.uint8)
     for source in (pixels(151, 97), noise):
         before = source.copy()
@@ -69,7 +69,7 @@ def test_pixels_are_pillows_but_for_rounding(name: str, size: tuple[int, int]) -
         np.testing.assert_array_equal(source, before)
 
 
-def test_pixels_that_have_the_size_are_left_alone() -> None:
+def test_pixels_of_the_right_size_are_unchanged() -> None:
     source = pixels(15, 9)
     assert scaling.scale(source, (15, 9), "bicubic") is source
 
@@ -146,7 +146,7 @@ def test_processes_and_threads_make_the_same_files(photos: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.usefixtures("three_threads")
-def test_torch_has_one_thread_at_work_and_the_callers_number_after_it(
+def test_torch_uses_one_thread_within_the_context(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     seen: set[int] = set()
@@ -163,7 +163,7 @@ def test_torch_has_one_thread_at_work_and_the_callers_number_after_it(
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_the_callers_threads_come_back_after_an_error() -> None:
+def test_the_callers_threads_are_restored_after_an_error() -> None:
     def fail() -> None:
         with Recipe(resize=(8, 8), resizer="torch").at_work():
             assert torch.get_num_threads() == 1
@@ -207,7 +207,7 @@ def test_a_plan_needs_no_torch(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_manifest_names_torch_where_it_was_used(folder: Path, tmp_path: Path) -> None:
+def test_the_manifest_lists_torch_if_used(folder: Path, tmp_path: Path) -> None:
     scan = scan_imagefolder(folder)
     recipes = {"torch": Recipe(resize=(8, 8), resizer="torch"), "pillow": Recipe(resize=(8, 8))}
     for name, recipe in recipes.items():
@@ -254,6 +254,6 @@ def test_another_resizer_is_another_plan(
     ],
     ids=str,
 )
-def test_what_torch_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_torch_lacks_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Recipe(**{"resize": (8, 8), "resizer": "torch", **options})

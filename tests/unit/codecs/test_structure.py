@@ -38,14 +38,14 @@ def test_the_header_of_a_jpeg_ends_before_its_pixels() -> None:
     assert jpeg_header(data[:-2] + b"Exif\0MPF\0Orientation" + data[-2:]) == header
 
 
-def test_a_header_that_may_say_more_than_a_size_is_known() -> None:
+def test_a_header_with_more_than_a_size_is_recognized() -> None:
     frames = encoded(picture(), "MPO", save_all=True, append_images=[picture(seed=1)])
     turned, told = jpeg(30, 20, exif=exif(6)), jpeg(30, 20, xmp=b"<x tiff:Orientation='3'/>")
     assert all(jpeg_header(data).speaks for data in (turned, frames, told))
 
 
 @given(st.binary(max_size=60), st.integers(0, 700))
-def test_no_damage_to_a_jpeg_makes_its_header_another(junk: bytes, at: int) -> None:
+def test_damage_after_a_jpegs_header_does_not_change_the_header(junk: bytes, at: int) -> None:
     """Whatever libjpeg reads in the whole, it reads in the header alone."""
     data = jpeg()
     data = data[:at] + junk + data[at + len(junk) :]
@@ -62,7 +62,7 @@ def test_a_jpeg_that_ends_in_its_header_is_bad(cut: int) -> None:
         jpeg_header(jpeg()[:cut])
 
 
-def test_a_header_keeps_no_more_exif_data_than_anyone_reads() -> None:
+def test_excessive_exif_data_is_dropped() -> None:
     data = jpeg()
     segment = b"\xff\xe1" + (20_002).to_bytes(2, "big") + b"Exif\0\0" + bytes(19_994)
     many = data[:2] + segment * 200 + data[2:]
@@ -140,7 +140,7 @@ def test_many_images_of_a_tiff_are_counted_in_time() -> None:
     assert tiff_frames(data + bytes(6)) == 200_000
 
 
-def test_a_whole_png_is_no_damage() -> None:
+def test_an_intact_png_is_not_damaged() -> None:
     for mode in ("1", "L", "P", "LA", "RGB", "RGBA", "I;16"):
         for size in ((1, 1), (7, 9), (40, 30)):
             data = png(*size, mode=mode)
@@ -158,14 +158,14 @@ def test_each_damaged_chunk_of_a_png_is_named() -> None:
             check_png(bytes(damaged))
 
 
-def test_a_png_that_ends_early_is_damaged_wherever_it_ends() -> None:
+def test_a_png_truncated_anywhere_is_damaged() -> None:
     data = png()
     for end in range(8, len(data)):
         with pytest.raises(BadImage, match=r"it ends( after its chunk (IHDR|IDAT))?, without the"):
             check_png(data[:end])
 
 
-def test_a_png_has_one_header_and_in_front() -> None:
+def test_a_png_starts_with_its_only_header() -> None:
     data = png()
     header, rest = data[8:33], data[33:]
     for chunks in (header + header + rest, png_chunk(b"teXt", b"") + header + rest):
@@ -202,7 +202,7 @@ def unpacked_bytes(width: int, height: int, bits: int, interlaced: int) -> int:
     [(0, 1, 1), (0, 16, 16), (2, 8, 24), (3, 4, 4), (4, 8, 16), (6, 16, 64)],
 )
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (5, 8), (17, 11)])
-def test_a_png_is_whole_with_the_last_byte_and_not_without(
+def test_a_png_without_its_last_byte_is_damaged(
     interlaced: int, colour: int, depth: int, bits: int, size: tuple[int, int]
 ) -> None:
     header = struct.pack(">IIBBBBB", *size, depth, colour, 0, 0, interlaced)
@@ -250,7 +250,7 @@ def test_a_bomb_in_the_packed_rows_of_a_png_is_not_unpacked() -> None:
     assert png_is_whole(data)
 
 
-def test_a_png_that_may_have_metadata_is_known() -> None:
+def test_a_png_with_metadata_is_recognized() -> None:
     assert not png_says_more(png())
     assert png_says_more(encoded(picture(), "PNG", exif=exif(3)))
 
@@ -283,7 +283,7 @@ def test_a_netpbm_file_without_its_numbers_is_bad(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("marker", [0xC0, 0xC2, 0xC4, 0xDA, 0xE1])
-def test_a_jpeg_of_one_empty_segment_is_cut(marker: int) -> None:
+def test_a_jpeg_of_one_empty_segment_is_truncated(marker: int) -> None:
     data = b"\xff\xd8\xff" + bytes((marker,)) + b"\0\x02"
     with pytest.raises(BadImage):
         inspect(data, "jpg")
@@ -294,7 +294,7 @@ def test_a_jpeg_of_one_empty_segment_is_cut(marker: int) -> None:
 @pytest.mark.parametrize("interlaced", [0, 1])
 @pytest.mark.parametrize("tail", [b"", b"surplus" * 50])
 @pytest.mark.parametrize("spoilt", [-1, -3, -6])
-def test_a_png_whose_packed_data_end_badly_is_no_other_error(
+def test_a_png_with_bad_packed_data_is_a_bad_image(
     interlaced: int, tail: bytes, spoilt: int
 ) -> None:
     header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, interlaced)
@@ -328,7 +328,7 @@ def test_an_ordinary_png_is_proved_intact_without_pillow(mode: str, text: bool) 
         assert plain is None
 
 
-def test_no_damage_to_a_png_is_missed_that_decoding_finds() -> None:
+def test_the_fast_png_check_misses_no_damage_that_decoding_finds() -> None:
     def refused(function: Callable[[bytes, str], object], data: bytes) -> bool:
         try:
             function(data, "png")

@@ -96,7 +96,7 @@ def library(choose: Callable[[str | None], None]) -> str:
 
 
 @pytest.mark.parametrize("path", LIBRARIES, ids=lambda path: path.name)
-def test_mutated_jpegs_give_the_pixels_of_the_whole_or_none(
+def test_mutated_jpegs_give_the_full_decodes_pixels_or_none(
     choose: Callable[[str | None], None], path: Path
 ) -> None:
     choose(str(path))
@@ -185,7 +185,9 @@ def spans(side: int) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-def test_every_width_and_height_is_cut_exactly(library: str, subsampling: str, fast: bool) -> None:
+def test_every_width_and_height_is_cropped_exactly(
+    library: str, subsampling: str, fast: bool
+) -> None:
     size = 35, 19
     data = made(*size, subsampling)
     for eighths in EIGHTHS:
@@ -211,7 +213,7 @@ def test_every_width_and_height_is_cut_exactly(library: str, subsampling: str, f
     ids=str,
 )
 @pytest.mark.parametrize("subsampling", ["444", "420", "gray"])
-def test_every_kind_of_jpeg_is_cut_exactly(
+def test_every_kind_of_jpeg_is_cropped_exactly(
     library: str, subsampling: str, kind: dict[str, int]
 ) -> None:
     data = made(*WIDE, subsampling, **kind)
@@ -220,7 +222,7 @@ def test_every_kind_of_jpeg_is_cut_exactly(
 
 
 @pytest.mark.parametrize("arithmetic", [0, 1])
-def test_a_progressive_jpeg_is_left_to_others(library: str, arithmetic: int) -> None:
+def test_a_progressive_jpeg_is_not_decoded(library: str, arithmetic: int) -> None:
     """If its last scans are missing, a piece is smoothed otherwise than the whole."""
     data = made(*WIDE, progressive=1, arithmetic=arithmetic)
     assert decode_region(data, WIDE, 8, REGIONS[0]) is None
@@ -233,7 +235,7 @@ def _scaled(region: Region, eighths: int) -> Region:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(data=st.data())
-def test_any_region_of_any_size_is_cut_exactly(library: str, data: st.DataObject) -> None:
+def test_any_region_of_any_size_is_cropped_exactly(library: str, data: st.DataObject) -> None:
     size = data.draw(st.tuples(*[st.integers(1, 70)] * 2), "size")
     eighths = data.draw(st.sampled_from(EIGHTHS), "eighths")
     width, height = (reduced(side, eighths) for side in size)
@@ -258,7 +260,7 @@ def test_fast_is_not_exact(library: str) -> None:
     assert not wrong(data, WIDE, 8, region)  # it is no lasting state
 
 
-def test_bytes_may_stand_in_the_memory_of_others(library: str) -> None:
+def test_bytes_may_be_a_view(library: str) -> None:
     data = made(*WIDE)
     buffer = bytearray(b"before" + data + b"after")
     view = memoryview(buffer)[6 : 6 + len(data)]
@@ -295,7 +297,7 @@ def equal(one: Part, other: Part, region: Region) -> bool:
 
 
 @pytest.mark.parametrize("progressive", [0, 1])
-def test_a_truncated_image_gives_its_true_pixels_or_is_bad(
+def test_a_truncated_image_gives_correct_pixels_or_is_bad(
     library: str, monkeypatch: pytest.MonkeyPatch, progressive: int
 ) -> None:
     """Of a baseline JPEG only what stands above a region's lower edge is looked at."""
@@ -312,7 +314,7 @@ def test_a_truncated_image_gives_its_true_pixels_or_is_bad(
 
 
 @pytest.mark.parametrize("progressive", [0, 1])
-def test_a_damaged_image_never_gives_other_pixels_than_without_the_library(
+def test_a_damaged_image_gives_the_same_pixels_without_the_library(
     library: str, monkeypatch: pytest.MonkeyPatch, progressive: int
 ) -> None:
     data, accepted = made(*WIDE, progressive=progressive), 0
@@ -334,7 +336,7 @@ def test_a_damaged_image_never_gives_other_pixels_than_without_the_library(
 
 @pytest.mark.parametrize("filling", [b"\xff" * 7, bytes(9), b"\0\1\2", b"\xff\0" * 3])
 @pytest.mark.parametrize("after", [False, True])
-def test_padding_changes_nothing(
+def test_padding_does_not_change_pixels(
     library: str, monkeypatch: pytest.MonkeyPatch, filling: bytes, after: bool
 ) -> None:
     data = made(*WIDE)
@@ -358,7 +360,7 @@ def test_a_damaged_image_leaves_the_library_able_to_decode_the_next(
 
 
 @pytest.mark.parametrize("missing", [0xDB, 0xC4], ids=["quantization", "Huffman"])
-def test_tables_that_an_image_lacks_are_not_those_of_the_image_before(
+def test_missing_tables_are_not_taken_from_the_previous_image(
     library: str, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
     image = EncodedImage(without_segments(jpeg(*WIDE), missing), "jpg", 0, *WIDE)
@@ -398,7 +400,7 @@ def ycck() -> bytes:
     ],
     ids=["CMYK", "YCCK", "Adobe RGB", "grey", "restart markers"],
 )
-def test_colours_are_those_without_the_library(
+def test_colors_equal_those_without_the_library(
     library: str, monkeypatch: pytest.MonkeyPatch, data: bytes, decoded: bool
 ) -> None:
     for region in REGIONS:
@@ -419,7 +421,7 @@ def test_a_rare_subsampling_is_decoded_without_the_library_too() -> None:
 
 
 @pytest.mark.parametrize("size", [(98, 61), (97, 60), (61, 97), (96, 64), (194, 122)])
-def test_another_size_than_the_index_says_is_refused(library: str, size: tuple[int, int]) -> None:
+def test_a_size_other_than_the_indexs_is_refused(library: str, size: tuple[int, int]) -> None:
     data = made(*WIDE)
     assert decode_region(data, size, 8, REGIONS[0]) is None
     with pytest.raises(BadImage, match="the index states"):
@@ -429,7 +431,7 @@ def test_another_size_than_the_index_says_is_refused(library: str, size: tuple[i
 # Threads and processes.
 
 
-def test_threads_do_not_disturb_each_other(library: str) -> None:
+def test_threads_decode_independently(library: str) -> None:
     sizes = [(60 + 7 * n, 40 + 5 * n) for n in range(6)]
     faults: list[str] = []
     together = threading.Barrier(4)
@@ -453,7 +455,7 @@ def test_threads_do_not_disturb_each_other(library: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_decodes_after_its_parent_did(library: str) -> None:
+def test_a_forked_child_decodes_after_its_parent(library: str) -> None:
     data = made(*WIDE)
     assert not wrong(data, WIDE, 8, REGIONS[0])
     child = os.fork()
@@ -470,7 +472,7 @@ def test_a_child_decodes_after_its_parent_did(library: str) -> None:
 # Which library.
 
 
-def test_off_uses_none(library: str, choose: Callable[[str | None], None]) -> None:
+def test_off_disables_the_library(library: str, choose: Callable[[str | None], None]) -> None:
     data = made(*WIDE)
     assert decode_region(data, WIDE, 8, REGIONS[0]) is not None
     choose("off")
@@ -501,7 +503,7 @@ def no_library(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return path
 
 
-def test_a_named_file_that_is_no_library_is_an_error(
+def test_a_named_file_that_is_not_a_library_is_an_error(
     choose: Callable[[str | None], None], no_library: str
 ) -> None:
     choose(no_library)
@@ -511,7 +513,7 @@ def test_a_named_file_that_is_no_library_is_an_error(
         assert no_library in str(caught.value)
 
 
-def test_what_a_search_finds_that_is_no_library_is_passed_over(
+def test_found_files_that_are_not_the_library_are_ignored(
     choose: Callable[[str | None], None], no_library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turbo, "_candidates", lambda: iter([no_library]))
@@ -523,7 +525,7 @@ def test_what_a_search_finds_that_is_no_library_is_passed_over(
         assert decode_region(jpeg(*WIDE), WIDE, 8, REGIONS[0]) is not None
 
 
-def test_a_library_is_searched_beside_this_python_and_in_a_wheel(
+def test_the_library_is_searched_next_to_python_and_in_a_wheel(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -614,7 +616,7 @@ def test_a_tiny_image_is_reduced_as_without_the_library(
 @pytest.mark.parametrize("engine", ["thread", "process"])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_loaders_use_the_library_and_give_the_same(
+def test_loaders_give_the_same_with_the_library(
     library: str,
     choose: Callable[[str | None], None],
     decodes: torch.Tensor,
@@ -660,7 +662,7 @@ def test_fast_is_close_and_the_same_with_and_without_the_library(
 
 
 @pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
-def test_fast_whole_images_are_close_and_not_equal(photos: Path, decode: str) -> None:
+def test_fast_full_images_are_close_but_not_equal(photos: Path, decode: str) -> None:
     exact = open_dataset(photos, decode=decode)
     fast = open_dataset(photos, decode=decode, jpeg="fast")
     for (one, _), (other, _) in zip(exact[:], fast[:], strict=True):
@@ -670,7 +672,7 @@ def test_fast_whole_images_are_close_and_not_equal(photos: Path, decode: str) ->
 
 @pytest.mark.parametrize("kind", ["png", "raw"])
 @pytest.mark.parametrize("decode", ["numpy", RandomResizedCrop(12)], ids=["whole", "part"])
-def test_fast_is_for_jpegs_alone(tmp_path: Path, kind: str, decode: str | ImageOp) -> None:
+def test_fast_affects_jpegs_only(tmp_path: Path, kind: str, decode: str | ImageOp) -> None:
     files: dict[str, bytes | None] = {f"a/{n}.png": png(30, 20, n) for n in range(3)}
     recipe = Recipe(encode="raw", resize=(20, 30), resize_mode="crop") if kind == "raw" else None
     path = make_dataset(

@@ -63,7 +63,7 @@ def good(task: ShardTask) -> ShardTask:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_shard_holds_its_images_in_order_and_says_what_it_is(tmp_path: Path, to: str) -> None:
+def test_a_shard_stores_its_images_in_order_and_its_metadata(tmp_path: Path, to: str) -> None:
     task = good(make_task(tmp_path, to))
     result = built(task)
     assert result.entry is not None
@@ -123,14 +123,14 @@ def test_several_workers_change_nothing(
     assert results[0] == results[1]
 
 
-def test_bad_images_are_left_out_where_that_is_wanted(tmp_path: Path) -> None:
+def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
     result = built(make_task(tmp_path))
     assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
     assert result.entry is not None
     assert result.entry.rows == 5
 
 
-def test_a_shard_with_bad_images_is_not_kept_where_it_is_not_wanted(tmp_path: Path) -> None:
+def test_a_shard_with_bad_images_is_removed_unless_skipping(tmp_path: Path) -> None:
     task = make_task(tmp_path, keep=False)
     result = built(task)
     assert result.entry is None
@@ -140,7 +140,7 @@ def test_a_shard_with_bad_images_is_not_kept_where_it_is_not_wanted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_shard_without_any_image_can_be_made(tmp_path: Path, to: str) -> None:
+def test_a_shard_may_be_empty(tmp_path: Path, to: str) -> None:
     task = make_task(tmp_path, to)
     result = built(replace(task, source=task.source.take([])))
     assert result.entry is not None
@@ -148,7 +148,7 @@ def test_a_shard_without_any_image_can_be_made(tmp_path: Path, to: str) -> None:
     assert list(load_part(task, 0).keys) == []
 
 
-def test_the_result_of_a_finished_shard_is_found_again(tmp_path: Path) -> None:
+def test_the_result_of_a_finished_shard_is_loaded(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     assert load_result(task) is None
     result = built(task)
@@ -159,7 +159,7 @@ def test_the_result_of_a_finished_shard_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["shard", "rows", "paths"])
-def test_a_shard_that_the_disk_has_changed_is_made_anew(tmp_path: Path, file: str) -> None:
+def test_a_shard_that_the_disk_has_changed_is_rebuilt(tmp_path: Path, file: str) -> None:
     task = make_task(tmp_path)
     build_shard(task)
     before = tree(tmp_path)
@@ -185,9 +185,7 @@ def test_a_shard_that_the_disk_has_changed_is_made_anew(tmp_path: Path, file: st
     ],
     ids=str,
 )
-def test_a_shard_that_was_made_of_something_else_is_made_anew(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_a_shard_of_something_else_is_rebuilt(tmp_path: Path, change: dict[str, Any]) -> None:
     task = make_task(tmp_path)
     build_shard(task)
     assert load_result(replace(task, **change)) is None
@@ -223,7 +221,7 @@ def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["shard missing", "shard cut", "result missing", "result cut"])
-def test_a_shard_that_is_not_whole_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_an_incomplete_shard_is_rebuilt(tmp_path: Path, damage: str) -> None:
     task = make_task(tmp_path)
     result = built(task)
     content = task.path.read_bytes()
@@ -238,14 +236,14 @@ def test_a_shard_that_is_not_whole_is_made_anew(tmp_path: Path, damage: str) -> 
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"entry": null}', b'{"entry": {"a": 1}}'])
-def test_a_result_that_is_something_else_is_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_result_is_ignored(tmp_path: Path, content: bytes) -> None:
     task = make_task(tmp_path)
     result = built(task)
     (task.part / "result.json").write_bytes(content)
     assert built(task) == result
 
 
-def test_a_lost_shard_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_shard_is_rebuilt(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     result = built(task)
     content = task.path.read_bytes()
@@ -281,7 +279,7 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
     assert built(task).entry is not None
 
 
-def test_the_message_of_a_failing_disk_does_not_speak_of_none(
+def test_the_message_of_a_failing_disk_does_not_print_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -294,7 +292,7 @@ def test_the_message_of_a_failing_disk_does_not_speak_of_none(
 
 
 @pytest.mark.parametrize("change", ["content", "order", "loss"])
-def test_what_reads_back_otherwise_is_not_kept(
+def test_a_shard_that_reads_back_differently_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """A writer (or a disk, or memory) that changes what it was given is found out at once."""
@@ -321,7 +319,7 @@ def test_what_reads_back_otherwise_is_not_kept(
     assert os.listdir(task.folder) == []
 
 
-def test_an_interruption_leaves_nothing_half(
+def test_an_interruption_leaves_no_partial_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -334,7 +332,7 @@ def test_an_interruption_leaves_nothing_half(
     assert os.listdir(task.folder) == []
 
 
-def test_an_error_of_shardkit_itself_is_not_taken_for_a_bad_image(
+def test_an_internal_error_is_not_taken_for_a_bad_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

@@ -108,7 +108,7 @@ def is_whole(dataset: Path) -> bool:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_copy_holds_the_bytes_of_the_files(tmp_path: Path, to: str) -> None:
+def test_an_unchanged_image_has_the_bytes_of_its_file(tmp_path: Path, to: str) -> None:
     odd = "größe ★.JPG"
     files = {f"cat/{n}.jpg": jpeg(20 + n, 18, n) for n in range(7)}
     files |= {"dog/a.png": png(), f"dog/{odd}": jpeg(), "dog/new\nline.gif": encoded(kind="GIF")}
@@ -125,7 +125,7 @@ def test_a_copy_holds_the_bytes_of_the_files(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_nothing_but_the_files_of_the_manifest_is_there(tmp_path: Path, to: str) -> None:
+def test_the_dataset_contains_only_the_files_of_the_manifest(tmp_path: Path, to: str) -> None:
     manifest = made(make_folder(tmp_path / "photos"), tmp_path / "out", to)
     names = {name for name, kind in tree(tmp_path / "out").items() if kind != "folder"}
     assert names == {MANIFEST_NAME, *(entry.name for entry in manifest.entries)}
@@ -143,7 +143,7 @@ def test_rows_are_stored_in_the_order_of_the_plan(tmp_path: Path, to: str) -> No
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_processes_and_threads_change_no_byte(tmp_path: Path, to: str) -> None:
+def test_the_number_of_processes_does_not_change_a_byte(tmp_path: Path, to: str) -> None:
     source = make_folder(tmp_path / "photos", each=9)
     (source / "cat/bad.jpg").write_bytes(b"bad")
     (source / "dog/also bad.jpg").write_bytes(jpeg()[:300])
@@ -159,7 +159,7 @@ def test_processes_and_threads_change_no_byte(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_one_shard_is_made_by_several_workers_to_the_same_bytes(
+def test_one_shard_built_by_several_workers_has_the_same_bytes(
     tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardkit.conversion.build._CHUNK_ROWS", 1)
@@ -175,7 +175,7 @@ def test_one_shard_is_made_by_several_workers_to_the_same_bytes(
     ("workers", "shares"),
     [(1, [1] * 5), (2, [1, 1, 1, 1, 2]), (3, [1, 1, 1, 2, 1]), (7, [2, 2, 1, 1, 1])],
 )
-def test_workers_without_a_shard_help_with_the_last_ones(
+def test_idle_workers_help_with_the_last_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, shares: list[int]
 ) -> None:
     def refuse(_: Any, tasks: list[Any], **__: Any) -> None:
@@ -188,7 +188,7 @@ def test_workers_without_a_shard_help_with_the_last_ones(
     assert found.value.args[0] == shares
 
 
-def test_splits_become_one_dataset_each_with_common_classes(tmp_path: Path) -> None:
+def test_each_split_becomes_a_dataset_with_shared_classes(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train", ["cat", "dog"])
     make_folder(tmp_path / "photos/val", ["dog", "emu"], each=2)
     result = converted(tmp_path / "photos", tmp_path / "out")
@@ -228,7 +228,7 @@ def test_empty_classes_are_kept(tmp_path: Path) -> None:
     assert manifest.class_counts == (3, 3, 0)
 
 
-def test_what_was_noticed_and_left_out_is_recorded(tmp_path: Path) -> None:
+def test_noted_and_skipped_images_are_recorded(tmp_path: Path) -> None:
     source = make_tree(
         tmp_path / "photos",
         {
@@ -263,7 +263,7 @@ def test_raw_images_are_stored_as_pixels(tmp_path: Path, to: str) -> None:
     assert {len(data) for data in stored_images(tmp_path / "out").values()} == {360}
 
 
-def test_a_manifest_names_no_place_and_no_time(tmp_path: Path) -> None:
+def test_a_manifest_contains_no_path_and_no_time(tmp_path: Path) -> None:
     trees = []
     for place in ("one", "two"):
         source = make_folder(tmp_path / place / "photos")
@@ -316,7 +316,7 @@ BAD = ["cat/a text.jpg", "cat/cut.jpg", "cat/empty.png", "dog/headless.png", "do
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_all_bad_files_are_listed_and_no_dataset_is_made(
+def test_all_bad_files_are_listed_and_no_dataset_is_written(
     spoilt: Path, tmp_path: Path, workers: int
 ) -> None:
     with pytest.raises(BadImages, match="5 bad files; no dataset was written") as caught:
@@ -333,7 +333,7 @@ def test_if_every_shard_has_bad_files_nothing_is_left(spoilt: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_shards_without_bad_files_are_kept_for_a_run_that_leaves_those_out(
+def test_shards_without_bad_files_are_reused_by_a_run_that_skips_them(
     spoilt: Path, tmp_path: Path, to: str
 ) -> None:
     options: dict[str, Any] = {"shard_samples": 2}
@@ -347,7 +347,7 @@ def test_shards_without_bad_files_are_kept_for_a_run_that_leaves_those_out(
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_mended_files_cost_no_more_than_their_shards(spoilt: Path, tmp_path: Path, to: str) -> None:
+def test_only_shards_of_fixed_files_are_rebuilt(spoilt: Path, tmp_path: Path, to: str) -> None:
     options: dict[str, Any] = {"shard_samples": 2}
     (spoilt / "dog/link.png").unlink()
     with pytest.raises(BadImages):
@@ -359,7 +359,7 @@ def test_mended_files_cost_no_more_than_their_shards(spoilt: Path, tmp_path: Pat
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_bad_files_may_be_taken_away_but_no_others(spoilt: Path, tmp_path: Path) -> None:
+def test_only_bad_files_may_be_removed_between_runs(spoilt: Path, tmp_path: Path) -> None:
     with pytest.raises(BadImages):
         made(spoilt, tmp_path / "out", shard_samples=2)
     (spoilt / "cat/001.jpg").rename(tmp_path / "aside")
@@ -384,7 +384,7 @@ def test_bad_files_of_an_earlier_run_are_still_bad(spoilt: Path, tmp_path: Path)
     assert converted(spoilt, tmp_path / "out", **skipping).reused_shards == 5
 
 
-def test_bad_files_of_splits_are_named_with_the_split(tmp_path: Path) -> None:
+def test_bad_files_of_splits_are_listed_with_the_split(tmp_path: Path) -> None:
     for split in ("train", "val"):
         make_folder(tmp_path / "photos" / split)
         (tmp_path / "photos" / split / "cat/bad.jpg").write_bytes(b"bad")
@@ -393,7 +393,7 @@ def test_bad_files_of_splits_are_named_with_the_split(tmp_path: Path) -> None:
     assert [p.path for p in caught.value.problems] == ["train/cat/bad.jpg", "val/cat/bad.jpg"]
 
 
-def test_a_failed_conversion_leaves_an_empty_directory_as_it_was(
+def test_a_failed_conversion_leaves_an_empty_directory_unchanged(
     spoilt: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -404,7 +404,7 @@ def test_a_failed_conversion_leaves_an_empty_directory_as_it_was(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failed_conversion_leaves_the_older_dataset_as_it_was(
+def test_a_failed_conversion_leaves_the_old_dataset_unchanged(
     spoilt: Path, tmp_path: Path, workers: int
 ) -> None:
     made(make_folder(tmp_path / "old"), tmp_path / "out", "lmdb")
@@ -436,7 +436,7 @@ def test_a_shard_may_lose_all_its_images(tmp_path: Path, to: str) -> None:
     assert len(stored_images(tmp_path / "out")) == 2
 
 
-def test_if_all_images_are_bad_nothing_is_made(tmp_path: Path) -> None:
+def test_if_all_images_are_bad_nothing_is_written(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", {"cat/a.jpg": b"bad", "cat/b.jpg": b""})
     for on_error in ("fail", "skip"):
         with pytest.raises(BadImages) as caught:
@@ -445,7 +445,7 @@ def test_if_all_images_are_bad_nothing_is_made(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["photos"]
 
 
-def test_an_orientation_of_an_odd_type_does_not_end_the_conversion(tmp_path: Path) -> None:
+def test_an_orientation_of_an_odd_type_does_not_stop_the_conversion(tmp_path: Path) -> None:
     """The EXIF data of this file give the orientation as a fraction, 6/1."""
     data = bytes.fromhex("49492a0008000000010012010500010000001a0000000000000006000000 01000000")
     whole = jpeg()
@@ -467,7 +467,7 @@ def test_an_image_too_large_for_its_encoding_is_a_bad_image(tmp_path: Path, enco
 # Where it may go.
 
 
-def test_another_run_into_the_same_place_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_an_existing_dataset_is_refused(folder: Path, tmp_path: Path) -> None:
     made(folder, tmp_path / "out")
     before = tree(tmp_path / "out")
     changes: list[dict[str, Any]] = [{"shuffle": False}, {"seed": 3}]
@@ -477,7 +477,7 @@ def test_another_run_into_the_same_place_is_refused(folder: Path, tmp_path: Path
     assert tree(tmp_path / "out") == before
 
 
-def test_force_leaves_nothing_of_the_older_dataset(folder: Path, tmp_path: Path) -> None:
+def test_force_removes_all_of_the_old_dataset(folder: Path, tmp_path: Path) -> None:
     splits = tmp_path / "splits"
     for name in ("train", "val"):
         make_folder(splits / name)
@@ -496,7 +496,7 @@ def test_force_leaves_nothing_of_the_older_dataset(folder: Path, tmp_path: Path)
             assert tree(tmp_path / "out") == tree(tmp_path / expected)
 
 
-def test_force_replaces_a_dataset_of_which_files_are_missing(folder: Path, tmp_path: Path) -> None:
+def test_force_replaces_an_incomplete_dataset(folder: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         make_folder(tmp_path / "splits" / name)
     converted(tmp_path / "splits", tmp_path / "out")
@@ -506,7 +506,7 @@ def test_force_replaces_a_dataset_of_which_files_are_missing(folder: Path, tmp_p
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_force_leaves_foreign_files_alone(folder: Path, tmp_path: Path) -> None:
+def test_force_leaves_foreign_files_only(folder: Path, tmp_path: Path) -> None:
     made(folder, tmp_path / "out")
     (tmp_path / "out/notes.txt").write_bytes(b"mine")
     made(folder, tmp_path / "out", seed=1, force=True)
@@ -514,7 +514,7 @@ def test_force_leaves_foreign_files_alone(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_place_that_holds_something_else_is_not_touched(
+def test_a_directory_with_other_files_is_not_touched(
     folder: Path, tmp_path: Path, force: bool
 ) -> None:
     make_tree(tmp_path / "out", {"a.txt": b"x", "sub/b": b"y"})
@@ -527,7 +527,7 @@ def test_a_place_that_holds_something_else_is_not_touched(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_source_and_target_must_lie_apart(folder: Path, tmp_path: Path, force: bool) -> None:
+def test_source_and_target_must_not_overlap(folder: Path, tmp_path: Path, force: bool) -> None:
     (tmp_path / "link").symlink_to(folder)
     before = tree(tmp_path)
     targets = [folder, folder / "out", folder / "cat", folder / "a" / "b", folder.parent]
@@ -540,7 +540,7 @@ def test_source_and_target_must_lie_apart(folder: Path, tmp_path: Path, force: b
 
 
 @pytest.mark.parametrize("name", ["out", "out/below", "train/out", "train", ""])
-def test_a_source_of_splits_and_the_target_must_lie_apart(tmp_path: Path, name: str) -> None:
+def test_a_source_of_splits_and_the_target_must_not_overlap(tmp_path: Path, name: str) -> None:
     for split in ("train", "val"):
         make_folder(tmp_path / "photos" / split)
     before = tree(tmp_path)
@@ -565,7 +565,7 @@ def test_a_dry_run_writes_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\\b", "train val", "index"])
-def test_splits_of_any_name_can_be_opened_again(tmp_path: Path, name: str) -> None:
+def test_splits_of_any_name_can_be_opened(tmp_path: Path, name: str) -> None:
     make_folder(tmp_path / "photos" / name)
     scan = scan_imagefolder(tmp_path / "photos", splits=True)
     try:
@@ -580,7 +580,7 @@ def test_splits_of_any_name_can_be_opened_again(tmp_path: Path, name: str) -> No
 # Disks.
 
 
-def test_a_disk_too_small_is_noticed_before_anything_is_written(
+def test_a_disk_that_is_too_small_is_noticed_before_writing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(space_module, "free_bytes", lambda _: 1000)
@@ -601,7 +601,7 @@ def test_a_disk_too_small_for_a_few_large_files_names_them(
 
 
 @pytest.mark.parametrize(("to", "enough"), [("hdf5", False), ("lmdb", True), ("webdataset", True)])
-def test_hdf5_takes_twice_the_room_of_a_shard_for_a_while(
+def test_hdf5_temporarily_needs_twice_the_space_of_a_shard(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, enough: bool
 ) -> None:
     plan = plan_scan(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to=to))
@@ -611,7 +611,7 @@ def test_hdf5_takes_twice_the_room_of_a_shard_for_a_while(
         made(folder, tmp_path / "out", to)
 
 
-def test_an_image_too_small_for_raw_pixels_is_told_what_helps(folder: Path, tmp_path: Path) -> None:
+def test_an_image_too_small_for_raw_pixels_gets_a_remedy(folder: Path, tmp_path: Path) -> None:
     (folder / "cat/bad.jpg").write_bytes(b"bad")
     recipe = Recipe(encode="raw", resize=(18, 20), resize_mode="crop")
     make_tree(folder, {"dog/tiny.png": png(4, 4), "dog/small.png": png(40, 17)})
@@ -619,7 +619,7 @@ def test_an_image_too_small_for_raw_pixels_is_told_what_helps(folder: Path, tmp_
         made(folder, tmp_path / "out", recipe=recipe)
 
 
-def test_a_disk_that_fills_says_what_is_missing_and_the_work_goes_on(
+def test_a_full_disk_reports_the_space_needed_and_a_rerun_resumes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"shard_samples": 2}
@@ -642,7 +642,7 @@ def test_a_disk_that_fills_says_what_is_missing_and_the_work_goes_on(
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_room_taken_by_finished_shards_is_not_asked_for_again(
+def test_space_of_finished_shards_is_not_reserved_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
@@ -657,7 +657,7 @@ def test_room_taken_by_finished_shards_is_not_asked_for_again(
     [(Recipe(), True), (Recipe(quality=50), False)],
     ids=["known sizes", "guessed sizes"],
 )
-def test_room_is_held_where_sizes_are_known(
+def test_space_is_reserved_if_sizes_are_known(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe, held: bool
 ) -> None:
     """Six shards, one in work: room for five is held at first, for none in the end."""
@@ -681,7 +681,7 @@ def test_room_is_held_where_sizes_are_known(
         assert sizes[0] > sum(images[:5])
 
 
-def test_a_disk_that_cannot_hold_the_room_refuses_at_once(
+def test_a_failed_reservation_is_refused_at_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -712,7 +712,7 @@ def test_a_disk_that_fails_at_the_end_fails_the_conversion(
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_a_disk_that_fails_while_the_dataset_is_put_in_place_fails_the_conversion(
+def test_a_disk_that_fails_while_publishing_fails_the_conversion(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(folder, tmp_path / "expected")
@@ -831,7 +831,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("splits", "single", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_may_be_stopped_at_any_step_and_repeated(
+def test_a_run_stopped_at_any_step_can_be_repeated(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: str | None, newer: str
 ) -> None:
     """The result is the same; on the way there is an older dataset, a newer one, or none."""
@@ -871,7 +871,7 @@ def test_a_run_may_be_stopped_at_any_step_and_repeated(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_run_that_was_stopped_while_publishing_is_finished_by_any_command(
+def test_any_command_finishes_an_interrupted_publication(
     folder: Path, tmp_path: Path, force: bool
 ) -> None:
     made(folder, tmp_path / "out", "lmdb")
@@ -886,7 +886,7 @@ def test_a_run_that_was_stopped_while_publishing_is_finished_by_any_command(
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_after_a_change_of_the_source_an_unfinished_run_is_not_taken_up(
+def test_an_unfinished_run_is_not_resumed_after_the_source_changed(
     folder: Path, tmp_path: Path
 ) -> None:
     with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
@@ -903,7 +903,7 @@ def test_after_a_change_of_the_source_an_unfinished_run_is_not_taken_up(
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.slow
-def test_a_run_may_be_killed_and_repeated(tmp_path: Path, to: str, workers: int) -> None:
+def test_a_killed_run_can_be_repeated(tmp_path: Path, to: str, workers: int) -> None:
     source = make_folder(tmp_path / "photos", each=40)
     out = tmp_path / "out"
     command = shardkit_command("convert", "imagefolder", source, out, "--to", to)
@@ -925,16 +925,14 @@ def test_a_run_may_be_killed_and_repeated(tmp_path: Path, to: str, workers: int)
     assert tree(out) == tree(tmp_path / "expected")
 
 
-def test_a_source_that_vanishes_on_the_way_is_a_list_of_bad_files(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_source_that_vanishes_is_a_list_of_bad_files(folder: Path, tmp_path: Path) -> None:
     scan = scan_imagefolder(folder)
     shutil.rmtree(folder / "cat")
     with pytest.raises(BadImages, match="3 bad files"):
         convert_scan(scan, tmp_path / "out", ConvertOptions(to="lmdb"))
 
 
-def test_a_source_that_lies_in_its_records_is_found_out(folder: Path, tmp_path: Path) -> None:
+def test_a_source_with_wrong_records_is_detected(folder: Path, tmp_path: Path) -> None:
     """Two records of one key would overwrite each other in a tar or an LMDB."""
     scan = scan_imagefolder(folder)
     images = scan.splits[""]
@@ -955,7 +953,7 @@ def test_the_tar_can_be_read_without_shardkit(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_shards_say_what_they_are(folder: Path, tmp_path: Path, to: str) -> None:
+def test_shards_describe_their_dataset(folder: Path, tmp_path: Path, to: str) -> None:
     manifest = made(folder, tmp_path / "out", to)
     reader = get_format(to).read(tmp_path / "out" / manifest.shards[0].name)
     try:
@@ -965,7 +963,7 @@ def test_shards_say_what_they_are(folder: Path, tmp_path: Path, to: str) -> None
         reader.close()
 
 
-def test_one_split_is_not_replaced_without_the_others(tmp_path: Path) -> None:
+def test_a_single_split_is_not_replaced(tmp_path: Path) -> None:
     for name in ("train", "val"):
         make_folder(tmp_path / "photos" / name)
     converted(tmp_path / "photos", tmp_path / "out")

@@ -96,7 +96,7 @@ def test_a_dataset_is_readable_at_each_step(
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
-def test_a_reader_that_opens_again_and_again_never_fails(photos: Path, out: Path) -> None:
+def test_repeated_opening_never_fails(photos: Path, out: Path) -> None:
     opened = 0
     failures: list[BaseException] = []
     end = threading.Event()
@@ -138,7 +138,7 @@ def test_a_folder_keeps_its_mode_and_group(photos: Path, out: Path) -> None:
     assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
 
 
-def test_a_target_behind_a_link_is_exchanged_where_it_is(
+def test_a_target_behind_a_link_is_exchanged_in_place(
     photos: Path, out: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     before = out.stat().st_ino
@@ -218,7 +218,7 @@ def test_a_disk_that_fails_is_an_error_and_the_next_run_resumes(
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
-def test_files_that_arrive_at_the_last_moment_are_kept(
+def test_files_added_at_the_last_moment_are_kept(
     photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act = files.exchange

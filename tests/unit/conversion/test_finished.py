@@ -36,7 +36,7 @@ def photos(tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_finished_conversion_is_not_done_twice(
+def test_a_finished_conversion_is_not_repeated(
     tmp_path: Path, options: dict[str, Any], splits: bool
 ) -> None:
     for name in ("train", "val") if splits else ("",):
@@ -49,7 +49,7 @@ def test_a_finished_conversion_is_not_done_twice(
     assert not (tmp_path / "out" / ".shardkit-trash").exists()
 
 
-def test_the_command_says_so_in_one_line(photos: Path) -> None:
+def test_the_command_reports_it_in_one_line(photos: Path) -> None:
     command = ["convert", "imagefolder", photos, photos.parent / "out", "--to", "lmdb"]
     assert invoke(*command).exit_code == 0
     before = tree(photos.parent / "out")
@@ -92,7 +92,7 @@ def missing(photos: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     "change", [larger, renamed, one_more, another_class, a_text, damaged, missing]
 )
-def test_anything_else_is_refused_as_before(
+def test_a_target_with_anything_else_is_refused(
     photos: Path, change: Callable[[Path, Path], None]
 ) -> None:
     out = photos.parent / "out"
@@ -107,20 +107,20 @@ def test_anything_else_is_refused_as_before(
 @pytest.mark.parametrize(
     "options", [{"seed": 1}, {"shard_samples": 3}, {"recipe": Recipe(quality=80)}, {"to": "lmdb"}]
 )
-def test_other_options_are_refused_as_before(photos: Path, options: dict[str, Any]) -> None:
+def test_a_target_with_other_options_is_refused(photos: Path, options: dict[str, Any]) -> None:
     run(photos, photos.parent / "out")
     with pytest.raises(UsageError, match="--force replaces it"):
         run(photos, photos.parent / "out", **options)
 
 
-def test_force_makes_it_again(photos: Path) -> None:
+def test_force_converts_again(photos: Path) -> None:
     run(photos, photos.parent / "out")
     before = tree(photos.parent / "out")
     assert not run(photos, photos.parent / "out", force=True).unchanged
     assert tree(photos.parent / "out") == before
 
 
-def test_files_left_out_must_still_be_bad(photos: Path) -> None:
+def test_skipped_files_must_still_be_bad(photos: Path) -> None:
     make_tree(photos / "cat", {"bad.jpg": jpeg()[:-60]})
     run(photos, photos.parent / "out", on_error="skip")
     assert run(photos, photos.parent / "out", on_error="skip").unchanged

@@ -68,7 +68,7 @@ def files_of(place: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
 @pytest.mark.slow
-def test_the_locale_changes_no_byte(
+def test_the_locale_does_not_change_a_byte(
     source: Path, made: Path, tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
     env = SURROUNDINGS[name] or request.getfixturevalue("latin")

@@ -37,7 +37,7 @@ def test_the_order_is_a_permutation(names: list[str], seed: int) -> None:
 
 
 @given(NAMES, st.integers(0, 5), st.randoms(use_true_random=False))
-def test_the_order_of_two_images_depends_on_them_and_the_seed_alone(
+def test_the_order_of_two_images_depends_only_on_them_and_the_seed(
     names: list[str], seed: int, random: Any
 ) -> None:
     whole = [names[row] for row in stored_order(names, seed)]
@@ -59,7 +59,7 @@ def test_the_order_mixes_classes() -> None:
     assert 200 < sum(row < 500 for row in first) < 300
 
 
-def test_the_order_is_what_it_was_in_version_1() -> None:
+def test_the_order_of_version_1_is_frozen() -> None:
     names = ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg", "dog/größe.png", "bird/\udcff.jpg"]
     assert stored_order(names, 0) == GOLDEN_0
     assert stored_order(names, 1) == GOLDEN_1
@@ -83,7 +83,7 @@ def test_shards_hold_at_most_their_size_or_one_image(sizes: list[int], room: int
 
 
 @given(st.integers(0, 40), st.integers(1, 15))
-def test_shards_hold_exactly_as_many_images_as_asked_for(images: int, samples: int) -> None:
+def test_shards_hold_exactly_the_requested_number_of_images(images: int, samples: int) -> None:
     split = planned([10**9] * images, shard_samples=samples).splits[0]
     sizes = [stop - start for start, stop in itertools.pairwise(split.cuts)]
     assert sum(sizes) == images
@@ -91,19 +91,19 @@ def test_shards_hold_exactly_as_many_images_as_asked_for(images: int, samples: i
     assert images == 0 or 1 <= sizes[-1] <= samples
 
 
-def test_shards_share_out_all_images_in_order() -> None:
+def test_shards_contain_all_images_in_order() -> None:
     split = planned([10] * 25, shard_bytes=70).splits[0]
     parts = [entry for shard in range(split.shards) for entry in split.shard_source(shard).entries]
     assert parts == list(split.source.entries)
     assert split.shards == 4
 
 
-def test_no_images_are_still_one_shard() -> None:
+def test_no_images_give_one_shard() -> None:
     split = planned([]).splits[0]
     assert (split.shards, len(split.shard_source(0))) == (1, 0)
 
 
-def test_the_folders_order_stays_without_a_shuffle() -> None:
+def test_without_a_shuffle_the_folders_order_is_kept() -> None:
     plan = planned([1] * 20, shuffle=False)
     assert [entry.path for entry in plan.splits[0].source.entries] == [
         f"{n:04d}.jpg" for n in range(20)
@@ -118,7 +118,7 @@ def test_a_limit_takes_the_first_in_stored_order(shuffle: bool) -> None:
     assert len(planned([1] * 20, limit=99).splits[0].source) == 20
 
 
-def test_a_limit_counts_for_each_split(tmp_path: Path) -> None:
+def test_a_limit_applies_to_each_split(tmp_path: Path) -> None:
     make_folder(tmp_path / "train", each=4)
     make_folder(tmp_path / "val", each=1)
     plan = make_plan(scan_imagefolder(tmp_path), ConvertOptions(to="lmdb", limit=3))
@@ -136,7 +136,7 @@ def test_equal_plans_have_equal_digests_wherever_the_source_is(tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_all_that_decides_the_result_is_in_the_digest(tmp_path: Path) -> None:
+def test_everything_that_affects_the_result_is_in_the_digest(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos")
     scan = scan_imagefolder(root)
     options: list[dict[str, Any]] = [
@@ -179,7 +179,7 @@ def test_all_that_decides_the_result_is_in_the_digest(tmp_path: Path) -> None:
     ],
     ids=["kept", "raw", "resized"],
 )
-def test_the_size_of_a_dataset_is_foreseen(tmp_path: Path, to: str, recipe: Recipe) -> None:
+def test_the_size_of_a_dataset_is_estimated(tmp_path: Path, to: str, recipe: Recipe) -> None:
     files = {f"cat/{n:03d}.png": png(150 + n, 110, n) for n in range(30)}
     scan = scan_imagefolder(make_tree(tmp_path / "photos", files))
     options = ConvertOptions(to=to, recipe=recipe, shard_samples=10)
@@ -190,7 +190,7 @@ def test_the_size_of_a_dataset_is_foreseen(tmp_path: Path, to: str, recipe: Reci
     assert (len(split.shard_bytes), sum(split.shard_bytes)) == (3, split.estimated_bytes)
 
 
-def test_a_bad_image_on_trial_does_not_spoil_the_estimate(tmp_path: Path) -> None:
+def test_a_bad_image_in_the_trial_does_not_affect_the_estimate(tmp_path: Path) -> None:
     scan = scan_imagefolder(make_folder(tmp_path))
     (tmp_path / "cat/000.jpg").write_bytes(b"x" * (tmp_path / "cat/000.jpg").stat().st_size)
     recipe = Recipe(resize=(8, 8), encode="png")
@@ -198,13 +198,13 @@ def test_a_bad_image_on_trial_does_not_spoil_the_estimate(tmp_path: Path) -> Non
     assert 6 * 400 < split.estimated_bytes < 6 * 700
 
 
-def test_classes_are_counted_with_the_empty_ones(tmp_path: Path) -> None:
+def test_class_counts_include_empty_classes(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat/a.jpg": jpeg(), "bird": None})
     plan = make_plan(scan_imagefolder(tmp_path), ConvertOptions(to="lmdb"))
     assert plan.class_counts(plan.splits[0]) == {"bird": 0, "cat": 1}
 
 
-def test_the_software_is_named(tmp_path: Path) -> None:
+def test_the_software_is_recorded(tmp_path: Path) -> None:
     for name, package in (("lmdb", "lmdb"), ("hdf5", "h5py")):
         plan = make_plan(scan_of([1]), ConvertOptions(to=name))
         assert {"shardkit", "pillow", "simplejpeg", package} <= plan.software.keys()

@@ -59,7 +59,7 @@ def stored_pixels(data: bytes, **options: Any) -> Pixels:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
 @pytest.mark.parametrize("check", ["decode", "header", "none"])
-def test_bytes_pass_through_untouched(kind: str, check: str) -> None:
+def test_bytes_are_stored_unchanged(kind: str, check: str) -> None:
     data = encoded(kind=kind)
     result = applied(data, check=check)
     field = result.image_field
@@ -87,20 +87,20 @@ def test_bytes_pass_through_untouched(kind: str, check: str) -> None:
     ],
     ids=str,
 )
-def test_bytes_pass_through_where_no_pixel_has_to_change(options: dict[str, Any]) -> None:
+def test_bytes_are_stored_unchanged_if_no_pixel_must_change(options: dict[str, Any]) -> None:
     data = jpeg(24, 16)
     assert applied(data, **options).fields["jpg"] == data
 
 
 @pytest.mark.parametrize("field", ["jpg", "png"])
-def test_quality_encodes_anew(field: str) -> None:
+def test_quality_re_encodes(field: str) -> None:
     data = jpeg(24, 16, quality=95) if field == "jpg" else png(24, 16)
     result = applied(data, quality=50)
     assert result.fields[field] != data or field == "png"
     assert stored_size(data, quality=50) == (24, 16)
 
 
-def test_metadata_that_were_there_stay() -> None:
+def test_existing_metadata_is_kept() -> None:
     given = Record("k", {"png": png(), "json": b'{"path":"p","more":[1]}', "txt": b"caption"})
     result = Recipe(resize=(8, 8)).apply(given)
     assert result.meta["more"] == [1]
@@ -122,7 +122,7 @@ SIDES = st.integers(1, 400)
 
 
 @given(SIDES, SIDES, st.integers(1, 300))
-def test_shorter_is_resize_of_torchvision(width: int, height: int, short: int) -> None:
+def test_shorter_equals_torchvisions_resize(width: int, height: int, short: int) -> None:
     change = Recipe(resize=(short, short), enlarge=True)._geometry(width, height)
     assert change.size == change.canvas == torchvision_resize(width, height, short)
     small = Recipe(resize=(short, short))._geometry(width, height)
@@ -131,7 +131,7 @@ def test_shorter_is_resize_of_torchvision(width: int, height: int, short: int) -
 
 
 @given(SIDES, SIDES, SIDES, SIDES)
-def test_each_mode_keeps_its_promise(
+def test_each_mode_gives_the_documented_size(
     width: int, height: int, box_width: int, box_height: int
 ) -> None:
     for enlarge in (False, True):
@@ -190,7 +190,7 @@ def close(size: tuple[int, int], width: float, height: float) -> bool:
     ],
     ids=str,
 )
-def test_sizes_of_a_picture_of_60_by_40(options: dict[str, Any], size: tuple[int, int]) -> None:
+def test_sizes_of_a_60_by_40_image(options: dict[str, Any], size: tuple[int, int]) -> None:
     assert stored_size(png(60, 40), **options) == size
 
 
@@ -217,7 +217,7 @@ def test_pixels_are_those_of_a_plain_resize(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("width", [20, 21, 22, 23])
 @pytest.mark.parametrize("height", [13, 14, 15, 16])
-def test_the_crop_is_the_centre_crop_of_torchvision(width: int, height: int) -> None:
+def test_the_crop_equals_torchvisions_center_crop(width: int, height: int) -> None:
     data = png(width, height)
     left, top = round((width - 13) / 2), round((height - 13) / 2)
     if height == 13:  # nothing is scaled
@@ -232,7 +232,7 @@ def test_the_crop_is_the_centre_crop_of_torchvision(width: int, height: int) -> 
 
 
 @pytest.mark.parametrize("size", [(10, 10), (11, 8), (8, 11), (7, 4)])
-def test_padding_is_the_background_around_the_centre(size: tuple[int, int]) -> None:
+def test_padding_is_the_background_around_the_center(size: tuple[int, int]) -> None:
     got = stored_pixels(png(*size), resize=(13, 14), resize_mode="pad", background=GREEN)
     left, top = (14 - size[0]) // 2, (13 - size[1]) // 2
     at = got[top : top + size[1] + 1, left : left + size[0] + 1]
@@ -246,7 +246,7 @@ def test_padding_is_the_background_around_the_centre(size: tuple[int, int]) -> N
     assert len(outside) >= 13 * 14 - size[0] * size[1]
 
 
-def test_transparent_pixels_are_laid_over_the_background() -> None:
+def test_transparent_pixels_are_composited_over_the_background() -> None:
     clear = encoded(Image.new("RGBA", (20, 20), (9, 9, 9, 0)), "PNG")
     got = stored_pixels(clear, resize=(10, 10), background=GREEN)
     assert (got == GREEN).all()
@@ -307,7 +307,7 @@ def psnr(got: Pixels, expected: Pixels) -> float:
 
 @pytest.mark.parametrize("mode", RESIZE_MODES)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_dct_scaling_takes_the_exact_box(mode: str, orientation: int) -> None:
+def test_dct_scaling_resizes_the_exact_box(mode: str, orientation: int) -> None:
     """At 3/8, 349 x 261 pixels become 131 x 98; taken for the whole image, they are 33 dB off."""
     ramp = np.add.outer(np.arange(261) % 87, np.arange(349) % 116).astype(np.uint8)
     data = encoded(Image.fromarray(ramp), "JPEG", quality=98, exif=exif(orientation))
@@ -318,7 +318,7 @@ def test_dct_scaling_takes_the_exact_box(mode: str, orientation: int) -> None:
     assert psnr(got, exact) > 38
 
 
-def test_dct_scaling_changes_no_image_that_is_not_twice_its_target() -> None:
+def test_dct_scaling_affects_only_images_of_twice_the_target() -> None:
     for data in (jpeg(90, 70), png(349, 261), jpeg(7, 5)):
         options: dict[str, Any] = {"resize": (36, 36), "encode": "png", "enlarge": True}
         np.testing.assert_array_equal(
@@ -327,7 +327,7 @@ def test_dct_scaling_changes_no_image_that_is_not_twice_its_target() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"resize": (8, 8), "resizer": "torch"}], ids=str)
-def test_dct_scaling_needs_something_to_resize(options: dict[str, Any]) -> None:
+def test_dct_scaling_requires_a_resize(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="dct_scaling requires"):
         Recipe(dct_scaling=True, **options)
 
@@ -353,7 +353,7 @@ def test_only_a_recipe_with_dct_scaling_mentions_it() -> None:
         ("PPM", "png"),
     ],
 )
-def test_changed_images_keep_their_kind_or_become_png(kind: str, field: str) -> None:
+def test_changed_images_keep_their_type_or_become_png(kind: str, field: str) -> None:
     result = applied(encoded(kind=kind), resize=(8, 8))
     assert result.image_field == field
     assert sniff(result.fields[field][:32]) == field
@@ -362,7 +362,7 @@ def test_changed_images_keep_their_kind_or_become_png(kind: str, field: str) -> 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
 @pytest.mark.parametrize(("encoding", "field"), [("jpeg", "jpg"), ("png", "png"), ("webp", "webp")])
-def test_any_kind_becomes_what_was_asked_for(kind: str, encoding: str, field: str) -> None:
+def test_any_type_is_encoded_as_requested(kind: str, encoding: str, field: str) -> None:
     data = encoded(kind=kind)
     result = applied(data, encode=encoding)
     assert result.image_field == field
@@ -371,7 +371,7 @@ def test_any_kind_becomes_what_was_asked_for(kind: str, encoding: str, field: st
         assert result.fields[field] == data
 
 
-def test_png_loses_nothing() -> None:
+def test_png_is_lossless() -> None:
     np.testing.assert_array_equal(stored_pixels(encoded(kind="BMP"), encode="png"), pixels())
 
 
@@ -412,7 +412,7 @@ def test_an_image_too_large_for_its_encoding_is_bad(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_is_kept_and_noted_where_bytes_pass_through(orientation: int) -> None:
+def test_the_orientation_is_noted_if_bytes_are_unchanged(orientation: int) -> None:
     data = jpeg(24, 16, exif=exif(orientation))
     result = applied(data)
     assert result.fields["jpg"] == data
@@ -423,7 +423,7 @@ def test_the_orientation_is_kept_and_noted_where_bytes_pass_through(orientation:
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 @pytest.mark.parametrize("options", [{"orient": True}, {"encode": "png"}, {"quality": 95}], ids=str)
-def test_the_orientation_is_applied_where_pixels_change(
+def test_the_orientation_is_applied_if_pixels_change(
     orientation: int, options: dict[str, Any]
 ) -> None:
     data = encoded(picture(24, 16), "PNG", exif=exif(orientation))
@@ -438,7 +438,7 @@ def test_the_orientation_is_applied_where_pixels_change(
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 @pytest.mark.parametrize("options", [{"resize": (8, 8)}, {"orient": True}, {}], ids=str)
-def test_a_tiff_is_turned_once(orientation: int, options: dict[str, Any]) -> None:
+def test_a_tiff_is_rotated_once(orientation: int, options: dict[str, Any]) -> None:
     """Whoever reads what is stored, and applies what is noted, sees the image upright."""
     data = encoded(picture(24, 16), "TIFF", exif=exif(orientation))
     upright = ImageOps.exif_transpose(opened(data))
@@ -471,7 +471,7 @@ def test_frames_are_noted() -> None:
 CUT = jpeg(64, 64)[:-200]
 
 
-def test_a_check_finds_what_it_looks_for() -> None:
+def test_each_check_finds_its_kind_of_damage() -> None:
     with pytest.raises(BadImage):
         applied(CUT, check="decode")
     assert applied(CUT, check="header").fields["jpg"] == CUT
@@ -485,7 +485,7 @@ def test_a_check_finds_what_it_looks_for() -> None:
 
 
 @pytest.mark.parametrize("check", ["decode", "header", "none"])
-def test_an_image_that_has_to_change_must_be_whole(check: str) -> None:
+def test_an_image_that_must_change_must_be_intact(check: str) -> None:
     with pytest.raises(BadImage):
         applied(CUT, check=check, resize=(8, 8))
 
@@ -523,7 +523,7 @@ def test_a_bomb_is_bad(check: str) -> None:
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Recipe(**options)
 
@@ -537,7 +537,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
         ("1", (1, 1), "shorter"),
     ],
 )
-def test_sizes_are_understood(text: str, box: tuple[int, int], mode: str) -> None:
+def test_valid_sizes_are_parsed(text: str, box: tuple[int, int], mode: str) -> None:
     assert parse_size(text) == (box, mode)
 
 
@@ -546,12 +546,12 @@ def test_sizes_are_understood(text: str, box: tuple[int, int], mode: str) -> Non
     ["", "x", "x224", "224x", "224x224x3", "-5", "1.5", "big", "22 4", "²", "224*224", "9" * 5000],
     ids=lambda text: text[:10],
 )
-def test_other_sizes_are_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--resize"):
         Recipe(resize=parse_size(text)[0])
 
 
-def test_the_description_is_json_and_complete() -> None:
+def test_the_description_is_complete_json() -> None:
     recipe = Recipe(resize=(8, 9), resize_mode="pad", background=GREEN, quality=80)
     described = json.loads(json.dumps(recipe.describe()))
     assert described == {
@@ -579,7 +579,7 @@ def test_the_description_is_json_and_complete() -> None:
     ],
     ids=str,
 )
-def test_a_recipe_knows_whether_bytes_stay(options: dict[str, Any], keeps: bool) -> None:
+def test_keeps_bytes_is_exact(options: dict[str, Any], keeps: bool) -> None:
     assert Recipe(**options).keeps_bytes is keeps
 
 

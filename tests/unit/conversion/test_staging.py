@@ -47,14 +47,14 @@ def resume(target: Path, wanted: ConversionFingerprint, *, force: bool = False) 
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_new_or_empty_directory_is_taken(tmp_path: Path, force: bool) -> None:
+def test_a_new_or_empty_directory_is_accepted(tmp_path: Path, force: bool) -> None:
     check_target(tmp_path / "new" / "deeper", force=force)
     check_target(tmp_path, force=force)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_directory_that_holds_something_else_is_refused(tmp_path: Path, force: bool) -> None:
+def test_a_directory_with_other_files_is_refused(tmp_path: Path, force: bool) -> None:
     make_tree(tmp_path / "out", {"thesis.txt": b"years of work"})
     before = tree(tmp_path)
     with pytest.raises(UsageError, match=r"holds other files \(thesis.txt\)"):
@@ -78,7 +78,7 @@ def test_a_dataset_is_refused_without_force(dataset: Path) -> None:
     assert tree(dataset) == before
 
 
-def test_force_does_not_replace_what_may_not_be_a_dataset(dataset: Path) -> None:
+def test_force_replaces_only_datasets(dataset: Path) -> None:
     (dataset / "shardkit.json").write_text("{}")
     before = tree(dataset)
     with pytest.raises(CorruptDataset):
@@ -86,7 +86,7 @@ def test_force_does_not_replace_what_may_not_be_a_dataset(dataset: Path) -> None
     assert tree(dataset) == before
 
 
-def test_a_place_that_cannot_be_written_is_refused(
+def test_an_unwritable_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Path, *_: object, **__: object) -> None:
@@ -97,7 +97,7 @@ def test_a_place_that_cannot_be_written_is_refused(
         hold(tmp_path / "out")
 
 
-def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+def test_broken_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("loop", "dangling"):
@@ -105,7 +105,7 @@ def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
             hold(tmp_path / name)
 
 
-def test_only_one_conversion_works_in_a_place(tmp_path: Path) -> None:
+def test_only_one_conversion_works_in_a_directory(tmp_path: Path) -> None:
     with open_staging(tmp_path / "out", force=False) as place:
         place.start(terms(), force=False)
         with pytest.raises(UsageError, match="another conversion is writing into"):
@@ -114,7 +114,7 @@ def test_only_one_conversion_works_in_a_place(tmp_path: Path) -> None:
     hold(tmp_path / "out")  # and the lock ends with the work
 
 
-def test_a_conversion_that_ends_while_the_next_begins_is_not_overwritten(
+def test_a_conversion_that_ends_while_the_next_starts_is_not_overwritten(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between looking at the target and getting the lock, another one may have finished."""
@@ -139,14 +139,14 @@ def test_a_conversion_that_ends_while_the_next_begins_is_not_overwritten(
     assert tree(target) == tree(dataset)
 
 
-def test_the_same_work_is_taken_up(tmp_path: Path) -> None:
+def test_the_same_conversion_resumes(tmp_path: Path) -> None:
     place = hold(tmp_path / "out")
     (place.dataset / "shard").write_bytes(b"done")
     again = hold(tmp_path / "out")
     assert (again.dataset / "shard").read_bytes() == b"done"
 
 
-def test_other_work_needs_force_and_begins_anew(tmp_path: Path) -> None:
+def test_another_conversion_needs_force_and_starts_over(tmp_path: Path) -> None:
     place = hold(tmp_path / "out", "one")
     (place.dataset / "shard").write_bytes(b"done")
     with pytest.raises(UsageError, match=r"--seed was one and is two\. --force starts over"):
@@ -157,7 +157,7 @@ def test_other_work_needs_force_and_begins_anew(tmp_path: Path) -> None:
     hold(tmp_path / "out", "two")
 
 
-def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: Path) -> None:
+def test_a_conversion_resumes_after_bad_files_were_fixed(tmp_path: Path) -> None:
     with open_staging(tmp_path / "out", force=False) as place:
         place.start(terms(a="1", b="1", c="1"), force=False)
         (place.dataset / "shard").write_bytes(b"done")
@@ -193,7 +193,7 @@ def test_work_goes_on_although_a_file_was_mended_that_it_named_as_bad(tmp_path: 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_refusal_says_what_is_different(
+def test_a_refusal_lists_what_is_different(
     tmp_path: Path, wanted: ConversionFingerprint, said: str
 ) -> None:
     place = resume(tmp_path / "out", terms(a="1", b="1", c="1"))
@@ -204,7 +204,7 @@ def test_a_refusal_says_what_is_different(
     assert list(again.dataset.iterdir()) == []
 
 
-def test_lost_records_of_earlier_work_are_not_guessed(tmp_path: Path) -> None:
+def test_a_damaged_fingerprint_is_refused(tmp_path: Path) -> None:
     place = hold(tmp_path / "out", "one")
     (place.state / "files.jsonl").write_bytes(b"{")
     hold(tmp_path / "out", "one")
@@ -212,7 +212,7 @@ def test_lost_records_of_earlier_work_are_not_guessed(tmp_path: Path) -> None:
         hold(tmp_path / "out", "two")
 
 
-def test_work_without_a_plan_is_not_taken_up(tmp_path: Path) -> None:
+def test_work_without_a_plan_is_discarded(tmp_path: Path) -> None:
     """Whatever stands there, nobody knows what it is: the removal of it was interrupted."""
     place = hold(tmp_path / "out", "one")
     (place.dataset / "shard").write_bytes(b"of another plan")
@@ -234,7 +234,7 @@ def test_a_damaged_plan_is_not_a_traceback(tmp_path: Path) -> None:
         assert json.loads((place.state / "plan.json").read_bytes())["digest"] == terms("one").digest
 
 
-def test_work_that_is_being_put_in_its_place_is_not_thrown_away(tmp_path: Path) -> None:
+def test_an_interrupted_publication_is_not_discarded(tmp_path: Path) -> None:
     for force in (False, True):
         target = tmp_path / f"out-{force}"
         place = hold(target, "one")
@@ -259,7 +259,7 @@ def test_publishing_moves_everything_up(tmp_path: Path) -> None:
     }
 
 
-def test_manifests_come_last_and_the_outermost_at_the_end(
+def test_manifests_are_moved_last_and_the_top_one_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = hold(tmp_path / "out")
@@ -287,13 +287,13 @@ def test_discarding_leaves_no_trace(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_discarding_leaves_an_empty_directory_that_was_there(tmp_path: Path) -> None:
+def test_discarding_keeps_an_empty_target_that_existed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     hold(tmp_path / "out").discard()
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_discarding_removes_the_folders_above_that_it_made(tmp_path: Path) -> None:
+def test_discarding_removes_the_parents_that_it_created(tmp_path: Path) -> None:
     hold(tmp_path / "a" / "b" / "out").discard()
     assert os.listdir(tmp_path) == []
 
@@ -305,7 +305,7 @@ def test_discarding_touches_nothing_else(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["unlink", "rmdir"])
-def test_work_whose_removal_was_interrupted_is_no_danger_to_the_dataset(
+def test_interrupted_removal_of_work_does_not_harm_the_dataset(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """After each possible interruption of `discard`, `begin` must not take rests for work."""
@@ -340,7 +340,7 @@ def test_work_whose_removal_was_interrupted_is_no_danger_to_the_dataset(
         pytest.fail("discard does not end")
 
 
-def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     photos = make_folder(tmp_path / "photos", each=1)
     scan, options = scan_imagefolder(photos), ConvertOptions(to="webdataset")
     target = tmp_path / "out"
@@ -370,7 +370,7 @@ def lockless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("lockless")
-def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) -> None:
+def test_without_locks_a_file_names_the_process(tmp_path: Path) -> None:
     with open_staging(tmp_path / "out", force=False) as place:
         place.start(terms(), force=False)
         with pytest.raises(UsageError, match=f"process {os.getpid()} on .*owner"):
@@ -380,7 +380,7 @@ def test_without_locks_a_file_tells_of_the_process_that_works(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("lockless")
-def test_without_locks_nobody_removes_the_name_of_another(tmp_path: Path) -> None:
+def test_without_locks_a_process_removes_only_its_own_file(tmp_path: Path) -> None:
     """The work folder may have gone and come again, with another process in it."""
     with open_staging(tmp_path / "out", force=False) as place:
         (place.folder / "owner").write_bytes(b"another")
@@ -405,9 +405,7 @@ def test_without_locks_the_work_of_a_dead_process_is_taken_over(tmp_path: Path) 
     "owner", [b'{"machine": "another", "process": 1}', b"", b"[]", b'{"process": "x"}']
 )
 @pytest.mark.slow
-def test_without_locks_nothing_is_taken_over_that_may_be_in_work(
-    tmp_path: Path, owner: bytes
-) -> None:
+def test_without_locks_a_file_of_an_unknown_process_is_kept(tmp_path: Path, owner: bytes) -> None:
     place = hold(tmp_path / "out")
     (place.folder / "owner").write_bytes(owner)
     with pytest.raises(UsageError, match=r"If it no longer runs, remove .*owner"):

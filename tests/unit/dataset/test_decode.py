@@ -53,7 +53,7 @@ def oracle(data: bytes) -> Pixels:
         ("ppm", encoded(kind="PPM")),
     ],
 )
-def test_pixels_are_those_of_pillow(field: str, data: bytes) -> None:
+def test_pixels_equal_pillows(field: str, data: bytes) -> None:
     found = decode_stored(stored(data, field))
     assert found.dtype == np.uint8
     assert found.shape == (16, 24, 3)
@@ -63,7 +63,7 @@ def test_pixels_are_those_of_pillow(field: str, data: bytes) -> None:
     np.testing.assert_array_equal(out, found)
 
 
-def test_raw_pixels_come_back_and_are_the_callers_own() -> None:
+def test_raw_pixels_are_copied_for_the_caller() -> None:
     values = pixels()
     found = decode_stored(stored(values.tobytes(), "raw"))
     np.testing.assert_array_equal(found, values)
@@ -82,7 +82,7 @@ def test_raw_pixels_of_another_length_are_refused(length: int) -> None:
 @pytest.mark.parametrize(("width", "height"), [(24, 17), (23, 16), (16, 24), (0, 0), (48, 32)])
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("field", ["jpg", "png"])
-def test_another_size_than_the_index_says_is_refused(
+def test_a_size_other_than_the_indexs_is_refused(
     field: str, block: bool, width: int, height: int
 ) -> None:
     data = jpeg() if field == "jpg" else png()
@@ -92,14 +92,14 @@ def test_another_size_than_the_index_says_is_refused(
 
 
 @pytest.mark.parametrize("field", ["jpg", "png"])
-def test_a_one_pixel_image_does_not_spread_over_the_block(field: str) -> None:
+def test_a_one_pixel_image_is_not_broadcast(field: str) -> None:
     data = jpeg(1, 1) if field == "jpg" else png(1, 1)
     with pytest.raises(BadImage):
         decode_stored(stored(data, field), out=np.zeros((16, 24, 3), np.uint8))
 
 
 @pytest.mark.parametrize("field", ["jpg", "png"])
-def test_an_image_of_one_row_does_not_spread_over_the_block(field: str) -> None:
+def test_a_one_row_image_is_not_broadcast(field: str) -> None:
     data = jpeg(24, 1) if field == "jpg" else png(24, 1)
     with pytest.raises(BadImage):
         decode_stored(stored(data, field), out=np.zeros((16, 24, 3), np.uint8))
@@ -107,7 +107,7 @@ def test_an_image_of_one_row_does_not_spread_over_the_block(field: str) -> None:
 
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("field", ["jpg", "png", "webp"])
-def test_what_cannot_be_decoded_is_a_bad_image(field: str, block: bool) -> None:
+def test_undecodable_bytes_are_a_bad_image(field: str, block: bool) -> None:
     out = np.zeros((16, 24, 3), np.uint8) if block else None
     whole = {"jpg": jpeg(), "png": png(), "webp": encoded(kind="WEBP")}[field]
     for data in (b"", b"junk", whole[: len(whole) // 2], bytes(len(whole))):
@@ -124,7 +124,7 @@ def test_transparent_pixels_show_the_background() -> None:
 # Faster decoding of JPEGs.
 
 
-def test_fast_is_for_jpegs_alone() -> None:
+def test_fast_affects_jpegs_only() -> None:
     for field, data in {"png": png(), "raw": pixels().tobytes()}.items():
         image = stored(data, field)
         np.testing.assert_array_equal(
@@ -132,7 +132,7 @@ def test_fast_is_for_jpegs_alone() -> None:
         )
 
 
-def test_fast_is_what_simplejpeg_calls_so() -> None:
+def test_fast_matches_simplejpegs_fast_dct() -> None:
     simplejpeg = pytest.importorskip("simplejpeg")
     data = jpeg(97, 61)
     found = decode_stored(stored(data, "jpg", 97, 61), Decoding(fast=True))
@@ -180,7 +180,7 @@ def black(width: int, height: int) -> bytes:
 
 
 @given(st.data())
-def test_as_many_eighths_suffice_as_simplejpeg_takes(data: st.DataObject) -> None:
+def test_the_scale_matches_simplejpegs(data: st.DataObject) -> None:
     simplejpeg = pytest.importorskip("simplejpeg")
     width, height = size = data.draw(st.tuples(*[st.integers(1, 80)] * 2))
     enough = data.draw(st.tuples(*[st.integers(1, side) for side in size]))
@@ -216,12 +216,12 @@ def reduced_shape(size: tuple[int, int], eighths: int) -> tuple[int, int, int]:
         ((500, 500), 8),
     ],
 )
-def test_the_least_eighths_that_suffice_are_taken(at_least: tuple[int, int], eighths: int) -> None:
+def test_the_smallest_sufficient_scale_is_used(at_least: tuple[int, int], eighths: int) -> None:
     assert sufficient_eighths((97, 61), at_least) == eighths
 
 
 @given(st.data())
-def test_the_enclosing_region_holds_all_that_is_shown_and_no_more(data: st.DataObject) -> None:
+def test_the_enclosing_region_is_minimal(data: st.DataObject) -> None:
     sides = data.draw(st.tuples(*[st.integers(1, 200)] * 2))
     begin = [data.draw(st.integers(0, side - 1)) for side in sides]
     length = [data.draw(st.integers(1, side - at)) for side, at in zip(sides, begin, strict=True)]
@@ -256,7 +256,7 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_library_is_asked_for_the_pixels_that_are_needed(asked: list[Any], fast: bool) -> None:
+def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any], fast: bool) -> None:
     image = stored(jpeg(97, 61), "jpg", 97, 61)
     for at_least, eighths, region in (
         ((0, 0), 8, (9, 6, 30, 21)),
@@ -277,7 +277,7 @@ def test_a_library_is_asked_for_the_pixels_that_are_needed(asked: list[Any], fas
     assert asked == []
 
 
-def test_a_library_is_not_asked_for_whole_images_and_other_kinds(asked: list[Any]) -> None:
+def test_turbojpeg_is_not_used_for_full_images_and_other_types(asked: list[Any]) -> None:
     contents = {
         "jpg": jpeg(),
         "png": png(),
@@ -311,7 +311,7 @@ def test_a_part_of_an_image_of_another_size_is_refused(field: str, width: int, h
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", jpeg()[:2], jpeg()[:200]])
-def test_a_part_of_what_cannot_be_decoded_is_a_bad_image(data: bytes) -> None:
+def test_a_part_of_an_undecodable_image_is_a_bad_image(data: bytes) -> None:
     for at_least in ((0, 0), (5, 4)):
         with pytest.raises(BadImage):
             decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), EXACT, at_least)

@@ -53,7 +53,7 @@ def test_a_range_outside_of_the_file_is_damage(tmp_path: Path, offset: int, leng
         file.read(offset, length)
 
 
-def test_a_file_that_is_cut_while_open_is_damage(tmp_path: Path) -> None:
+def test_a_file_truncated_while_open_is_damage(tmp_path: Path) -> None:
     file = shard_file(make_file(tmp_path / "a"), 10, "id")
     os.truncate(tmp_path / "a", 5)
     with pytest.raises(CorruptShard, match="ends at byte 5"):
@@ -61,14 +61,14 @@ def test_a_file_that_is_cut_while_open_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 9, 11])
-def test_another_size_than_the_manifest_gives_is_damage(tmp_path: Path, size: int) -> None:
+def test_a_size_other_than_the_manifests_is_damage(tmp_path: Path, size: int) -> None:
     make_file(tmp_path / "a")
     with pytest.raises(CorruptShard, match=f"has 10 bytes; the manifest says {size}"):
         shard_file(tmp_path / "a", size, "id")
     assert open_below(tmp_path) == []
 
 
-def test_a_missing_shard_is_damage_and_can_come_back(tmp_path: Path) -> None:
+def test_a_missing_shard_is_damage_until_restored(tmp_path: Path) -> None:
     with pytest.raises(CorruptShard, match="cannot be opened"):
         shard_file(tmp_path / "a", 10, "id")
     make_file(tmp_path / "a")
@@ -81,7 +81,7 @@ def test_the_same_shard_is_opened_once(tmp_path: Path) -> None:
     assert len(open_below(tmp_path)) == 1
 
 
-def test_no_more_than_so_many_files_stay_open(tmp_path: Path) -> None:
+def test_the_number_of_open_files_is_limited(tmp_path: Path) -> None:
     for number in range(MAX_OPEN + 40):
         path = make_file(tmp_path / str(number))
         assert shard_file(path, 10, "id").read(0, 1) == b"0"
@@ -97,7 +97,7 @@ def test_the_least_recently_used_is_closed_first(tmp_path: Path) -> None:
     assert set(open_below(tmp_path)) == set(map(str, paths)) - {str(paths[1])}
 
 
-def test_what_is_evicted_can_be_read_until_it_is_let_go(tmp_path: Path) -> None:
+def test_an_evicted_handle_is_readable_until_released(tmp_path: Path) -> None:
     held = shard_file(make_file(tmp_path / "held", b"abcdefghij"), 10, "id")
     for number in range(MAX_OPEN + 5):
         shard_file(make_file(tmp_path / str(number)), 10, "id")
@@ -107,7 +107,7 @@ def test_what_is_evicted_can_be_read_until_it_is_let_go(tmp_path: Path) -> None:
     assert str(tmp_path / "held") not in open_below(tmp_path)
 
 
-def test_a_shard_written_anew_in_the_same_place_is_another(tmp_path: Path) -> None:
+def test_a_rewritten_shard_gets_a_new_handle(tmp_path: Path) -> None:
     path = make_file(tmp_path / "a")
     assert shard_file(path, 10, "old").read(0, 3) == b"012"
     make_file(tmp_path / "b", b"abcdefghij").replace(path)
@@ -141,7 +141,7 @@ class FakeReader:
         self.closed += 1
 
 
-def test_a_library_reads_for_one_thread_at_a_time(tmp_path: Path) -> None:
+def test_a_format_reader_serves_one_thread_at_a_time(tmp_path: Path) -> None:
     made: list[FakeReader] = []
 
     def read(path: Path) -> FakeReader:
@@ -166,7 +166,7 @@ def test_a_library_reads_for_one_thread_at_a_time(tmp_path: Path) -> None:
     assert not made[0].crowded
 
 
-def test_a_library_is_closed_when_its_shard_is_evicted(tmp_path: Path) -> None:
+def test_a_format_reader_is_closed_on_eviction(tmp_path: Path) -> None:
     made: list[FakeReader] = []
 
     def read(path: Path) -> FakeReader:
@@ -183,7 +183,7 @@ def test_a_library_is_closed_when_its_shard_is_evicted(tmp_path: Path) -> None:
     assert [reader.closed for reader in made] == [1, 1]
 
 
-def test_file_and_library_of_one_shard_do_not_mix(tmp_path: Path) -> None:
+def test_file_and_format_reader_of_a_shard_are_separate_handles(tmp_path: Path) -> None:
     path = make_file(tmp_path / "a")
     assert shard_reader(path, "id", FakeReader).read([1])[0].key == "1"
     assert shard_file(path, 10, "id").read(0, 1) == b"0"
@@ -212,7 +212,7 @@ def test_threads_read_the_right_bytes_while_handles_come_and_go(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_reads_although_a_thread_of_its_parent_held_the_lock(tmp_path: Path) -> None:
+def test_a_child_reads_even_if_a_parents_thread_held_the_lock(tmp_path: Path) -> None:
     path = make_file(tmp_path / "a")
     inside, leave = threading.Event(), threading.Event()
 

@@ -59,7 +59,7 @@ def table_of(texts: list[str]) -> StringTable:
     return StringTable(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
-def test_a_row_is_these_32_bytes_for_ever() -> None:
+def test_the_layout_of_a_row_is_frozen() -> None:
     assert ROW.itemsize == 32
     assert {name: (ROW[name].str, ROW.fields[name][1]) for name in ROW.names or ()} == {  # type: ignore[index]
         "offset": ("<i8", 0),
@@ -78,7 +78,7 @@ def test_a_row_is_these_32_bytes_for_ever() -> None:
     assert row == start + zlib.crc32(start).to_bytes(4, "little")[:3]
 
 
-def test_a_row_notices_every_flipped_bit_of_itself() -> None:
+def test_a_row_detects_each_of_its_flipped_bits() -> None:
     row = pack_row(offset=0x0102, image=b"image", label=7, size=(8, 9), field="png")
     assert row_check(row) == row[29:]
     for bit in range(8 * 29):
@@ -97,7 +97,7 @@ def test_the_checksum_covers_label_width_height_and_field(at: int) -> None:
     assert checksum(row.tobytes()[HEAD], b"imagf") != row["checksum"][0]
 
 
-def test_an_index_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_an_index_survives_a_round_trip(tmp_path: Path) -> None:
     part = make_part()
     assert save_index([part], tmp_path) == NAMES
     rows, keys, paths = open_all(tmp_path)
@@ -105,7 +105,7 @@ def test_an_index_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert (keys, paths) == (part.keys, part.paths)
 
 
-def test_parts_are_put_one_after_the_other(tmp_path: Path) -> None:
+def test_parts_are_concatenated(tmp_path: Path) -> None:
     save_index([make_part(2), make_part(0), make_part(3)], tmp_path)
     rows, keys, _ = open_all(tmp_path, 5)
     assert rows["label"].tolist() == [0, 1, 0, 1, 2]
@@ -153,7 +153,7 @@ def test_strings_are_found_from_either_end() -> None:
 
 
 @pytest.mark.parametrize("row", [4, -5, 2**40, -(2**70)])
-def test_a_string_outside_of_the_table_is_an_index_error(row: int) -> None:
+def test_a_string_out_of_range_is_an_index_error(row: int) -> None:
     with pytest.raises(IndexError):
         table_of(["a", "b", "c", "d"])[row]
 
@@ -170,18 +170,18 @@ def test_numpy_integers_name_a_string() -> None:
     assert table[np.int64(-1)] == "c"  # type: ignore[call-overload]
 
 
-def test_file_names_that_are_no_utf_8_keep_their_bytes() -> None:
+def test_file_names_that_are_not_utf8_keep_their_bytes() -> None:
     assert list(table_of(["\udcff\udc80", "ok"])) == ["\udcff\udc80", "ok"]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.binary(max_size=6).map(lambda b: b.decode("utf-8", "surrogateescape"))))
-def test_any_strings_come_back(texts: list[str]) -> None:
+def test_any_strings_survive_a_round_trip(texts: list[str]) -> None:
     assert list(table_of(texts)) == texts
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file_is_refused_and_the_remedy_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
     save_index([make_part()], tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(CorruptDataset, match="shardkit index"):
@@ -189,7 +189,7 @@ def test_a_missing_file_is_refused_and_the_remedy_named(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_cut_is_refused(tmp_path: Path, name: str) -> None:
+def test_each_truncation_is_refused(tmp_path: Path, name: str) -> None:
     save_index([make_part()], tmp_path)
     good = (tmp_path / name).read_bytes()
     for length in range(len(good)):
@@ -222,7 +222,7 @@ def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str, flip
     assert escaped == []
 
 
-def test_another_number_of_rows_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
     for rows in (0, 2, 4, 10**30):
         for use in (Index.rows, Index.keys, Index.paths):
@@ -277,7 +277,7 @@ def test_pickled_objects_are_refused_and_not_loaded(tmp_path: Path) -> None:
     assert Trap.sprung == []
 
 
-def test_a_zip_file_in_the_place_of_a_column_is_refused(tmp_path: Path) -> None:
+def test_a_zip_file_in_place_of_a_column_is_refused(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
     buffer = io.BytesIO()
     np.savez(buffer, rows=make_part().rows)
@@ -287,7 +287,7 @@ def test_a_zip_file_in_the_place_of_a_column_is_refused(tmp_path: Path) -> None:
             Index(tmp_path, 3).rows()
 
 
-def test_a_directory_in_the_place_of_a_column_is_refused(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_column_is_refused(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
     (tmp_path / ROWS_NAME).unlink()
     (tmp_path / ROWS_NAME).mkdir()

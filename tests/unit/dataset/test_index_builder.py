@@ -42,9 +42,7 @@ def write(storage: Format, path: Path, records: list[Record]) -> Path:
     return path
 
 
-def test_the_index_says_where_each_image_lies_and_what_it_is(
-    storage: Format, tmp_path: Path
-) -> None:
+def test_the_index_locates_and_describes_each_image(storage: Format, tmp_path: Path) -> None:
     records = [make_record(number) for number in range(5)]
     path = write(storage, tmp_path / "shard", records)
     part = index_shard(storage, path)
@@ -106,16 +104,14 @@ NO_META: Mapping[str, Any] = {
 
 
 @pytest.mark.parametrize("what", NO_META)
-def test_metadata_that_cannot_be_read_are_damage(
-    storage: Format, tmp_path: Path, what: str
-) -> None:
+def test_unreadable_metadata_is_damage(storage: Format, tmp_path: Path, what: str) -> None:
     path = write(storage, tmp_path / "shard", [make_record(0), make_record(1, json=NO_META[what])])
     with pytest.raises(CorruptShard, match="shard"):
         index_shard(storage, path)
 
 
 @pytest.mark.parametrize("label", [b"", b"-1", b"01", b"1.0", b"x", b"9999999999", b"\xb2", b" 1"])
-def test_a_label_that_is_no_number_is_damage(tmp_path: Path, label: bytes) -> None:
+def test_a_label_that_is_not_a_number_is_damage(tmp_path: Path, label: bytes) -> None:
     for name in ("lmdb", "webdataset"):  # HDF5 keeps labels as numbers and refuses others earlier
         storage = get_format(name)
         path = write(storage, tmp_path / name, [make_record(0, cls=label)])
@@ -129,23 +125,23 @@ def test_a_record_without_an_image_is_damage(storage: Format, tmp_path: Path) ->
         index_shard(storage, path)
 
 
-def test_a_missing_shard_is_a_corrupt_one(storage: Format, tmp_path: Path) -> None:
+def test_a_missing_shard_is_corrupt(storage: Format, tmp_path: Path) -> None:
     with pytest.raises(CorruptShard, match="nowhere"):
         index_shard(storage, tmp_path / "nowhere")
 
 
-def test_a_directory_is_no_shard(storage: Format, tmp_path: Path) -> None:
+def test_a_directory_is_not_a_shard(storage: Format, tmp_path: Path) -> None:
     with pytest.raises(CorruptShard):
         index_shard(storage, tmp_path)
 
 
-def test_an_empty_file_is_no_shard(storage: Format, tmp_path: Path) -> None:
+def test_an_empty_file_is_not_a_shard(storage: Format, tmp_path: Path) -> None:
     (tmp_path / "shard").write_bytes(b"")
     with pytest.raises(CorruptShard):
         index_shard(storage, tmp_path / "shard")
 
 
-def test_each_cut_of_a_shard_is_refused(storage: Format, tmp_path: Path) -> None:
+def test_each_truncation_of_a_shard_is_refused(storage: Format, tmp_path: Path) -> None:
     good = write(storage, tmp_path / "shard", [make_record(n) for n in range(3)]).read_bytes()
     path = tmp_path / "cut"
     end = len(
@@ -158,9 +154,7 @@ def test_each_cut_of_a_shard_is_refused(storage: Format, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", format_names())
-def test_only_a_reader_that_reads_its_ranges_is_not_held_against_them(
-    tmp_path: Path, name: str
-) -> None:
+def test_only_readers_that_use_their_ranges_skip_the_comparison(tmp_path: Path, name: str) -> None:
     class Liar(RangeReader):
         def _find(self) -> None: ...
 

@@ -85,13 +85,13 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> None:
     value[path[-1]] = new
 
 
-def test_a_manifest_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_manifest_survives_a_round_trip(tmp_path: Path) -> None:
     save_manifest(make_manifest(), tmp_path)
     assert load_manifest(tmp_path) == make_manifest()
     assert load_any_manifest(tmp_path).digest == make_manifest().digest
 
 
-def test_a_manifest_of_splits_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_manifest_of_splits_survives_a_round_trip(tmp_path: Path) -> None:
     manifest = SplitsManifest(splits={"train": "aa", "val": "bb"})
     save_manifest(manifest, tmp_path)
     assert load_any_manifest(tmp_path) == manifest
@@ -101,13 +101,13 @@ def test_a_manifest_of_splits_comes_back_as_it_was_saved(tmp_path: Path) -> None
     }
 
 
-def test_an_unlabelled_dataset_has_no_classes(tmp_path: Path) -> None:
+def test_an_unlabeled_dataset_has_no_classes(tmp_path: Path) -> None:
     manifest = replace(make_manifest(), classes=None, class_counts=None, raw_shape=None)
     save_manifest(manifest, tmp_path)
     assert load_manifest(tmp_path) == manifest
 
 
-def test_the_file_is_ascii_and_says_its_own_digest(tmp_path: Path) -> None:
+def test_the_file_is_ascii_and_contains_its_digest(tmp_path: Path) -> None:
     value = saved(tmp_path)
     assert (tmp_path / MANIFEST_NAME).read_bytes().isascii()
     digest = value.pop("digest")
@@ -171,7 +171,7 @@ def test_each_changed_byte_is_refused(tmp_path: Path) -> None:
     assert accepted == []
 
 
-def test_each_cut_is_refused(tmp_path: Path) -> None:
+def test_each_truncation_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     path = tmp_path / MANIFEST_NAME
     good = path.read_bytes()
@@ -182,7 +182,7 @@ def test_each_cut_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 99, 10**30])
-def test_a_newer_version_asks_for_a_newer_shardkit(tmp_path: Path, version: int) -> None:
+def test_a_newer_version_requires_a_newer_shardkit(tmp_path: Path, version: int) -> None:
     for seal in (True, False):
         write(tmp_path, {**saved(tmp_path), "format_version": version}, seal=seal)
         with pytest.raises(UsageError, match=f"version {version}.*newer shardkit"):
@@ -208,7 +208,7 @@ ESCAPES = ["../x", "/x", "a/../../x", "..", ".", "", "a//b", "a/", "./a", "a\0b"
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_file_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_name_outside_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
     for part in ("shards", "files"):
         value = saved(tmp_path)
         value[part][0]["name"] = name
@@ -218,13 +218,13 @@ def test_a_file_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_split_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_split_name_outside_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
     save_manifest(SplitsManifest(splits={name: "aa"}), tmp_path)
     with pytest.raises(CorruptDataset, match="not a plain relative path"):
         dataset_directories(tmp_path)
 
 
-def test_a_name_that_no_file_system_can_hold_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_file_name_is_refused(tmp_path: Path) -> None:
     value = saved(tmp_path)
     value["shards"][0]["name"] = "\ud800.lmdb"  # a lone surrogate, and no escaped byte
     write(tmp_path, value)
@@ -285,7 +285,7 @@ def test_a_manifest_of_no_splits_is_refused(tmp_path: Path) -> None:
     "content",
     [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3", b"{}", b'"text"', b'{"kind": "dataset"', b"\0"],
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused_as_manifests(tmp_path: Path, content: bytes) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(CorruptDataset, match=MANIFEST_NAME):
         load_any_manifest(tmp_path)
@@ -301,34 +301,34 @@ def test_json_of_any_depth_is_refused(tmp_path: Path) -> None:
             load_any_manifest(tmp_path)
 
 
-def test_a_missing_directory_says_so(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the directory does not exist"):
         load_manifest(tmp_path / "nowhere")
 
 
-def test_a_directory_without_a_manifest_says_so(tmp_path: Path) -> None:
+def test_a_directory_without_a_manifest_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"it contains no {MANIFEST_NAME}"):
         load_manifest(tmp_path)
 
 
-def test_a_file_in_the_place_of_a_directory_says_so(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError, match="not a shardkit dataset"):
         load_manifest(tmp_path / "file")
 
 
-def test_a_directory_in_the_place_of_the_manifest_says_so(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_the_manifest_is_reported(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).mkdir()
     with pytest.raises(UsageError, match="cannot be read"):
         load_manifest(tmp_path)
 
 
-def test_a_path_with_a_null_byte_is_a_wrong_path_and_no_damage() -> None:
+def test_a_path_with_a_null_byte_is_a_usage_error() -> None:
     with pytest.raises(UsageError):
         load_manifest(Path("a\0b"))
 
 
-def test_a_directory_of_splits_names_one_of_them(tmp_path: Path) -> None:
+def test_the_error_for_a_directory_of_splits_names_one(tmp_path: Path) -> None:
     save_manifest(SplitsManifest(splits={"train": "aa", "val": "bb"}), tmp_path)
     with pytest.raises(UsageError, match=r"train, val.*train"):
         load_manifest(tmp_path)
@@ -350,7 +350,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_no_change_gives_another_error_than_ours(
+def test_any_change_gives_a_shardkit_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("manifest")

@@ -84,7 +84,7 @@ def test_each_row_is_the_file_it_came_from(pristine: Path) -> None:
         assert shards.keys[row] == f"{path.parent.name}/{path.stem}"
 
 
-def test_rows_come_in_the_order_asked_with_duplicates(pristine: Path) -> None:
+def test_rows_come_in_the_requested_order_with_duplicates(pristine: Path) -> None:
     shards = ShardSet(pristine)
     every = read(shards, *range(ROWS))
     order = [8, 0, 4, 4, 8, 1, 7, 0]
@@ -110,12 +110,12 @@ def test_resolve_rows_counts_negative_rows_from_the_end(pristine: Path) -> None:
         [torch.tensor(1), torch.tensor(8)],
     ],
 )
-def test_resolve_rows_takes_integers_of_any_make(pristine: Path, rows: Any) -> None:
+def test_resolve_rows_accepts_any_integer_type(pristine: Path, rows: Any) -> None:
     assert ShardSet(pristine).resolve_rows(rows).tolist() == [1, 8]
 
 
 @pytest.mark.parametrize("rows", [[], (), np.zeros(0), range(0), torch.zeros(0)])
-def test_resolve_rows_takes_nothing(pristine: Path, rows: Any) -> None:
+def test_resolve_rows_accepts_no_rows(pristine: Path, rows: Any) -> None:
     assert ShardSet(pristine).resolve_rows(rows).tolist() == []
 
 
@@ -141,7 +141,7 @@ def test_resolve_rows_takes_nothing(pristine: Path, rows: Any) -> None:
         [[0], [1, 2]],
     ],
 )
-def test_resolve_rows_refuses_what_is_no_row(pristine: Path, rows: Any) -> None:
+def test_resolve_rows_refuses_other_values(pristine: Path, rows: Any) -> None:
     with pytest.raises(IndexError):
         ShardSet(pristine).resolve_rows(rows)
 
@@ -219,7 +219,7 @@ def test_swapped_offsets_are_noticed_by_the_checksums(place: Path) -> None:
             read(ShardSet(place, verify=verify), 1)
 
 
-def test_an_unknown_field_code_is_damage_without_checksums_too(place: Path) -> None:
+def test_an_unknown_field_code_is_damage_even_without_checksums(place: Path) -> None:
     flip(place / "index/rows.npy", row_start(2) + 28, 0xF0)
     with pytest.raises(CorruptRecord, match="index"):
         read(ShardSet(place, verify=False), 2)
@@ -227,9 +227,7 @@ def test_an_unknown_field_code_is_damage_without_checksums_too(place: Path) -> N
 
 @pytest.mark.usefixtures("_index_not_hashed")
 @pytest.mark.parametrize("length", [1 << 31, 1 << 20])
-def test_no_memory_is_taken_for_an_image_that_ends_beyond_its_shard(
-    place: Path, length: int
-) -> None:
+def test_no_memory_is_allocated_for_an_image_beyond_its_shard(place: Path, length: int) -> None:
     """Its row may be sound in itself: an index that belongs elsewhere."""
     rows = np.load(place / "index/rows.npy")
     rows["length"][2] = length
@@ -241,7 +239,7 @@ def test_no_memory_is_taken_for_an_image_that_ends_beyond_its_shard(
 
 
 @pytest.mark.parametrize("change", ["swapped rows", "rows of another dataset", "swapped names"])
-def test_an_index_that_is_sound_in_itself_but_another_is_refused(place: Path, change: str) -> None:
+def test_an_intact_index_of_another_dataset_is_refused(place: Path, change: str) -> None:
     """Each of its rows is one of this dataset, or could be; no checksum of a row shows it."""
     rows = np.load(place / "index/rows.npy")
     if change == "swapped rows":
@@ -292,7 +290,7 @@ def test_advice_that_the_kernel_refuses_changes_nothing(
     assert [bytes(image.data) for image in read(shards, *range(6))] == expected
 
 
-def test_without_checksums_damaged_bytes_come_as_they_are(place: Path) -> None:
+def test_without_checksums_damaged_bytes_are_returned(place: Path) -> None:
     shards = ShardSet(place, verify=False)
     (before,) = read(shards, 0)
     flip(place / shards.manifest.shards[0].name, int(shards.rows[0]["offset"]) + 5)
@@ -301,7 +299,7 @@ def test_without_checksums_damaged_bytes_come_as_they_are(place: Path) -> None:
     assert before[1:] == after[1:]
 
 
-def test_damage_is_reported_although_the_names_are_damaged_too(place: Path) -> None:
+def test_damage_is_reported_even_if_names_are_damaged(place: Path) -> None:
     shards = ShardSet(place)
     flip(place / shards.manifest.shards[0].name, int(shards.rows[0]["offset"]))
     (place / "index/keys.npy").write_bytes(b"")
@@ -317,7 +315,7 @@ def test_a_missing_index_names_its_remedy(place: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["missing", "cut", "longer", "a directory"])
-def test_a_shard_that_is_not_whole_is_refused(place: Path, change: str) -> None:
+def test_an_incomplete_shard_is_refused(place: Path, change: str) -> None:
     shards = ShardSet(place)
     path = place / shards.manifest.shards[1].name
     content = path.read_bytes()
@@ -367,7 +365,7 @@ def test_a_pickled_dataset_refuses_another_in_its_place(place: Path) -> None:
         pickle.loads(packed)
 
 
-def test_a_dataset_written_anew_is_read_anew(place: Path) -> None:
+def test_a_rewritten_dataset_is_reopened(place: Path) -> None:
     before = ShardSet(place)
     old = read(before, *range(ROWS))
     source = make_folder(place.parent / "others", ("ant", "bee"), each=4)
@@ -383,9 +381,7 @@ def test_a_dataset_written_anew_is_read_anew(place: Path) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_the_rows_of_a_raw_dataset_are_never_those_of_its_successor(
-    tmp_path: Path, to: str
-) -> None:
+def test_rows_of_a_replaced_raw_dataset_are_never_mixed(tmp_path: Path, to: str) -> None:
     """Its shards have the same sizes, and no checksum of pixels is compared."""
     source = make_folder(tmp_path / "photos", ("ant", "bee"), each=4)
     recipe = Recipe(resize=(8, 8), resize_mode="stretch", encode="raw", enlarge=True)
@@ -398,7 +394,7 @@ def test_the_rows_of_a_raw_dataset_are_never_those_of_its_successor(
         read(before, 0)
 
 
-def test_a_copy_of_the_same_dataset_in_its_place_is_the_same(place: Path) -> None:
+def test_a_copy_of_the_same_dataset_is_the_same(place: Path) -> None:
     shards = ShardSet(place)
     old = read(shards, 0)
     manifest = (place / "shardkit.json").read_bytes()
@@ -419,14 +415,14 @@ def test_a_shard_restored_from_a_copy_is_read_without_a_new_process(place: Path)
     assert len(read(ShardSet(place), 0)) == 1
 
 
-def test_the_index_is_mapped_and_opened_late(pristine: Path) -> None:
+def test_the_index_is_mapped_lazily(pristine: Path) -> None:
     shards = ShardSet(pristine)
     assert not {"rows", "keys", "paths"} & vars(shards).keys()
     assert isinstance(shards.rows.base, np.memmap)
     assert shards.rows.dtype == ROW
 
 
-def test_a_relative_path_outlives_a_change_of_directory(
+def test_a_relative_path_survives_a_change_of_directory(
     pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pristine.parent)
@@ -436,6 +432,6 @@ def test_a_relative_path_outlives_a_change_of_directory(
     assert len(read(pickle.loads(pickle.dumps(shards)), 0)) == 1
 
 
-def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a shardkit dataset"):
         ShardSet(tmp_path)

@@ -397,7 +397,7 @@ def test_a_fault_is_found(
 
 
 @pytest.mark.parametrize("test", sorted({test for test, _, _ in FAULTS}))
-def test_no_fault_is_found_where_there_is_none(test: str, tmp_path: Path) -> None:
+def test_a_correct_format_passes(test: str, tmp_path: Path) -> None:
     run(test, TarWriter, TarReader, tmp_path)
 
 

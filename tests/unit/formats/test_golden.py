@@ -46,7 +46,7 @@ def sha256(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_its_files_are_those_that_were_committed(name: str) -> None:
+def test_the_golden_files_are_unchanged(name: str) -> None:
     found = {shard: sha256((GOLDEN / name / shard).read_bytes()) for shard in EXPECTED[name]}
     assert found == EXPECTED[name]
     shards = {shard.name: shard.sha256 for shard in load_manifest(GOLDEN / name).shards}
@@ -54,13 +54,13 @@ def test_its_files_are_those_that_were_committed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_it_is_whole(name: str) -> None:
+def test_the_golden_dataset_is_intact(name: str) -> None:
     result = verify(GOLDEN / name, "decode")
     assert (result.findings, result.extras, result.records) == ([], [], len(SOURCES))
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_its_rows_have_their_keys_labels_and_paths(name: str) -> None:
+def test_golden_rows_have_their_keys_labels_and_paths(name: str) -> None:
     dataset = open_dataset(GOLDEN / name)
     assert list(dataset.paths) == ORDER
     assert list(dataset.keys) == [SOURCES[path]["key"] for path in ORDER]
@@ -69,7 +69,7 @@ def test_its_rows_have_their_keys_labels_and_paths(name: str) -> None:
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_stored_bytes_are_those_of_the_pictures(storage: str) -> None:
+def test_stored_bytes_equal_the_source_files(storage: str) -> None:
     dataset = open_dataset(GOLDEN / storage / "labelled", decode="bytes")
     found = [sha256(dataset[row][0]) for row in range(len(dataset))]
     assert found == [SOURCES[path]["bytes"] for path in ORDER]
@@ -77,7 +77,7 @@ def test_stored_bytes_are_those_of_the_pictures(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_lossless_pictures_have_their_pixels(storage: str) -> None:
+def test_lossless_images_have_their_pixels(storage: str) -> None:
     dataset = open_dataset(GOLDEN / storage / "labelled", decode="numpy")
     checked = 0
     for row, path in enumerate(ORDER):
@@ -136,7 +136,7 @@ def test_todays_index_is_the_same(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_one_changed_byte_is_seen_by_these_comparisons(name: str, tmp_path: Path) -> None:
+def test_these_comparisons_detect_one_changed_byte(name: str, tmp_path: Path) -> None:
     manifest = load_manifest(GOLDEN / name)
 
     def change(record: Record) -> Record:

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return write_shard(FORMAT, tmp_path / "s.h5", CONTENT, meta={"b": 1, "a": 2}, raw_shape=SHAPE)
 
 
-def test_datasets_lie_as_the_layout_says(path: Path) -> None:
+def test_datasets_follow_the_documented_layout(path: Path) -> None:
     with h5py.File(path, "r") as file:
         names: list[str] = []
         file.visit(names.append)
@@ -77,7 +77,7 @@ def test_labels_alone_have_no_range(path: Path) -> None:
     reader.close()
 
 
-def test_a_label_that_is_no_number_is_refused_when_written(tmp_path: Path) -> None:
+def test_a_label_that_is_not_a_number_is_refused_when_written(tmp_path: Path) -> None:
     for label in (b"", b"-1", b"01", b"cat", b"1000000000", b" 1", "٣".encode()):
         writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec())
         with pytest.raises(ValueError, match="label"):
@@ -85,7 +85,7 @@ def test_a_label_that_is_no_number_is_refused_when_written(tmp_path: Path) -> No
         writer.abort()
 
 
-def test_a_path_that_is_taken_is_an_os_error_and_left_as_it_was(tmp_path: Path) -> None:
+def test_an_existing_path_is_an_os_error_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "s.h5").write_bytes(b"precious")
     writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec())
     with pytest.raises(OSError, match="exists"):
@@ -95,9 +95,7 @@ def test_a_path_that_is_taken_is_an_os_error_and_left_as_it_was(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_values_that_are_packed_or_cut_into_chunks_are_refused(
-    path: Path, compression: str | None
-) -> None:
+def test_compressed_or_chunked_values_are_refused(path: Path, compression: str | None) -> None:
     with h5py.File(path, "r+") as file:
         values = file["jpg/data"][()]
         del file["jpg/data"]
@@ -257,14 +255,14 @@ def test_another_layout_is_a_corrupt_shard_or_keeps_its_rows(
         assert all(type(value) is bytes for value in record.fields.values())
 
 
-def test_ranges_are_refused_where_the_values_are_no_bytes(path: Path) -> None:
+def test_ranges_are_refused_where_the_values_are_not_bytes(path: Path) -> None:
     with h5py.File(path, "r+") as file:
         put("jpg/data", np.zeros(4, np.int64))(file)
     with pytest.raises(CorruptShard):
         Hdf5Reader(path)
 
 
-def test_a_range_is_where_h5py_has_the_value(path: Path) -> None:
+def test_ranges_match_h5pys_offsets(path: Path) -> None:
     with h5py.File(path, "r") as file:
         start = file["jpg/data"].id.get_offset()
     reader = Hdf5Reader(path)
@@ -277,7 +275,7 @@ def test_a_file_that_the_user_has_open_with_h5py_is_read(path: Path) -> None:
         assert read_shard(FORMAT, path) == CONTENT
 
 
-def test_values_of_more_than_one_block_are_moved_whole(
+def test_values_of_several_blocks_are_copied_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The spool is moved from its end, in blocks."""

@@ -128,7 +128,7 @@ def test_webdataset_decodes_images_and_labels(tar_set: Path, decoder: str) -> No
 
 
 @ignore_what_webdataset_leaves_open
-def test_webdataset_keys_are_the_datasets(tar_set: Path) -> None:
+def test_webdatasets_keys_equal_the_datasets(tar_set: Path) -> None:
     assert [sample["__key__"] for sample in stream(tar_set)] == list(open_dataset(tar_set).keys)
 
 
@@ -169,7 +169,7 @@ def test_tarfile_lists_and_extracts_all(tar_set: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
-def test_the_tar_command_lists_the_same_and_complains_of_nothing(tar_set: Path) -> None:
+def test_the_tar_command_lists_the_same_without_warnings(tar_set: Path) -> None:
     for path in shards(tar_set):
         done = subprocess.run(["tar", "tf", str(path)], check=True, capture_output=True, text=True)
         with tarfile.open(path) as archive:
@@ -180,7 +180,7 @@ def test_the_tar_command_lists_the_same_and_complains_of_nothing(tar_set: Path) 
 # --- LMDB ---
 
 
-def test_lmdb_alone_gives_all_by_row_and_field(lmdb_set: Path) -> None:
+def test_plain_lmdb_reads_everything(lmdb_set: Path) -> None:
     expected = iter(paths_and_labels(lmdb_set))
     keys = iter(open_dataset(lmdb_set).keys)
     for path in shards(lmdb_set):
@@ -220,14 +220,14 @@ def lmdb_tool(*arguments: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_tool_of_lmdb_finds_nothing_wrong(lmdb_set: Path) -> None:
+def test_mdb_stat_finds_nothing_wrong(lmdb_set: Path) -> None:
     for path in shards(lmdb_set):
         if "verify" not in lmdb_tool("--help"):
             pytest.skip("this lmdb has no verify")
         assert "verify: OK" in lmdb_tool("verify", "-s", str(path))
 
 
-def test_the_tool_of_lmdb_dumps_every_value(lmdb_set: Path, tmp_path: Path) -> None:
+def test_mdb_dump_prints_every_value(lmdb_set: Path, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()  # the tool wants a directory, in which LMDB names its file so
     shutil.copy(shards(lmdb_set)[0], tmp_path / "env" / "data.mdb")
     lmdb_tool("dump", "-e", str(tmp_path / "env"), folder=tmp_path)
@@ -243,7 +243,7 @@ def test_the_tool_of_lmdb_dumps_every_value(lmdb_set: Path, tmp_path: Path) -> N
 # --- HDF5 ---
 
 
-def test_h5py_alone_gives_all_by_field_and_row(hdf5_set: Path) -> None:
+def test_plain_h5py_reads_everything(hdf5_set: Path) -> None:
     expected = iter(paths_and_labels(hdf5_set))
     keys = iter(open_dataset(hdf5_set).keys)
     for path in shards(hdf5_set):
@@ -278,7 +278,7 @@ def test_h5py_gives_raw_pixels_as_one_contiguous_array(source: Path, tmp_path: P
             assert np.array_equal(pixels[row], dataset[row][0])
 
 
-def test_hdf5_files_use_only_what_hdf5_1_10_knows(hdf5_set: Path) -> None:
+def test_hdf5_files_use_only_features_of_hdf5_1_10(hdf5_set: Path) -> None:
     for path in shards(hdf5_set):
         # The superblock: versions 0 and 1 are of HDF5 1.6, 2 of 1.8, 3 of 1.10.
         data = path.read_bytes()

@@ -37,7 +37,7 @@ ROWS = {
 """What our reader accepts, without a description."""
 
 
-def test_keys_and_values_lie_as_the_layout_says(tmp_path: Path) -> None:
+def test_keys_and_values_follow_the_documented_layout(tmp_path: Path) -> None:
     content = [
         Record("k/0", {"cls": b"3", "jpg": b"J", "json": b"{}"}),
         Record("k/1", {"raw": bytes(12), "zzz": b""}),
@@ -60,7 +60,7 @@ def test_keys_and_values_lie_as_the_layout_says(tmp_path: Path) -> None:
     ]
 
 
-def test_it_is_a_file_of_the_0_9_format_whatever_the_environment_asks(
+def test_the_file_has_the_0_9_format_in_any_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMDB_DEFAULT_LIB_VERSION", "1")
@@ -86,7 +86,7 @@ def test_a_full_map_is_doubled_and_nothing_is_lost(
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_many_batches_of_large_values_come_back(
+def test_many_batches_of_large_values_survive_a_round_trip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BATCH_BYTES", 10_000)
@@ -168,7 +168,7 @@ def test_another_layout_is_a_corrupt_shard(
         read_shard(FORMAT, fill(tmp_path / "f", content))
 
 
-def test_a_file_that_was_cut_after_it_was_opened_is_a_corrupt_shard(tmp_path: Path) -> None:
+def test_a_file_truncated_after_opening_is_a_corrupt_shard(tmp_path: Path) -> None:
     path = write_shard(FORMAT, tmp_path / "s", [Record("a", {"bin": bytes(20_000)})])
     reader = LmdbReader(path)
     with path.open("r+b") as file:

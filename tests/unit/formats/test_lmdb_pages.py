@@ -57,7 +57,7 @@ def walked(path: Path) -> list[tuple[bytes, bytes]]:
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=40))
-def test_it_gives_what_the_library_gives(content: dict[bytes, bytes]) -> None:
+def test_the_walk_equals_the_library(content: dict[bytes, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         fill(path, content)
@@ -65,7 +65,7 @@ def test_it_gives_what_the_library_gives(content: dict[bytes, bytes]) -> None:
 
 
 @given(st.lists(st.dictionaries(KEYS, st.none() | VALUES, max_size=15), max_size=4))
-def test_it_gives_the_newest_state_of_a_file_that_was_changed(
+def test_the_newest_state_of_a_changed_file_is_read(
     transactions: list[dict[bytes, bytes | None]],
 ) -> None:
     expected: dict[bytes, bytes | None] = {}
@@ -84,7 +84,7 @@ def test_either_of_the_two_metas_may_be_the_newer(transactions: int, tmp_path: P
     assert walked(tmp_path / "f") == [(b"key", b"%d" % (transactions - 1))]
 
 
-def test_it_descends_trees_of_several_levels(tmp_path: Path) -> None:
+def test_trees_of_several_levels_are_read(tmp_path: Path) -> None:
     rng = random.Random(0)
     content = {rng.randbytes(rng.randint(100, 511)): rng.randbytes(20) for _ in range(4000)}
     path = tmp_path / "file"
@@ -150,7 +150,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
-def test_a_cut_at_any_page_is_found(rich: tuple[Path, bytes], tmp_path: Path) -> None:
+def test_a_truncation_at_any_page_is_found(rich: tuple[Path, bytes], tmp_path: Path) -> None:
     _, data = rich
     path = tmp_path / "file"
     for cut in [*range(0, len(data), 4096), *range(0, 8192, 101), len(data) - 1]:
@@ -159,7 +159,7 @@ def test_a_cut_at_any_page_is_found(rich: tuple[Path, bytes], tmp_path: Path) ->
             walked(path)
 
 
-def test_bytes_after_the_end_do_no_harm(rich: tuple[Path, bytes], tmp_path: Path) -> None:
+def test_trailing_bytes_are_ignored(rich: tuple[Path, bytes], tmp_path: Path) -> None:
     path, data = rich
     (tmp_path / "longer").write_bytes(data + b"more")
     assert walked(tmp_path / "longer") == walked(path)

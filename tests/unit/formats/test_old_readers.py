@@ -42,7 +42,7 @@ print(json.dumps([h5py.__version__, read]))
     ("name", "code", "newest"), [("lmdb", LMDB, (1, 4)), ("hdf5", HDF5, (3, 10))]
 )
 @pytest.mark.slow
-def test_readers_of_years_ago_open_our_shards(
+def test_old_library_versions_open_our_shards(
     name: str, code: str, newest: tuple[int, int], tmp_path: Path
 ) -> None:
     source = tmp_path / "source"

@@ -74,13 +74,13 @@ def pixels_of(dataset: Path) -> list[Any]:
     return [np.asarray(Image.open(dataset.parent / "source" / path)) for path in paths]
 
 
-def test_it_is_known_by_name() -> None:
+def test_the_plugin_is_listed() -> None:
     assert format_names() == ["hdf5", "lmdb", "webdataset", "zip"]
     assert get_format("zip").suffix == ".zip"
 
 
 @pytest.mark.slow
-def test_the_command_line_offers_and_makes_it(dataset: Path) -> None:
+def test_the_command_line_offers_and_writes_the_format(dataset: Path) -> None:
     source, target = str(dataset.parent / "source"), str(dataset.parent / "made")
     assert "zip" in shardkit("convert", "imagefolder", "--help").stdout
     done = shardkit("convert", "imagefolder", source, target, "--to", "zip", "--quiet")
@@ -94,7 +94,7 @@ def test_the_command_line_offers_and_makes_it(dataset: Path) -> None:
     ]
 
 
-def test_it_opens_as_a_plain_dataset_and_gives_the_pixels(dataset: Path) -> None:
+def test_the_dataset_opens_and_gives_the_pixels(dataset: Path) -> None:
     opened = open_dataset(dataset, decode="numpy")
     assert type(opened) is ShardDataset
     assert all(map(np.array_equal, (image for image, _ in loop(opened)), pixels_of(dataset)))
@@ -106,7 +106,7 @@ def test_it_opens_as_a_plain_dataset_and_gives_the_pixels(dataset: Path) -> None
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.slow
-def test_workers_read_it_however_they_start(dataset: Path, method: str) -> None:
+def test_workers_read_it_with_any_start_method(dataset: Path, method: str) -> None:
     opened = open_dataset(dataset, decode="numpy")
     assert opened[0]  # in this process the shard's file is open when the workers start
     loader = DataLoader(
@@ -151,7 +151,7 @@ def test_its_index_can_be_rebuilt(dataset: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_its_package_the_error_names_what_is_known(
+def test_without_its_package_the_error_lists_the_formats(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")

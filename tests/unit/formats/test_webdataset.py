@@ -123,7 +123,7 @@ def test_a_tar_of_the_tar_command_with_folders_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
-def test_a_sparse_member_is_refused_or_read_right(tmp_path: Path) -> None:
+def test_a_sparse_member_is_refused_or_read_correctly(tmp_path: Path) -> None:
     with (tmp_path / "a.bin").open("wb") as file:
         file.truncate(1 << 20)
         file.seek(300_000)
@@ -138,7 +138,7 @@ def test_a_sparse_member_is_refused_or_read_right(tmp_path: Path) -> None:
         assert fields_by_name(tmp_path / "t.tar") == expected
 
 
-def test_a_hard_link_is_refused_or_read_right(tmp_path: Path) -> None:
+def test_a_hard_link_is_refused_or_read_correctly(tmp_path: Path) -> None:
     """GNU tar stores the second name of a file so; to pass it by would lose a record."""
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
@@ -152,7 +152,7 @@ def test_a_hard_link_is_refused_or_read_right(tmp_path: Path) -> None:
         assert fields_by_name(path) == {"a.jpg": b"A", "b.jpg": b"A"}
 
 
-def test_a_name_field_with_remains_of_another_name_ends_at_its_zero(tmp_path: Path) -> None:
+def test_a_name_ends_at_its_first_zero_byte(tmp_path: Path) -> None:
     header = header_of("a.txt", 1)
     header = checked(b"a.txt\0junk of old" + header[17:])
     (tmp_path / "t.tar").write_bytes(header + b"A" + bytes(511) + END)
@@ -161,7 +161,7 @@ def test_a_name_field_with_remains_of_another_name_ends_at_its_zero(tmp_path: Pa
     assert fields_by_name(tmp_path / "t.tar") == {"a.txt": b"A"}
 
 
-def test_a_folder_of_the_oldest_kind_is_passed_by(tmp_path: Path) -> None:
+def test_a_folder_in_the_oldest_tar_format_is_ignored(tmp_path: Path) -> None:
     header = header_of("folder/", 0)
     folder = checked(header[:156] + b"\0" + header[157:257] + bytes(255))
     (tmp_path / "t.tar").write_bytes(folder + header_of("folder/a.txt", 0) + END)
@@ -182,7 +182,7 @@ def test_a_folder_of_the_oldest_kind_is_passed_by(tmp_path: Path) -> None:
         (["a.raw.npy"], "array"),
     ],
 )
-def test_what_breaks_the_rules_is_a_corrupt_shard(
+def test_a_tar_that_breaks_the_rules_is_a_corrupt_shard(
     members: list[str], reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.tar"
@@ -200,9 +200,7 @@ def test_a_damaged_description_is_a_corrupt_shard(content: bytes, tmp_path: Path
 
 
 @pytest.mark.parametrize("values", [0, 11, 13])
-def test_pixels_of_another_number_than_their_header_says_are_corrupt(
-    values: int, tmp_path: Path
-) -> None:
+def test_pixels_that_contradict_their_header_are_corrupt(values: int, tmp_path: Path) -> None:
     header = npy_header((2, 2, 3))
     whole = {"a.raw.npy": header + bytes(12)}
     damaged = {"b.raw.npy": header + bytes(values)}
@@ -225,7 +223,7 @@ def test_a_negative_size_neither_hangs_nor_passes(size: bytes, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_cut_anywhere_is_found(kind: str, tmp_path: Path) -> None:
+def test_a_truncation_anywhere_is_found(kind: str, tmp_path: Path) -> None:
     members = {f"{'long/' * 30}{row}.txt": bytes([row]) * 300 * row for row in range(1, 6)}
     data = pack(tmp_path / "whole", members, kind).read_bytes()
     end = max(position for position, byte in enumerate(data) if byte) + 1

@@ -58,7 +58,7 @@ def bins(values: npt.NDArray[Any], size: int, number: int) -> npt.NDArray[np.int
     return found
 
 
-def test_the_measure_of_these_tests_sees_what_is_uneven() -> None:
+def test_the_statistic_of_these_tests_detects_bias() -> None:
     chance = np.random.default_rng(1)
     assert_even(np.bincount(chance.integers(0, 32, 32_000), minlength=32))
     slightly = np.where(np.arange(32) < 16, 1050, 950)
@@ -77,7 +77,7 @@ def test_an_epoch_holds_every_row_once(
 
 
 @given(SIZES.filter(bool), shuffles(), SEEDS, EPOCHS, st.data())
-def test_any_positions_give_what_the_whole_epoch_gives_there(
+def test_any_positions_give_the_rows_of_the_full_epoch(
     size: int, shuffle: bool | BlockShuffle, seed: int, epoch: int, data: st.DataObject
 ) -> None:
     order = Order(size=size, shuffle=shuffle, seed=seed)
@@ -88,7 +88,7 @@ def test_any_positions_give_what_the_whole_epoch_gives_there(
 
 
 @pytest.mark.parametrize("shuffle", [False, True, BlockShuffle(), BlockShuffle(rows=1, buffer=1)])
-def test_positions_are_left_as_they_were(shuffle: bool | BlockShuffle) -> None:
+def test_positions_are_not_modified(shuffle: bool | BlockShuffle) -> None:
     positions = np.arange(5000)[::-3]
     before = positions.copy()
     Order(size=5000, shuffle=shuffle).rows(3, positions)
@@ -197,7 +197,7 @@ def test_keys_and_hashes_are_frozen() -> None:
     assert mix(np.array([0, 1, MASK], np.uint64)).tolist() == [0, _mixed(1), _mixed(MASK)]
 
 
-def test_purposes_seeds_and_epochs_have_keys_of_their_own() -> None:
+def test_purposes_seeds_and_epochs_have_different_keys() -> None:
     parts = itertools.product(("rows", "window", "draws"), (-1, 0, 1, 11, 2**62), (0, 1, 11, 111))
     keys = [derive_key(*part) for part in parts]
     assert len(set(keys)) == len(keys)
@@ -238,7 +238,7 @@ def test_each_row_may_be_anywhere_from_epoch_to_epoch(
 
 
 @pytest.mark.parametrize("size", [1024, 5023, 30_009])
-def test_neighbouring_positions_hold_rows_that_have_nothing_to_do_with_each_other(
+def test_neighboring_positions_hold_independent_rows(
     size: int,
 ) -> None:
     order = Order(size=size, shuffle=True, seed=4)
@@ -258,7 +258,7 @@ def test_neighbouring_positions_hold_rows_that_have_nothing_to_do_with_each_othe
 @pytest.mark.parametrize(
     ("one", "other"), [((0, 0), (0, 1)), ((0, 0), (1, 0)), ((1, 2), (2, 1)), ((-1, 3), (1, 3))]
 )
-def test_epochs_and_seeds_have_nothing_to_do_with_each_other(
+def test_epochs_and_seeds_are_independent(
     shuffle: bool | BlockShuffle, one: tuple[int, int], other: tuple[int, int]
 ) -> None:
     size = 30_001
@@ -273,7 +273,7 @@ def test_epochs_and_seeds_have_nothing_to_do_with_each_other(
 
 
 @pytest.mark.parametrize("size", [500, 4500])
-def test_as_many_rows_stay_in_their_place_as_chance_lets_them(size: int) -> None:
+def test_the_number_of_fixed_points_is_random(size: int) -> None:
     order = Order(size=size, shuffle=True, seed=6)
     stay = [int((whole(order, epoch) == np.arange(size)).sum()) for epoch in range(400)]
     assert abs(np.mean(stay) - 1) < 5 / math.sqrt(400)
@@ -294,13 +294,13 @@ def test_batches_of_sorted_data_are_as_varied_as_promised(shuffle: bool | BlockS
         assert 45 <= distinct_classes(order, epoch) <= 49  # 47.4 is ideal
 
 
-def test_what_shuffles_less_is_seen_to_vary_less() -> None:
+def test_a_weaker_shuffle_is_measured_as_less_varied() -> None:
     assert distinct_classes(Order(size=30_000), 0) < 2
     assert distinct_classes(Order(size=30_000, shuffle=BlockShuffle(buffer=640)), 0) < 40
 
 
 @pytest.mark.parametrize(("rows", "buffer"), [(1, 1), (16, 64), (7, 30), (16, 16384)])
-def test_a_window_mixes_whole_blocks_of_neighbours(rows: int, buffer: int) -> None:
+def test_a_window_mixes_full_blocks_of_neighbors(rows: int, buffer: int) -> None:
     size = 20_000
     blocks = BlockShuffle(rows=rows, buffer=buffer)
     order = Order(size=size, shuffle=blocks, seed=8)
@@ -321,7 +321,7 @@ def test_a_window_mixes_whole_blocks_of_neighbours(rows: int, buffer: int) -> No
         [1, 10, 80, 999],
     ),
 )
-def test_every_row_of_later_windows_is_announced_in_time(
+def test_readahead_covers_every_row_of_later_windows_in_time(
     size: int, blocks: BlockShuffle, batch: int
 ) -> None:
     order = Order(size=size, shuffle=blocks, seed=9)
@@ -339,7 +339,7 @@ def test_every_row_of_later_windows_is_announced_in_time(
         assert set(times.values()) <= {1}  # and once, where batches hold whole blocks
 
 
-def test_a_batch_announces_about_as_much_as_it_reads() -> None:
+def test_a_batch_reads_ahead_about_as_much_as_it_reads() -> None:
     order = Order(size=100_000, shuffle=BlockShuffle(), seed=1)
     assert len(order.ahead(0, np.arange(64))) == 64
     assert len(order.ahead(0, np.arange(10, 74))) == 80
@@ -347,7 +347,7 @@ def test_a_batch_announces_about_as_much_as_it_reads() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_without_blocks_nothing_is_announced(shuffle: bool) -> None:
+def test_without_blocks_there_is_no_readahead(shuffle: bool) -> None:
     assert len(Order(size=100_000, shuffle=shuffle).ahead(0, np.arange(64))) == 0
     assert len(Order(size=100_000, shuffle=BlockShuffle()).ahead(0, np.arange(0))) == 0
 
@@ -383,7 +383,7 @@ def test_draws_are_a_function_of_key_and_row(key: int, row: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 7])
-def test_draws_of_neighbouring_rows_are_even_and_independent(number: int) -> None:
+def test_draws_of_neighboring_rows_are_even_and_independent(number: int) -> None:
     key = derive_key("draws", 0, 0)
     found = np.array([draw(key, row, number + 1, Draws.uniform)[-1] for row in range(16_000)])
     assert found.min() >= 0
@@ -413,7 +413,7 @@ def test_integers_below_a_limit_are_even(limit: int) -> None:
         assert_even(np.bincount(found, minlength=limit))
 
 
-def test_a_range_is_kept() -> None:
+def test_draws_stay_in_their_range() -> None:
     draws = Draws(5, 6)
     found = [draws.uniform(-2.0, 3.0) for _ in range(4000)]
     assert -2 <= min(found) < -1.98
@@ -432,7 +432,7 @@ def test_the_largest_bits_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_global_generators_have_no_part_in_an_order() -> None:
+def test_global_generators_do_not_affect_an_order() -> None:
     def everything() -> list[Any]:
         orders = [Order(size=5000, shuffle=shuffle) for shuffle in (True, BlockShuffle())]
         return [
@@ -454,12 +454,12 @@ def test_global_generators_have_no_part_in_an_order() -> None:
 
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None, np.float64(2), 2**63, -(2**63) - 1])
-def test_what_is_no_seed_is_a_usage_error(seed: Any) -> None:
+def test_an_invalid_seed_is_a_usage_error(seed: Any) -> None:
     with pytest.raises(UsageError, match="seed="):
         Order(size=5, seed=seed)
 
 
-def test_a_seed_may_be_an_integer_of_any_make() -> None:
+def test_a_seed_may_be_any_integer_type() -> None:
     expected = Order(size=9, shuffle=True, seed=3)
     for seed in (np.int64(3), np.uint8(3)):
         found = Order(size=9, shuffle=True, seed=seed)  # type: ignore[arg-type]
@@ -468,7 +468,7 @@ def test_a_seed_may_be_an_integer_of_any_make() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [1, 0, "True", None, (16, 64)])
-def test_what_is_no_way_to_shuffle_is_a_usage_error(shuffle: Any) -> None:
+def test_an_invalid_shuffle_is_a_usage_error(shuffle: Any) -> None:
     with pytest.raises(UsageError, match="neither True, False nor BlockShuffle"):
         Order(size=5, shuffle=shuffle)
 
@@ -489,7 +489,7 @@ def test_blocks_of_no_size_are_a_usage_error(numbers: dict[str, Any], message: s
         BlockShuffle(**numbers)
 
 
-def test_a_window_is_the_whole_blocks_of_a_buffer() -> None:
+def test_a_window_is_the_full_blocks_of_a_buffer() -> None:
     assert [BlockShuffle(rows=r, buffer=w).window for r, w in ((16, 64), (16, 79), (7, 7))] == [
         64,
         64,

@@ -101,7 +101,7 @@ def test_a_smaller_step_may_be_left_out(case: Case, remainder: str) -> None:
 
 
 @given(cases(), st.sampled_from(REMAINDERS[:2]), st.booleans())
-def test_ranks_have_equally_many_batches_of_the_same_sizes(
+def test_ranks_have_the_same_number_of_batches_and_sizes(
     case: Case, remainder: str, drop_last: bool
 ) -> None:
     # Otherwise a collective call of one rank waits for ever for the others.
@@ -111,9 +111,7 @@ def test_ranks_have_equally_many_batches_of_the_same_sizes(
 
 
 @given(cases(), st.sampled_from(MODES))
-def test_after_each_step_a_beginning_of_the_epoch_is_read(
-    case: Case, mode: tuple[str, bool]
-) -> None:
+def test_after_each_step_a_prefix_of_the_epoch_is_read(case: Case, mode: tuple[str, bool]) -> None:
     every = case.of(mode[0], drop_last=mode[1])
     done = case.consumed
     for one in itertools.zip_longest(*every):
@@ -127,7 +125,7 @@ def test_after_each_step_a_beginning_of_the_epoch_is_read(
 
 
 @given(cases(), st.sampled_from(MODES))
-def test_counts_are_those_of_the_steps(case: Case, mode: tuple[str, bool]) -> None:
+def test_counts_match_the_steps(case: Case, mode: tuple[str, bool]) -> None:
     for rank_shard in ranks(case.world_size, mode[0], drop_last=mode[1]):
         found = list(steps(case.size, case.batch, rank_shard, case.consumed))
         assert count_steps(case.size, case.batch, rank_shard, case.consumed) == len(found)
@@ -139,9 +137,7 @@ def test_counts_are_those_of_the_steps(case: Case, mode: tuple[str, bool]) -> No
 
 
 @given(cases(), st.sampled_from(MODES))
-def test_steps_go_on_from_each_step_as_if_nothing_had_stopped(
-    case: Case, mode: tuple[str, bool]
-) -> None:
+def test_steps_resume_after_each_step(case: Case, mode: tuple[str, bool]) -> None:
     for rank_shard in ranks(case.world_size, mode[0], drop_last=mode[1]):
         found = list(steps(case.size, case.batch, rank_shard, case.consumed))
         for number, step in enumerate(found):
@@ -169,7 +165,7 @@ def test_other_ranks_and_batches_read_exactly_the_rest(
 
 
 @given(cases(), cases(), st.integers(0, 5))
-def test_a_change_of_ranks_in_the_midst_drops_only_what_the_last_cannot_divide(
+def test_changing_ranks_mid_epoch_drops_only_the_indivisible_rest(
     first: Case, second: Case, number: int
 ) -> None:
     whole = first.size // (first.batch * first.world_size)
@@ -181,7 +177,7 @@ def test_a_change_of_ranks_in_the_midst_drops_only_what_the_last_cannot_divide(
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_nothing_is_left_of_an_epoch_that_is_read(remainder: str) -> None:
+def test_a_finished_epoch_has_no_steps(remainder: str) -> None:
     for size, rank_shard in itertools.product((0, 5, 12), ranks(3, remainder)):
         assert list(steps(size, 2, rank_shard, size)) == []
         assert count_steps(size, 2, rank_shard, size) == 0
@@ -189,7 +185,7 @@ def test_nothing_is_left_of_an_epoch_that_is_read(remainder: str) -> None:
         assert count_steps(size, 2, rank_shard, size + 4) == 0
 
 
-def test_the_parts_are_these() -> None:
+def test_the_subsets_are_frozen() -> None:
     # 17 samples for 3 ranks in batches of 2: two whole steps of 6, and 5 are left.
     found = {remainder: Case(17, 2, 3, 0).of(remainder) for remainder in REMAINDERS}
     for rank, (start, stop) in enumerate([(0, 2), (2, 4), (4, 6)]):
@@ -238,7 +234,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.usefixtures("launched")
-def test_a_rank_is_the_one_given_then_that_of_the_group_then_of_the_environment() -> None:
+def test_the_rank_comes_from_the_option_then_the_group_then_the_environment() -> None:
     options: dict[str, Any] = {"remainder": "pad", "drop_last": True}
     given = RankShard(rank=2, world_size=3, **options)
     assert given.resolved((0, 2)) == ResolvedRankShard(2, 3, "pad", True)
@@ -261,7 +257,7 @@ def test_without_a_launcher_there_is_one_rank(launched: pytest.MonkeyPatch, miss
         ("-1", "2", "rank=-1 is not"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_a_usage_error(
+def test_an_invalid_environment_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str, message: str
 ) -> None:
     monkeypatch.setenv("RANK", rank)

@@ -64,7 +64,7 @@ def images() -> dict[str, bytes]:
     return {name: png(seed=seed) for seed, name in enumerate(("cat/1.png", "dog/2.png"))}
 
 
-def test_a_good_source_passes(tmp_path: Path, images: dict[str, bytes]) -> None:
+def test_a_correct_source_passes(tmp_path: Path, images: dict[str, bytes]) -> None:
     check(ImageFolder(make_tree(tmp_path / "photos", images)), images)
 
 

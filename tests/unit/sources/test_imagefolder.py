@@ -63,7 +63,7 @@ def test_a_record_has_image_label_and_path(tmp_path: Path) -> None:
     assert second.fields["png"] == PNG
 
 
-def test_images_without_folders_are_unlabelled(tmp_path: Path) -> None:
+def test_images_without_folders_are_unlabeled(tmp_path: Path) -> None:
     make_tree(tmp_path, {"a.jpg": JPEG, "b.png": PNG})
     scan = scan_imagefolder(tmp_path)
     assert scan.classes is None
@@ -72,14 +72,14 @@ def test_images_without_folders_are_unlabelled(tmp_path: Path) -> None:
     assert "cls" not in record.fields
 
 
-def test_loose_images_beside_classes_are_reported(tmp_path: Path) -> None:
+def test_images_next_to_class_folders_are_reported(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat/a.jpg": JPEG, "b.jpg": JPEG, "readme.txt": b"text"})
     scan = scan_imagefolder(tmp_path)
     assert found(scan) == {"cat/a.jpg": 0}
     assert ignored(scan) == {"b.jpg": "outside any class folder", "readme.txt": "not an image"}
 
 
-def test_a_broken_link_beside_classes_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_a_broken_link_next_to_class_folders_is_ignored(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat/a.jpg": JPEG})
     (tmp_path / "b.jpg").symlink_to("nowhere")
     scan = scan_imagefolder(tmp_path)
@@ -87,7 +87,7 @@ def test_a_broken_link_beside_classes_is_no_reason_to_fail(tmp_path: Path) -> No
     assert list(ignored(scan)) == ["b.jpg"]
 
 
-def test_hidden_things_and_other_files_are_reported_and_left_out(tmp_path: Path) -> None:
+def test_hidden_and_other_files_are_reported_and_left_out(tmp_path: Path) -> None:
     make_tree(
         tmp_path,
         {
@@ -119,7 +119,7 @@ def test_suffixes_count_in_upper_and_lower_case(tmp_path: Path, suffix: str) -> 
     assert list(found(scan_imagefolder(tmp_path))) == [f"cat/a{suffix}", f"cat/b{suffix.upper()}"]
 
 
-def test_content_tells_the_kind_not_the_suffix(tmp_path: Path) -> None:
+def test_content_determines_the_type_not_the_suffix(tmp_path: Path) -> None:
     bmp = encoded(picture(), "BMP")
     make_tree(tmp_path, {"cat/a.jpg": PNG, "cat/b": JPEG, "cat/c.dat": bmp, "cat/d.png": JPEG})
     source = scan_imagefolder(tmp_path).splits[""]
@@ -135,7 +135,7 @@ def test_content_tells_the_kind_not_the_suffix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"), [(b"", "it is empty"), (b"text", "its content is not an image")]
 )
-def test_a_file_that_claims_to_be_an_image_must_be_one(
+def test_a_file_with_an_image_suffix_must_be_an_image(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
     make_tree(tmp_path, {"cat/a.jpg": content})
@@ -194,7 +194,7 @@ def test_two_classes_may_be_the_same_folder(tmp_path: Path) -> None:
     assert found(scan_imagefolder(tmp_path)) == {"cat/a.jpg": 0, "feline/a.jpg": 1}
 
 
-def test_links_that_lead_nowhere_are_errors_if_they_claim_to_be_images(tmp_path: Path) -> None:
+def test_broken_links_with_image_suffixes_are_errors(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat/a.jpg": JPEG})
     for name in ("b.jpg", "c.txt", "d"):
         (tmp_path / "cat" / name).symlink_to("nowhere")
@@ -220,7 +220,7 @@ def test_pipes_and_sockets_are_never_opened(
 
 
 @not_root
-def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat/a.jpg": JPEG, "cat/b.jpg": JPEG, "cat/inner/c.jpg": JPEG})
     (tmp_path / "cat/b.jpg").chmod(0)
     (tmp_path / "cat/inner").chmod(0)
@@ -270,7 +270,7 @@ ODD_NAMES = [
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_survive(tmp_path: Path, name: str) -> None:
+def test_odd_names_survive_a_round_trip(tmp_path: Path, name: str) -> None:
     folder = name if name != ".jpg" and len(os.fsencode(name)) < 250 else "cat"
     if folder.startswith("."):
         folder = "cat"
@@ -283,7 +283,7 @@ def test_odd_names_survive(tmp_path: Path, name: str) -> None:
     assert f"{folder}/{inner}".startswith(unquote_key(record.key))
 
 
-def test_files_that_differ_in_their_suffix_alone_are_all_there(tmp_path: Path) -> None:
+def test_files_that_differ_only_in_suffix_are_all_listed(tmp_path: Path) -> None:
     names = ["cat/a", "cat/a.jpg", "cat/a.png", "cat/a.JPG", "cat/a.jpg.png"]
     make_tree(tmp_path, dict.fromkeys(names, JPEG))
     entries = scan_imagefolder(tmp_path).splits[""].entries
@@ -291,7 +291,7 @@ def test_files_that_differ_in_their_suffix_alone_are_all_there(tmp_path: Path) -
     assert len({entry.key for entry in entries}) == len(names)
 
 
-def test_natural_order_takes_numbers_by_value(tmp_path: Path) -> None:
+def test_natural_order_sorts_numbers_by_value(tmp_path: Path) -> None:
     names = ["class10", "class2", "class1", "2", "10", "class02", "b", "B"]
     make_tree(tmp_path, {f"{name}/a.jpg": JPEG for name in names})
     assert scan_imagefolder(tmp_path).classes == tuple(sorted(names))
@@ -316,7 +316,7 @@ def test_a_file_gives_the_order_of_classes(tmp_path: Path) -> None:
     assert found(scan) == {"dog x/b.jpg": 0, "cat/a.jpg": 2}
 
 
-def test_a_file_of_classes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_a_class_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
     make_tree(tmp_path / "src", {"cat/a.jpg": JPEG})
     order = tmp_path / "order.txt"
     order.write_text("cat\n", "utf-8-sig")
@@ -324,14 +324,14 @@ def test_a_file_of_classes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["a\x0bb", "a\u2028b", "a\x85b"])
-def test_a_file_of_classes_is_cut_at_line_feeds_alone(tmp_path: Path, name: str) -> None:
+def test_a_class_file_is_split_only_at_line_feeds(tmp_path: Path, name: str) -> None:
     make_tree(tmp_path / "src", {f"{name}/a.jpg": JPEG})
     order = tmp_path / "order.txt"
     order.write_text(f"{name}\n", "utf-8")
     assert scan_imagefolder(tmp_path / "src", class_order=str(order)).classes == (name,)
 
 
-def test_a_file_of_classes_may_hold_names_that_are_no_utf8(tmp_path: Path) -> None:
+def test_a_class_file_may_contain_names_that_are_not_utf8(tmp_path: Path) -> None:
     make_tree(tmp_path / "src", {"\udcff/a.jpg": JPEG})
     order = tmp_path / "order.txt"
     order.write_bytes(b"\xff\n")
@@ -364,7 +364,7 @@ def test_an_unknown_class_order_is_an_error(tmp_path: Path, files: dict[str, byt
             scan_imagefolder(tmp_path / "src", class_order=wrong)
 
 
-def test_folders_named_like_splits_are_splits_with_common_classes(tmp_path: Path) -> None:
+def test_folders_named_like_splits_are_splits_with_shared_classes(tmp_path: Path) -> None:
     make_tree(
         tmp_path,
         {"train/dog/a.jpg": JPEG, "train/cat/b.jpg": JPEG, "Val/dog/c.jpg": JPEG, "x.txt": b"x"},
@@ -377,7 +377,7 @@ def test_folders_named_like_splits_are_splits_with_common_classes(tmp_path: Path
     assert [problem.path for part in scan.ignored.values() for problem in part] == ["x.txt"]
 
 
-def test_a_split_may_be_flat_and_unlabelled(tmp_path: Path) -> None:
+def test_a_split_may_be_flat_and_unlabeled(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "test/b.jpg": JPEG})
     scan = scan_imagefolder(tmp_path)
     assert scan.classes == ("dog",)
@@ -385,7 +385,7 @@ def test_a_split_may_be_flat_and_unlabelled(tmp_path: Path) -> None:
     assert found(scan, "train") == {"dog/a.jpg": 0}
 
 
-def test_flat_folders_named_like_splits_are_classes_unless_told(tmp_path: Path) -> None:
+def test_flat_folders_named_like_splits_are_classes_by_default(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/a.jpg": JPEG, "val/b.jpg": JPEG})
     assert scan_imagefolder(tmp_path).classes == ("train", "val")
     scan = scan_imagefolder(tmp_path, splits=True)
@@ -393,7 +393,7 @@ def test_flat_folders_named_like_splits_are_classes_unless_told(tmp_path: Path) 
     assert found(scan, "train") == {"a.jpg": -1}
 
 
-def test_splits_can_be_denied_and_forced(tmp_path: Path) -> None:
+def test_splits_can_be_forced_off_and_on(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "val/cat/b.jpg": JPEG})
     assert scan_imagefolder(tmp_path, splits=False).classes == ("train", "val")
     make_tree(tmp_path, {"extra/cat/c.jpg": JPEG})
@@ -403,7 +403,7 @@ def test_splits_can_be_denied_and_forced(tmp_path: Path) -> None:
     assert sorted(scan_imagefolder(tmp_path, splits=True).splits) == ["extra", "train", "val"]
 
 
-def test_a_source_that_is_no_folder_of_images_is_refused(tmp_path: Path) -> None:
+def test_a_source_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(JPEG)
     make_tree(tmp_path / "empty", {})
     make_tree(tmp_path / "texts", {"cat/a.txt": b"x", "dog": None})
@@ -419,14 +419,14 @@ def test_a_source_that_is_no_folder_of_images_is_refused(tmp_path: Path) -> None
             scan_imagefolder(tmp_path / name)
 
 
-def test_a_folder_of_broken_links_alone_is_reported_as_such(tmp_path: Path) -> None:
+def test_a_folder_of_only_broken_links_is_reported(tmp_path: Path) -> None:
     make_tree(tmp_path, {"cat": None})
     (tmp_path / "cat/a.jpg").symlink_to("nowhere")
     scan = scan_imagefolder(tmp_path)
     assert problems(scan) == {"cat/a.jpg": "a broken link"}
 
 
-def test_take_keeps_the_order_asked(tmp_path: Path) -> None:
+def test_take_keeps_the_requested_order(tmp_path: Path) -> None:
     make_tree(tmp_path, {f"{n}.jpg": JPEG for n in range(4)})
     source = scan_imagefolder(tmp_path).splits[""].take([2, 0, 2])
     assert len(source) == 3
@@ -434,7 +434,7 @@ def test_take_keeps_the_order_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_class_order_is_a_file_of_sensible_size(tmp_path: Path) -> None:
+def test_a_huge_class_file_is_refused(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a/1.jpg": jpeg()})
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "huge").open("wb") as file:
@@ -448,7 +448,7 @@ def test_a_class_order_is_a_file_of_sensible_size(tmp_path: Path) -> None:
             scan_imagefolder(tmp_path / "photos", class_order=str(path))
 
 
-def test_one_split_among_other_folders_is_no_class_without_a_word(tmp_path: Path) -> None:
+def test_one_split_among_other_folders_is_an_error(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/a/1.jpg": JPEG, "extra/b/1.jpg": JPEG})
     with pytest.raises(UsageError, match="train looks like a split, but extra does not"):
         scan_imagefolder(tmp_path)

@@ -66,7 +66,7 @@ def table(tmp_path: Path) -> Path:
     return write_table(tmp_path / "photos" / "table.csv", rows)
 
 
-def test_it_is_known_by_name() -> None:
+def test_the_plugin_is_listed() -> None:
     assert source_names() == ["csv", "imagefolder"]
     assert get_source("csv").name == "csv"
 

@@ -141,14 +141,14 @@ def test_commands_import_nothing_from_the_working_directory(here: Path, words: s
 
 
 @pytest.mark.slow
-def test_neither_does_repair(here: Path) -> None:
+def test_repair_imports_nothing_from_the_working_directory(here: Path) -> None:
     for shard in (here / "data").rglob("*.h5"):
         shard.write_bytes(b"damaged")
 
     run(here, "repair", "data", "--from", "photos", "--workers", "2")
 
 
-def test_neither_does_the_module_run_as_a_command(here: Path) -> None:
+def test_python_m_imports_nothing_from_the_working_directory(here: Path) -> None:
     # Before any code of ours Python imports the package, and what it takes to find it.
     for name in set(PLANTED) - {"multiprocessing", "numpy", "PIL", "click", "psutil", "h5py"}:
         (here / f"{name}.py").unlink()
@@ -158,7 +158,7 @@ def test_neither_does_the_module_run_as_a_command(here: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.slow
-def test_neither_do_workers_of_a_loader(here: Path, method: str) -> None:
+def test_loader_workers_import_nothing_from_the_working_directory(here: Path, method: str) -> None:
     script = here.parent / "train.py"
     script.write_text(SCRIPT)
 

@@ -31,7 +31,7 @@ from shardkit.verification.describe import describe
 from shardkit.verification.reindex import reindex
 
 
-def test_a_file_appears_whole(tmp_path: Path) -> None:
+def test_a_file_appears_complete(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with published(path) as temporary:
         temporary.write_bytes(b"half")
@@ -41,7 +41,7 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), SystemExit()])
-def test_a_failure_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+def test_a_failure_leaves_the_old_file(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
 
@@ -65,7 +65,7 @@ def test_a_failure_before_the_first_byte_is_raised_as_it_is(tmp_path: Path) -> N
         write()
 
 
-def test_writing_replaces(tmp_path: Path) -> None:
+def test_writing_replaces_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for content in (b"one", b"", b"two"):
         write_atomically(path, content)
@@ -95,7 +95,7 @@ def test_content_is_synced_before_the_name_and_the_name_after(
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
-def test_sha256_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+def test_the_sha256_is_correct(tmp_path: Path, size: int) -> None:
     content = (b"0123456789abcde" * (size // 15 + 1))[:size]
     path = tmp_path / "a"
     path.write_bytes(content)
@@ -110,13 +110,13 @@ def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
         sync(tmp_path / "missing")
 
 
-def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+def test_free_space_uses_the_nearest_existing_folder(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "not" / "yet") > 0
     assert free_bytes(Path("not/yet")) > 0
 
 
 @pytest.mark.parametrize("largest", [1 << 30, 7, 1])
-def test_pieces_are_appended_in_order_however_little_the_disk_takes(
+def test_pieces_are_appended_in_order_despite_partial_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
 ) -> None:
     """A disk that is nearly full, or a signal, makes a write shorter than was asked."""
@@ -155,7 +155,7 @@ def test_a_full_disk_is_an_error_of_appending() -> None:
             write_all(file.fileno(), b"some")
 
 
-def test_a_small_file_is_read_as_a_whole(tmp_path: Path) -> None:
+def test_a_small_file_is_read_completely(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for size in (0, 1, 100):
         path.write_bytes(b"x" * size)
@@ -173,7 +173,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
         read_small(path)
 
 
-def test_only_files_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(OSError, match="it is not a file"):
@@ -202,5 +202,5 @@ def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: 
 
 
 @pytest.mark.parametrize("path", ["photos", "./a:b", "/x/s3:/y", "C:/x", "a:b"])
-def test_local_paths_are_no_urls(path: str) -> None:
+def test_local_paths_are_not_urls(path: str) -> None:
     require_local(path)

@@ -11,7 +11,7 @@ from shardkit.system.text import printable, shortened
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("width", [10, 40, 1000])
-def test_a_name_stays_in_its_line_and_width(name: str, width: int) -> None:
+def test_a_name_fits_its_line_and_width(name: str, width: int) -> None:
     text = shortened(name, width)
 
     assert text.isprintable()
@@ -32,7 +32,7 @@ def test_a_shortened_name_keeps_both_ends() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0412, "0.04"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
 )
-def test_numbers_have_as_many_digits_as_mean_something(value: float, text: str) -> None:
+def test_numbers_have_only_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text
 
 
@@ -40,7 +40,7 @@ def test_sizes() -> None:
     assert [size(each) for each in (12, 2048, 5 << 20)] == ["12 bytes", "2.0 KiB", "5.0 MiB"]
 
 
-def test_words_of_settings() -> None:
+def test_settings_are_described() -> None:
     assert sample_words(SETTINGS) == "CenterCrop(8), batches of 10, in random order"
     both = sample_words({**SETTINGS, "decode": "pil", "transform": "a:b"})
     assert both == "pil then a:b, batches of 10, in random order"

@@ -35,7 +35,7 @@ def groups(root: Path, own: str, files: Mapping[str, str]) -> None:
         path.write_text(content)
 
 
-def test_without_control_groups_all_is_there() -> None:
+def test_without_control_groups_the_whole_machine_counts() -> None:
     assert machine.cpu_quota() is None
     assert machine.usable_cpus() == machine.affinity() == 16
     assert machine.memory_limit() == 64 * GIB
@@ -121,13 +121,13 @@ def test_a_group_that_is_named_from_outside_ends_at_the_root(tmp_path: Path) -> 
     assert machine.usable_cpus() == 2
 
 
-def test_affinity_is_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_affinity_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
 
     assert machine.usable_cpus() == 2
 
 
-def test_a_file_system_is_that_of_the_nearest_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = [
         SimpleNamespace(mountpoint="/", fstype="ext4"),
         SimpleNamespace(mountpoint="/data", fstype="xfs"),

@@ -17,7 +17,7 @@ SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4))
 
 
 @given(SHAPES)
-def test_header_and_values_are_the_file_that_numpy_saves(shape: tuple[int, ...]) -> None:
+def test_header_and_values_equal_numpys_file(shape: tuple[int, ...]) -> None:
     values = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
     buffer = io.BytesIO()
     np.save(buffer, values)

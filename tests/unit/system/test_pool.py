@@ -75,7 +75,7 @@ def total(reports: list[Progress]) -> Progress:
     return Progress(*(sum(column) for column in zip(*reports, strict=True)))
 
 
-def test_each_task_comes_back_with_its_result(workers: int) -> None:
+def test_each_task_is_returned_with_its_result(workers: int) -> None:
     tasks = [Task(number) for number in range(8)]
     found = list(run_tasks(work, tasks, workers=workers))
     assert sorted(found) == [(task, task.number**2) for task in tasks]
@@ -89,11 +89,11 @@ def test_all_progress_arrives(workers: int) -> None:
     assert total(reports) == Progress(66, 660, 66)
 
 
-def test_nobody_has_to_listen(workers: int) -> None:
+def test_progress_reports_are_optional(workers: int) -> None:
     assert len(list(run_tasks(work, [Task(3), Task(4)], workers=workers))) == 2
 
 
-def test_no_task_gives_nothing(workers: int) -> None:
+def test_no_tasks_give_no_results(workers: int) -> None:
     assert list(run_tasks(work, [], workers=workers)) == []
 
 
@@ -116,19 +116,19 @@ def key_error(task: int) -> int:
     raise KeyError(task)
 
 
-def test_errors_of_every_kind_come_through(workers: int) -> None:
+def test_errors_of_every_kind_are_raised_here(workers: int) -> None:
     with pytest.raises(BadImage, match=r"image [12]"):
         list(run_tasks(bad_image, [1, 2], workers=workers))
     with pytest.raises(KeyError):
         list(run_tasks(key_error, [1, 2], workers=workers))
 
 
-def test_with_one_worker_all_runs_here(tmp_path: Path) -> None:
+def test_one_worker_runs_in_this_process(tmp_path: Path) -> None:
     list(run_tasks(work, [Task(1, str(tmp_path)), Task(2, str(tmp_path))], workers=1))
     assert {path.name for path in tmp_path.iterdir()} == {f"1-{os.getpid()}", f"2-{os.getpid()}"}
 
 
-def test_with_several_workers_none_runs_here_and_none_stays(tmp_path: Path) -> None:
+def test_several_workers_run_in_processes_that_end(tmp_path: Path) -> None:
     list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=3))
     used = {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()}
     assert os.getpid() not in used
@@ -138,9 +138,7 @@ def test_with_several_workers_none_runs_here_and_none_stays(tmp_path: Path) -> N
 
 @pytest.mark.timeout(120)  # the other task would stay for ten minutes
 @pytest.mark.parametrize("order", [("stay", "die"), ("die", "stay")])
-def test_a_killed_worker_is_an_error_and_nobody_waits(
-    tmp_path: Path, order: tuple[str, str]
-) -> None:
+def test_a_killed_worker_is_an_immediate_error(tmp_path: Path, order: tuple[str, str]) -> None:
     tasks = [Task(number, str(tmp_path), act) for number, act in enumerate(order)]
     with pytest.raises(ShardkitError, match="worker process died"):
         list(run_tasks(work, tasks, workers=2))
@@ -189,12 +187,12 @@ def test_a_consumer_that_stops_early_leaves_no_worker(tmp_path: Path) -> None:
     assert processes(tmp_path) == set()
 
 
-def test_a_meter_without_a_listener_counts_in_vain() -> None:
+def test_a_meter_without_a_listener_does_nothing() -> None:
     Meter().add(images=1)
     Meter().flush()
 
 
-def test_what_a_task_reports_to_ends_with_the_tasks() -> None:
+def test_progress_reporting_ends_with_the_tasks() -> None:
     reports: list[Progress] = []
     list(run_tasks(work, [Task(2)], workers=1, on_progress=reports.append))
     before = len(reports)
@@ -293,7 +291,7 @@ def test_one_task_for_each_process_is_done_at_once() -> None:
 
 
 @pytest.mark.parametrize("function", ["fail_elsewhere", "die_elsewhere"])
-def test_what_happens_in_another_process_is_raised_here(function: str) -> None:
+def test_errors_in_another_process_are_raised_here(function: str) -> None:
     died = pytest.raises((BadImage, ShardkitError), match=r"image in|a worker process died")
     with died, team(2) as processes:
         processes.map_at_once(globals()[function], [os.getpid()] * 2)
@@ -319,7 +317,7 @@ def test_the_death_of_another_process_is_an_error() -> None:
         deque(processes.map_in_order(die_elsewhere, itertools.repeat(os.getpid())), maxlen=0)
 
 
-def test_processes_end_when_their_results_are_no_longer_wanted() -> None:
+def test_processes_end_when_their_results_are_abandoned() -> None:
     seen: set[int] = set()
     with team(2) as processes:
         for _, process in processes.map_in_order(where, itertools.count()):

@@ -23,7 +23,7 @@ def test_a_name_is_quoted(value: object, expected: str) -> None:
     assert quoted(value) == expected
 
 
-def test_a_long_name_shows_its_beginning_and_its_end() -> None:
+def test_a_long_name_shows_its_start_and_end() -> None:
     text = quoted("begin" + "x" * 1000 + "end")
 
     assert text.startswith("'begin")
@@ -31,7 +31,7 @@ def test_a_long_name_shows_its_beginning_and_its_end() -> None:
     assert len(text) == 80
 
 
-def test_quoting_a_giant_name_takes_no_memory_for_all_of_it() -> None:
+def test_quoting_a_giant_name_takes_little_memory() -> None:
     giant = b"\0" * (8 << 20)
     tracemalloc.start()
     try:

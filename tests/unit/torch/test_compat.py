@@ -36,7 +36,7 @@ def test_no_other_module_of_the_engines_uses_private_names() -> None:
     assert private_names(PACKAGE / "torch" / "_compat.py"), "the check finds private names"
 
 
-def test_this_pytorch_has_all_of_them() -> None:
+def test_this_pytorch_has_all_private_names() -> None:
     assert _compat.new_shared_storage(4096).nbytes() == 4096
     dataset: Any = list(range(4))
     loader: DataLoader[Any] = DataLoader(

@@ -138,7 +138,7 @@ def in_step(answers: list[Any], epoch: int = 0) -> list[int]:
 @pytest.mark.parametrize(
     ("world_size", "remainder"), [(2, "drop"), (3, "drop"), (2, "pad"), (3, "pad")]
 )
-def test_ranks_find_themselves_and_go_in_step(
+def test_ranks_are_detected_and_have_equal_steps(
     root: Path, tmp_path: Path, world_size: int, remainder: str
 ) -> None:
     told = {
@@ -165,7 +165,7 @@ def test_ranks_find_themselves_and_go_in_step(
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "blocks"])
-def test_ranks_with_worker_processes_read_what_those_with_threads_read(
+def test_ranks_with_processes_read_the_same_as_with_threads(
     root: Path, tmp_path: Path, shuffle: Any
 ) -> None:
     told = {"num_workers": 1, "shuffle": shuffle, "epochs": 2}
@@ -177,7 +177,7 @@ def test_ranks_with_worker_processes_read_what_those_with_threads_read(
 
 
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_state_of_two_ranks_goes_on_with_three(root: Path, tmp_path: Path, stop: int) -> None:
+def test_three_ranks_resume_a_state_of_two(root: Path, tmp_path: Path, stop: int) -> None:
     told = {"engine": "process", "num_workers": 1, "shuffle": True, "stop": stop}
     two = in_ranks(2, tmp_path / "two", train, root / "lmdb", told)
     assert two[0]["state"] == two[1]["state"]
@@ -234,7 +234,7 @@ def iterate(path: Path, told: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_iterable_datasets_and_samplers_find_their_rank_too(
+def test_iterable_datasets_and_samplers_detect_their_rank(
     root: Path, tmp_path: Path, world_size: int
 ) -> None:
     answers = in_ranks(world_size, tmp_path / "ranks", iterate, root / "webdataset", {})
@@ -261,7 +261,7 @@ def disagree(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     return {"found": repr(found), "given": repr(given)}
 
 
-def test_a_given_rank_goes_before_the_group_and_the_group_before_the_environment(
+def test_a_given_rank_overrides_the_group_and_the_group_the_environment(
     root: Path, tmp_path: Path
 ) -> None:
     answers = in_ranks(2, tmp_path / "ranks", disagree, root / "lmdb", {})
@@ -298,7 +298,7 @@ def test_a_launcher_states_the_rank_in_the_environment(
         ("0", "0", "world_size=0"),
     ],
 )
-def test_a_rank_in_the_environment_that_cannot_be_is_an_error(
+def test_an_impossible_rank_in_the_environment_is_an_error(
     root: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str, message: str
 ) -> None:
     monkeypatch.setenv("RANK", rank)
@@ -308,7 +308,7 @@ def test_a_rank_in_the_environment_that_cannot_be_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-def test_half_of_a_launchers_statement_is_none(
+def test_an_incomplete_environment_is_ignored(
     root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "1")

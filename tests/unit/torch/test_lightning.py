@@ -198,7 +198,7 @@ STOPS = [
 
 @pytest.mark.parametrize("engine", sorted(OPTIONS))
 @pytest.mark.parametrize("case", STOPS)
-def test_a_run_goes_on_with_the_very_next_batch(
+def test_a_run_resumes_with_the_exact_next_batch(
     root: Path, undisturbed: list[Seen], tmp_path: Path, case: Case, engine: str
 ) -> None:
     hook, step, choices = case
@@ -214,7 +214,7 @@ def test_a_run_goes_on_with_the_very_next_batch(
 
 
 @pytest.mark.filterwarnings("ignore:Total length of .list. across ranks is zero:UserWarning")
-def test_a_run_without_validation_goes_on_too(
+def test_a_run_without_validation_resumes_too(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
     stop = StopAt("batch", STEPS + 2, tmp_path / "saved.ckpt")
@@ -227,7 +227,7 @@ def test_a_run_without_validation_goes_on_too(
 
 
 @pytest.mark.parametrize(("first", "second"), [("thread", "process"), ("process", "thread")])
-def test_a_run_goes_on_with_the_other_engine(
+def test_a_run_resumes_with_the_other_engine(
     root: Path, undisturbed: list[Seen], tmp_path: Path, first: str, second: str
 ) -> None:
     saved = tmp_path / "saved.ckpt"
@@ -238,9 +238,7 @@ def test_a_run_goes_on_with_the_other_engine(
     assert before.seen + after.seen == undisturbed
 
 
-def test_a_run_that_is_stopped_twice_goes_on_twice(
-    root: Path, undisturbed: list[Seen], tmp_path: Path
-) -> None:
+def test_a_run_can_resume_twice(root: Path, undisturbed: list[Seen], tmp_path: Path) -> None:
     one, two = tmp_path / "one.ckpt", tmp_path / "two.ckpt"
 
     seen = fit(root, module(root, THREADS), StopAt("batch", 4, one)).seen
@@ -251,7 +249,7 @@ def test_a_run_that_is_stopped_twice_goes_on_twice(
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
-def test_lightnings_own_checkpoints_are_enough(
+def test_lightnings_own_checkpoints_suffice(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
     first, second = (
@@ -272,7 +270,7 @@ class Watched(ShardDataModule):
         return self.monitor
 
 
-def test_a_run_through_a_monitor_is_the_same_and_goes_on(
+def test_a_monitored_run_is_the_same_and_resumes(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
     def watched() -> Watched:
@@ -288,7 +286,7 @@ def test_a_run_through_a_monitor_is_the_same_and_goes_on(
     assert again.monitor.report.images == (EPOCHS - 1) * ROWS - 2 * BATCH
 
 
-def test_a_new_run_with_the_same_data_begins_anew(root: Path, undisturbed: list[Seen]) -> None:
+def test_a_new_run_with_the_same_data_starts_over(root: Path, undisturbed: list[Seen]) -> None:
     data = module(root, THREADS)
     fit(root, data, StopAt("batch", STEPS + 2, None))
 
@@ -306,7 +304,7 @@ def test_the_same_data_can_be_resumed(root: Path, undisturbed: list[Seen], tmp_p
 
 
 @pytest.mark.parametrize("steps", [1, STEPS - 1, STEPS, STEPS + 3])
-def test_after_max_steps_a_checkpoint_holds_the_place_in_the_data(
+def test_after_max_steps_a_checkpoint_has_the_position(
     root: Path, undisturbed: list[Seen], tmp_path: Path, steps: int
 ) -> None:
     """Lightning counts the epoch as done in which ``max_steps`` ended the run; the data do not."""
@@ -323,7 +321,7 @@ def test_after_max_steps_a_checkpoint_holds_the_place_in_the_data(
     assert [one.batch for one in after.seen][: len(tail)] == tail
 
 
-def test_reloading_the_loaders_does_not_begin_the_order_anew(
+def test_reloading_the_loaders_does_not_restart_the_order(
     root: Path, undisturbed: list[Seen], tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved.ckpt"
@@ -344,7 +342,7 @@ def test_worker_processes_end_with_the_run(root: Path) -> None:
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_worker_processes_of_a_run_that_failed_end_at_once_when_it_is_forgotten(root: Path) -> None:
+def test_worker_processes_of_a_failed_run_end_with_its_garbage_collection(root: Path) -> None:
     gc.collect()
     before = set(multiprocessing.active_children())
     with pytest.raises(Stopped):
@@ -439,7 +437,7 @@ def test_a_directory_is_opened_to_give_tensors(root: Path) -> None:
     assert data.val_dataloader() == []
 
 
-def test_what_is_saved_is_plain_and_small(root: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_plain_and_small(root: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.ckpt"
     fit(root, module(root, PROCESSES), StopAt("batch", 2, saved))
 
@@ -459,13 +457,13 @@ def test_a_checkpoint_of_other_data_is_refused(root: Path, tmp_path: Path) -> No
         fit(root, other, checkpoint=saved)
 
 
-def test_a_missing_dataset_is_named_at_once(root: Path) -> None:
+def test_a_missing_dataset_is_reported_at_once(root: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         ShardDataModule(root / "nowhere")
 
 
 @pytest.mark.parametrize("missing", ["lightning", "lightning.pytorch"])
-def test_without_lightning_the_error_says_what_to_install(
+def test_without_lightning_the_error_names_the_package(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):

@@ -126,7 +126,7 @@ def assert_same_batches(found: Any, expected: Any) -> None:
 
 
 @engines
-def test_without_shuffling_it_gives_what_a_plain_loader_gives(
+def test_without_shuffling_it_equals_a_plain_loader(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     plain = DataLoader(dataset, BATCH, collate_fn=collate)
@@ -171,7 +171,7 @@ def test_each_iteration_reads_the_next_epoch(
     assert loader.epoch == 5
 
 
-def test_a_named_epoch_is_read_whole_as_often_as_it_is_named(load: Load) -> None:
+def test_set_epoch_reads_the_whole_epoch_each_time(load: Load) -> None:
     loader = load(Numbers(), shuffle=True, with_rows=True)
     for epoch in (7, 7, 0, 2):
         loader.set_epoch(epoch)
@@ -184,7 +184,7 @@ def test_a_named_epoch_is_read_whole_as_often_as_it_is_named(load: Load) -> None
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True])
-def test_what_is_no_epoch_is_refused(load: Load, epoch: Any) -> None:
+def test_an_invalid_epoch_is_refused(load: Load, epoch: Any) -> None:
     loader = load(Numbers())
     with pytest.raises(UsageError, match=rf"epoch.*{epoch!r} is not an integer from 0 on"):
         loader.set_epoch(epoch)
@@ -192,7 +192,7 @@ def test_what_is_no_epoch_is_refused(load: Load, epoch: Any) -> None:
 
 
 @engines
-def test_an_iteration_ends_where_another_of_its_loader_begins(
+def test_a_new_iteration_ends_the_old_one(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     loader = load(dataset, engine, num_workers, shuffle=True, with_rows=True)
@@ -207,7 +207,7 @@ def test_an_iteration_ends_where_another_of_its_loader_begins(
 
 
 @engines
-def test_closing_ends_an_iteration_and_not_the_loader(
+def test_close_ends_an_iteration_but_not_the_loader(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     loader = load(dataset, engine, num_workers, shuffle=True, with_rows=True)
@@ -223,7 +223,7 @@ def test_closing_ends_an_iteration_and_not_the_loader(
         assert rows_of(loader) == order_of(2 * epoch + 1)
 
 
-def test_iterating_leaves_the_global_generator_of_torch_alone(load: Load) -> None:
+def test_iterating_leaves_the_global_generator_of_torch_only(load: Load) -> None:
     for engine, num_workers in ENGINES:
         before = torch.get_rng_state()
         list(load(Numbers(), engine, num_workers, shuffle=True))
@@ -283,7 +283,7 @@ def test_rows_are_added_to_any_batch(
 
 
 @engines
-def test_a_collate_function_is_given_what_the_dataset_gave(
+def test_a_collate_function_gets_the_datasets_samples(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     def describe(samples: Any) -> Any:
@@ -296,7 +296,7 @@ def test_a_collate_function_is_given_what_the_dataset_gave(
 
 
 @pytest.mark.parametrize(("engine", "num_workers"), ENGINES[1::2])
-def test_without_order_every_sample_comes_and_there_is_no_state(
+def test_without_order_every_sample_comes_but_there_is_no_state(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     loader = load(dataset, engine, num_workers, shuffle=True, with_rows=True, in_order=False)
@@ -321,7 +321,7 @@ FOREIGN: dict[str, Callable[[ShardDataset], Any]] = {
 
 @engines
 @pytest.mark.parametrize("name", FOREIGN)
-def test_datasets_of_other_people_are_read_as_a_plain_loader_reads_them(
+def test_other_datasets_are_read_as_by_a_plain_loader(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int, name: str
 ) -> None:
     foreign = FOREIGN[name](dataset)
@@ -336,7 +336,7 @@ def as_list(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("shuffle", [False, True, BlockShuffle(rows=2, buffer=6)])
-def test_what_an_iterable_dataset_was_made_with_is_taken_over(
+def test_the_options_of_an_iterable_dataset_are_used(
     root: Path, load: Load, shuffle: bool | BlockShuffle
 ) -> None:
     rank_shard = RankShard(rank=1, world_size=2, drop_last=True)
@@ -350,9 +350,7 @@ def test_what_an_iterable_dataset_was_made_with_is_taken_over(
     assert loader.dataset is iterable.dataset
 
 
-def test_what_is_asked_of_the_loader_goes_before_the_iterable_dataset(
-    root: Path, load: Load
-) -> None:
+def test_the_loaders_arguments_override_the_iterable_datasets(root: Path, load: Load) -> None:
     rank_shard = RankShard(rank=1, world_size=2)
     iterable = IterableLMDBDataset(
         root, decode="torch", shuffle=True, seed=3, rank_shard=rank_shard
@@ -378,14 +376,14 @@ class Sized(Foreign):
 @pytest.mark.parametrize(
     "foreign", [Foreign(), Sized(), ChainDataset([Sized(), Sized()]), iter([1, 2]), {1, 2}, None, 5]
 )
-def test_what_has_no_rows_is_refused_with_a_remedy(foreign: Any) -> None:
+def test_a_dataset_without_rows_is_refused_with_a_remedy(foreign: Any) -> None:
     with pytest.raises(UsageError) as caught:
         make_loader(foreign, 2)
     for part in ("length and rows", type(foreign).__name__, "torch.utils.data.DataLoader"):
         assert part in str(caught.value)
 
 
-def test_a_path_is_refused_and_not_read_letter_by_letter(root: Path) -> None:
+def test_a_path_is_refused(root: Path) -> None:
     for path in (str(root), root):
         with pytest.raises(UsageError, match="dataset"):
             make_loader(path, 2)
@@ -454,7 +452,7 @@ def test_pil_images_without_a_transform_are_refused_with_a_remedy(
 
 
 @engines
-def test_a_batch_that_is_kept_never_changes(
+def test_a_kept_batch_never_changes(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     loader = load(dataset, engine, num_workers, shuffle=True, prefetch_factor=1)
@@ -471,7 +469,7 @@ def test_a_batch_that_is_kept_never_changes(
 
 
 @pytest.mark.parametrize(("engine", "num_workers"), ENGINES)
-def test_a_part_of_a_batch_keeps_it_as_the_whole_does(
+def test_a_view_of_a_batch_keeps_the_batch(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
     loader = load(dataset, engine, num_workers, prefetch_factor=1)
@@ -501,7 +499,7 @@ class Made:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_reused_buffer_lives_until_the_next_batch_is_asked_for(
+def test_a_reused_buffer_is_valid_until_the_next_batch(
     dataset: ShardDataset, load: Load, num_workers: int
 ) -> None:
     made = Made()
@@ -525,7 +523,7 @@ def test_a_reused_buffer_lives_until_the_next_batch_is_asked_for(
     assert any(changed)  # the memory was used again, whoever still held it
 
 
-def test_it_says_what_it_is(load: Load) -> None:
+def test_the_repr_describes_the_loader(load: Load) -> None:
     loader = load(Numbers(), num_workers=3, rank_shard=RankShard(rank=1, world_size=2))
     assert repr(loader) == (
         "Loader of 3 batches of 4, rank 1 of 2, 3 workers, engine thread: requested"
@@ -551,7 +549,7 @@ def careful(image: Any, rng: np.random.Generator) -> Any:
     ],
     ids=["no transform", "careful", "plain", "target"],
 )
-def test_it_chooses_an_engine_and_says_why(
+def test_it_chooses_an_engine_and_states_the_reason(
     root: Path, load: Load, options: dict[str, Any], engine: str, reason: str
 ) -> None:
     dataset = open_dataset(root, **{"decode": "numpy", **options})
@@ -562,14 +560,14 @@ def test_it_chooses_an_engine_and_says_why(
         assert repr(loader).endswith(f"engine {engine}: {reason}")
 
 
-def test_a_dataset_of_other_people_gets_processes(load: Load) -> None:
+def test_another_dataset_gets_processes(load: Load) -> None:
     loader = load(Numbers(), "auto")
     assert loader.engine == "process"
     assert loader.reason == "Numbers is not a dataset of shardkit and may hold the GIL"
 
 
 @pytest.mark.parametrize("problem", ["shared_memory_problem", "descriptor_problem"])
-def test_where_processes_may_fail_it_takes_threads_or_warns(
+def test_if_processes_may_fail_it_uses_threads_or_warns(
     root: Path, load: Load, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     monkeypatch.setattr(preflight, problem, lambda needed: "there is no room")
@@ -585,7 +583,7 @@ def test_where_processes_may_fail_it_takes_threads_or_warns(
     assert load(dataset, "process", 0).reason == "requested"  # without workers nothing can fail
 
 
-def test_a_warning_points_at_the_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_points_to_the_caller(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "descriptor_problem", lambda needed: "there is no room")
     options = LoaderOptions(engine="process", num_workers=1, start_method="fork")
     with pytest.warns(RuntimeWarning) as caught, closing(make_loader([1], 1, options=options)):
@@ -595,7 +593,7 @@ def test_a_warning_points_at_the_call(root: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
 @pytest.mark.parametrize("engine", ["thread", "process"])
-def test_pinning_without_a_device_warns_and_reads_on(dataset: ShardDataset, engine: str) -> None:
+def test_pinning_without_a_device_warns_and_continues(dataset: ShardDataset, engine: str) -> None:
     options = LoaderOptions(pin_memory=True, engine=engine, num_workers=0)
     with pytest.warns(RuntimeWarning, match="pin_memory=True has no effect") as caught:
         loader = make_loader(dataset, BATCH, options=options)

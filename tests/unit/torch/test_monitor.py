@@ -87,7 +87,7 @@ def train(
             break
 
 
-def test_time_is_told_apart(clock: Clock) -> None:
+def test_waiting_and_training_time_are_separate(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, 5.0, 1.0, 3.0, 2.0, end=0.5))
     train(monitor, clock, 0.25)
     report = monitor.report
@@ -102,7 +102,7 @@ def test_time_is_told_apart(clock: Clock) -> None:
     assert report.longest_at == (0, 2)
 
 
-def test_each_epoch_is_told_and_all_are_added(clock: Clock) -> None:
+def test_each_epoch_is_reported_and_totals_are_summed(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0, 2.0))
     train(monitor, clock, 1.0)
     monitor.loader = Slow(clock, 3.0, 4.0)
@@ -117,7 +117,7 @@ def test_each_epoch_is_told_and_all_are_added(clock: Clock) -> None:
     assert "batch 1 of epoch 1" in monitor.summary()
 
 
-def test_a_loop_that_is_left_counts_as_far_as_it_went(clock: Clock) -> None:
+def test_an_abandoned_loop_counts_up_to_its_end(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0, 1.0, 1.0))
     train(monitor, clock, 2.0, batches=2)
     assert (monitor.report.batches, monitor.report.seconds) == (2, 6.0)
@@ -126,7 +126,7 @@ def test_a_loop_that_is_left_counts_as_far_as_it_went(clock: Clock) -> None:
     assert monitor.report.epochs[1].seconds == 12.0
 
 
-def test_an_iterator_that_is_held_after_the_loop_adds_no_step(clock: Clock) -> None:
+def test_an_iterator_kept_after_the_loop_adds_no_step(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0, 1.0, 1.0))
     held = iter(monitor)
     for _ in itertools.islice(held, 2):
@@ -154,7 +154,7 @@ def test_an_error_in_the_loop_or_the_loader_is_the_loops(clock: Clock) -> None:
     assert report.epochs[1].seconds == 61.0
 
 
-def test_an_empty_loader_is_no_error(clock: Clock) -> None:
+def test_an_empty_loader_is_not_an_error(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, end=2.0))
     assert monitor.summary() == "no batch was read"
     assert monitor.postfix == {"img/s": "-", "waiting": "-"}
@@ -163,7 +163,7 @@ def test_an_empty_loader_is_no_error(clock: Clock) -> None:
     assert monitor.summary() == "no batch was read"
 
 
-def test_monitors_in_one_another_count_their_own(clock: Clock) -> None:
+def test_nested_monitors_are_independent(clock: Clock) -> None:
     inner = ThroughputMonitor(Slow(clock, 1.0, 1.0))
     outer = ThroughputMonitor(Slow(clock, 2.0, 2.0))
     for _ in outer:
@@ -194,7 +194,7 @@ def test_two_iterations_at_once_are_two_epochs(clock: Clock) -> None:
         ((0.1, 0.1, 0.1), 0.0, "100% of the time: the training step is too short"),
     ],
 )
-def test_the_verdict_says_what_to_do(
+def test_the_verdict_has_a_remedy(
     clock: Clock, waits: tuple[float, ...], step: float, verdict: str
 ) -> None:
     monitor = ThroughputMonitor(Slow(clock, *waits))
@@ -205,7 +205,7 @@ def test_the_verdict_says_what_to_do(
     assert (command in found) == ("bottleneck" in found)
 
 
-def test_starts_that_take_long_are_spoken_of(clock: Clock) -> None:
+def test_slow_starts_are_reported(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, 2.0, 0.0))
     for _ in range(2):
         train(monitor, clock, 1.0)
@@ -223,14 +223,14 @@ class Bar:
         self.told.append(values)
 
 
-def test_a_bar_is_told_a_few_times_a_second(clock: Clock) -> None:
+def test_a_bar_is_updated_a_few_times_per_second(clock: Clock) -> None:
     bar = Bar()
     train(ThroughputMonitor(Slow(clock, *[0.05] * 40), bar), clock, 0.05)
     assert 4 * 2 <= len(bar.told) <= 4 * 4
     assert bar.told[-1] == {"img/s": "41", "waiting": "50%"}
 
 
-def test_a_bar_may_come_later(clock: Clock) -> None:
+def test_a_bar_may_be_set_later(clock: Clock) -> None:
     monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0))
     monitor.bar = bar = Bar()
     train(monitor, clock, 1.0)
@@ -254,7 +254,7 @@ def loaders(path: Path) -> Iterator[Any]:
     yield DataLoader(dataset, 2)
 
 
-def test_batches_and_all_else_are_those_of_the_loader(path: Path) -> None:
+def test_a_monitor_behaves_like_its_loader(path: Path) -> None:
     for loader in loaders(path):
         monitor = ThroughputMonitor(loader)
         assert len(monitor) == len(loader) == 3
@@ -267,7 +267,7 @@ def test_batches_and_all_else_are_those_of_the_loader(path: Path) -> None:
         assert copy.copy(monitor).loader is loader
 
 
-def test_a_run_goes_on_through_a_monitor(path: Path) -> None:
+def test_a_run_resumes_through_a_monitor(path: Path) -> None:
     dataset = open_dataset(path, decode=CROP)
     options = LoaderOptions(num_workers=1, with_rows=True)
     whole = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, options=options))
@@ -305,7 +305,7 @@ def test_the_next_step_names_the_dataset(path: Path, clock: Clock) -> None:
         (Resize((4, 5), oversample=float("inf")), None),
     ],
 )
-def test_the_command_names_the_decode_as_the_command_line_takes_it(
+def test_the_command_uses_the_command_lines_decode(
     path: Path, clock: Clock, decode: Any, option: str | None
 ) -> None:
     awkward = path.parent / "a b's"
@@ -324,7 +324,7 @@ def test_the_command_names_the_decode_as_the_command_line_takes_it(
     assert option in (None, words[-1])
 
 
-def test_operations_of_others_and_unknown_workers_are_left_out(path: Path, clock: Clock) -> None:
+def test_unknown_operations_and_workers_are_left_out(path: Path, clock: Clock) -> None:
     loader = Slow(clock, 1.0, 1.0)
     loader.dataset = open_dataset(path, decode="torch")  # type: ignore[attr-defined]
     loader.num_workers = "auto"  # type: ignore[attr-defined]
@@ -387,7 +387,7 @@ def test_batches_of_every_kind_are_counted(batch: Any, images: int) -> None:
     assert monitor.report.images == 2 * images
 
 
-def test_what_gives_no_batches_is_refused(path: Path) -> None:
+def test_an_object_without_batches_is_refused(path: Path) -> None:
     for wrong in (open_dataset(path), TensorDataset(torch.zeros(3)), "dataset", 3):
         with pytest.raises(UsageError, match="needs a loader"):
             ThroughputMonitor(wrong)
@@ -399,7 +399,7 @@ def test_what_gives_no_batches_is_refused(path: Path) -> None:
         ThroughputMonitor([1]).set_epoch(1)
 
 
-def test_it_costs_microseconds() -> None:
+def test_monitoring_costs_microseconds() -> None:
     """A hundredth of 5 ms, the quickest batches there are, is 50; `scripts/bench` measures it."""
     batches = [(torch.zeros(1), torch.zeros(1))] * 2000
     best = min(_seconds(ThroughputMonitor(batches, Bar())) for _ in range(5))

@@ -127,7 +127,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_normalize_is_plain_arithmetic(dtype: torch.dtype, channels_last: bool) -> None:
+def test_normalize_matches_plain_arithmetic(dtype: torch.dtype, channels_last: bool) -> None:
     order = torch.channels_last if channels_last else torch.contiguous_format
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
     images = every.contiguous(memory_format=order)
@@ -143,7 +143,7 @@ def test_normalize_is_plain_arithmetic(dtype: torch.dtype, channels_last: bool) 
     assert torch.equal(images, every)  # what it was given is left as it was
 
 
-def test_normalize_takes_any_number_of_channels_and_has_the_numbers_of_imagenet() -> None:
+def test_normalize_accepts_any_number_of_channels_and_defaults_to_imagenet() -> None:
     grey = Normalize(mean=[0.5], std=[0.5])(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))
     assert grey.tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]
     assert Normalize().mean == (0.485, 0.456, 0.406)
@@ -162,12 +162,12 @@ def test_normalize_takes_any_number_of_channels_and_has_the_numbers_of_imagenet(
     ],
     ids=repr,
 )
-def test_a_wrong_normalisation_is_a_usage_error(options: dict[str, Any]) -> None:
+def test_a_wrong_normalization_is_a_usage_error(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Normalize(**options)
 
 
-def test_images_alone_are_normalized(device: str) -> None:
+def test_only_images_are_normalized(device: str) -> None:
     images = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
     batch = {
         "images": images,
@@ -219,9 +219,7 @@ def test_without_normalize_bytes_stay_bytes(root: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize("normalize", [None, Normalize()])
-def test_batches_are_their_user_s_to_keep(
-    root: Path, device: str, normalize: Normalize | None
-) -> None:
+def test_batches_can_be_kept(root: Path, device: str, normalize: Normalize | None) -> None:
     loader = loader_of(root, prefetch_factor=1)
     prefetcher = DevicePrefetcher(loader, device, normalize)
     held = [(batch, [part.clone() for part in batch]) for _ in range(3) for batch in prefetcher]
@@ -230,7 +228,7 @@ def test_batches_are_their_user_s_to_keep(
         assert same(batch, copied)
 
 
-def test_a_batch_that_was_let_go_is_gone_when_the_next_one_is_there(device: str) -> None:
+def test_a_released_batch_is_freed_before_the_next_one(device: str) -> None:
     """Or the device would hold more batches than the one in use and the one ahead."""
 
     def batches() -> Iterator[list[torch.Tensor]]:
@@ -246,7 +244,7 @@ def test_a_batch_that_was_let_go_is_gone_when_the_next_one_is_there(device: str)
         del images
 
 
-def test_with_buffers_used_again_no_batch_is_read_too_late(root: Path, device: str) -> None:
+def test_with_reused_buffers_no_batch_is_overwritten_early(root: Path, device: str) -> None:
     loader = loader_of(root, reuse_buffers=True)
     expected = list(loader_of(root))
     found = DevicePrefetcher(loader, device)
@@ -257,7 +255,7 @@ def test_with_buffers_used_again_no_batch_is_read_too_late(root: Path, device: s
 # State.
 
 
-def test_the_state_inside_the_loop_is_that_of_the_batch_given_out(root: Path, device: str) -> None:
+def test_the_state_in_the_loop_matches_the_delivered_batch(root: Path, device: str) -> None:
     plain = loader_of(root)
     expected = [plain.state_dict() for _ in range(2) for _ in plain]
     prefetcher = DevicePrefetcher(loader_of(root), device)
@@ -267,7 +265,7 @@ def test_the_state_inside_the_loop_is_that_of_the_batch_given_out(root: Path, de
 
 
 @pytest.mark.parametrize("stop", range(1, 7))
-def test_a_run_goes_on_with_the_very_next_batch(root: Path, device: str, stop: int) -> None:
+def test_a_run_resumes_with_the_exact_next_batch(root: Path, device: str, stop: int) -> None:
     both = loader_of(root)
     whole = [*both, *both]
     prefetcher = DevicePrefetcher(loader_of(root), device)
@@ -288,7 +286,7 @@ def test_a_run_goes_on_with_the_very_next_batch(root: Path, device: str, stop: i
         assert same(found, expected)
 
 
-def test_a_state_loaded_after_a_broken_loop_counts_at_once(root: Path, device: str) -> None:
+def test_a_state_loaded_after_an_abandoned_loop_takes_effect(root: Path, device: str) -> None:
     prefetcher = DevicePrefetcher(loader_of(root), device)
     fresh = prefetcher.state_dict()
     for _ in prefetcher:
@@ -303,7 +301,7 @@ def test_a_state_loaded_after_a_broken_loop_counts_at_once(root: Path, device: s
     assert prefetcher.state_dict()["epoch"] == 7
 
 
-def test_length_and_epoch_are_those_of_the_loader(root: Path, device: str) -> None:
+def test_length_and_epoch_come_from_the_loader(root: Path, device: str) -> None:
     prefetcher, plain = DevicePrefetcher(loader_of(root), device), loader_of(root)
     assert len(prefetcher) == len(plain) == 6
     assert prefetcher.epoch == 0
@@ -334,7 +332,7 @@ def test_batches_out_of_order_have_no_state(root: Path, device: str) -> None:
     assert seen == ROWS
 
 
-def test_any_iterable_of_batches_will_do(device: str) -> None:
+def test_any_iterable_of_batches_is_accepted(device: str) -> None:
     batches = [torch.full((2,), value) for value in range(4)]
     prefetcher = DevicePrefetcher(batches, device)
     for _ in range(2):
@@ -344,7 +342,7 @@ def test_any_iterable_of_batches_will_do(device: str) -> None:
     assert list(DevicePrefetcher([torch.ones(1)], device)) == [torch.ones(1)]
 
 
-def test_an_error_of_the_loader_comes_through(device: str) -> None:
+def test_an_error_of_the_loader_is_raised(device: str) -> None:
     """Each batch before it is given out first, or its state says that it was not."""
 
     class Failing:
@@ -372,7 +370,7 @@ def note(batches: Any, seen: list[int]) -> None:
     seen.extend(int(batch) for batch in batches)
 
 
-def test_a_loop_that_is_left_ends_the_loader_s_iteration(device: str) -> None:
+def test_leaving_the_loop_ends_the_loaders_iteration(device: str) -> None:
     ended = []
 
     class Watched:
@@ -395,7 +393,7 @@ def test_a_loop_that_is_left_ends_the_loader_s_iteration(device: str) -> None:
 # What happens on the streams.
 
 
-def test_the_next_batch_is_copied_on_the_side_before_one_is_given_out(stage: Stage) -> None:
+def test_the_next_batch_is_copied_on_a_side_stream(stage: Stage) -> None:
     read = []
 
     def batches() -> Iterator[torch.Tensor]:
@@ -429,7 +427,7 @@ def test_every_tensor_of_a_batch_is_kept_for_the_stream_that_uses_it(stage: Stag
     assert stage.names() == ["copy"] * 4 + ["record", "wait"] + ["keep"] * 4
 
 
-def test_normalising_is_done_on_the_side_and_its_result_is_kept(stage: Stage) -> None:
+def test_normalizing_runs_on_the_side_stream(stage: Stage) -> None:
     within: list[str] = []
 
     class Watched(Normalize):
@@ -444,12 +442,12 @@ def test_normalising_is_done_on_the_side_and_its_result_is_kept(stage: Stage) ->
     assert kept == [(2, 3, 1, 4)] * 2
 
 
-def test_on_the_cpu_nothing_is_asked_of_cuda(root: Path, stage: Stage) -> None:
+def test_on_the_cpu_cuda_is_not_used(root: Path, stage: Stage) -> None:
     assert len(list(DevicePrefetcher(loader_of(root), "cpu", Normalize()))) == 6
     assert stage.log == []
 
 
-def test_on_the_cpu_a_batch_is_read_when_it_is_asked_for() -> None:
+def test_on_the_cpu_a_batch_is_read_on_request() -> None:
     read = []
 
     def batches() -> Iterator[torch.Tensor]:

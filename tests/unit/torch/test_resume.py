@@ -87,7 +87,7 @@ def reference(root: Path) -> Reference:
         for combined in pairwise(CREWS, ["map", "iterable"], FORMATS)
     ],
 )
-def test_a_run_goes_on_with_the_very_next_batch(
+def test_a_run_resumes_with_the_exact_next_batch(
     root: Path, reference: Reference, to: str, kind: str, crew: tuple[str, int]
 ) -> None:
     engine, num_workers = crew
@@ -124,7 +124,7 @@ def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
-def test_what_was_read_ahead_at_the_stop_is_given_out_after_it(engine: str) -> None:
+def test_prefetched_batches_are_delivered_after_resuming(engine: str) -> None:
     dataset = Counted(ROWS)
     options = LoaderOptions(engine=engine, num_workers=2, prefetch_factor=2, start_method="fork")
     with closing(make_loader(dataset, BATCH, options=options)) as loader:
@@ -200,7 +200,7 @@ def rest_of(
 
 @pytest.mark.parametrize(("world_size", "batch"), [(1, 4), (2, 3), (3, 2), (4, 5)])
 @pytest.mark.parametrize("consumed", [1, 6, 14, 21, 22])
-def test_uneven_rests_are_dropped_or_padded_as_promised(
+def test_indivisible_rests_are_dropped_or_padded(
     root: Path, world_size: int, batch: int, consumed: int
 ) -> None:
     path = root / "lmdb"
@@ -240,7 +240,7 @@ def run(reference: Reference) -> list[list[Prints]]:
     return reference[True, (0, 1)]
 
 
-def test_a_state_before_the_start_begins_at_the_beginning(
+def test_a_state_before_the_start_resumes_at_the_start(
     loader: Loader, run: list[list[Prints]]
 ) -> None:
     state = loader.state_dict()
@@ -249,7 +249,7 @@ def test_a_state_before_the_start_begins_at_the_beginning(
     assert [prints_of(loader), prints_of(loader)] == run[:2]
 
 
-def test_a_state_after_the_end_begins_the_next_epoch(
+def test_a_state_after_the_end_starts_the_next_epoch(
     loader: Loader, run: list[list[Prints]]
 ) -> None:
     list(loader)
@@ -272,7 +272,7 @@ def test_a_state_at_the_last_batch_leaves_nothing_of_its_epoch(
     assert prints_of(loader) == run[3]
 
 
-def test_a_state_after_an_epoch_was_named_begins_with_it(
+def test_a_state_after_set_epoch_starts_with_that_epoch(
     loader: Loader, run: list[list[Prints]]
 ) -> None:
     loader.set_epoch(2)
@@ -282,7 +282,7 @@ def test_a_state_after_an_epoch_was_named_begins_with_it(
     assert [prints_of(loader), prints_of(loader)] == run[2:4]
 
 
-def test_naming_the_loaded_epoch_keeps_its_place_and_naming_another_does_not(
+def test_setting_the_loaded_epoch_keeps_the_position_and_another_does_not(
     loader: Loader, run: list[list[Prints]]
 ) -> None:
     batches = iter(loader)
@@ -298,7 +298,7 @@ def test_naming_the_loaded_epoch_keeps_its_place_and_naming_another_does_not(
     assert prints_of(loader) == run[0]
 
 
-def test_an_epoch_named_in_the_midst_of_another_is_that_of_the_next_iteration(
+def test_set_epoch_during_an_epoch_affects_the_next_iteration(
     loader: Loader, run: list[list[Prints]]
 ) -> None:
     for number, _ in enumerate(loader):
@@ -307,7 +307,7 @@ def test_an_epoch_named_in_the_midst_of_another_is_that_of_the_next_iteration(
     assert prints_of(loader) == run[2]
 
 
-def test_stopping_again_and_again_loses_nothing(root: Path, run: list[list[Prints]]) -> None:
+def test_stopping_repeatedly_loses_nothing(root: Path, run: list[list[Prints]]) -> None:
     found: list[Prints] = []
     state = ""
     while len(found) < 36:
@@ -321,7 +321,7 @@ def test_stopping_again_and_again_loses_nothing(root: Path, run: list[list[Print
     assert found[:36] == list(itertools.chain(*run[:3]))
 
 
-def test_what_was_left_out_as_odd_is_read_by_ranks_that_can_divide_it(root: Path) -> None:
+def test_a_dropped_rest_is_read_by_ranks_that_can_divide_it(root: Path) -> None:
     known = Samples(root / "lmdb", BLOCKS)
     two = Topology("map", "thread", 1, 2, 11).ranks(root / "lmdb", BLOCKS)
     for one in two:
@@ -382,12 +382,12 @@ RUBBISH: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH)
-def test_rubbish_is_refused_as_no_state(loader: Loader, rubbish: Any) -> None:
+def test_garbage_is_refused_as_a_state(loader: Loader, rubbish: Any) -> None:
     with pytest.raises(StateMismatch, match="not the state of a shardkit loader"):
         loader.load_state_dict(rubbish)
 
 
-def test_states_tell_datasets_apart_as_far_as_they_can_be_told_apart(
+def test_states_distinguish_datasets(
     root: Path, tmp_path: Path
 ) -> None:
     def with_state_of(saved: Any, loaded: Any) -> None:

@@ -82,7 +82,7 @@ def test_epochs_are_the_documented_ones_for_any_number_of_workers(
         assert prints_of(loader) == by_hand(root / to, epoch, shuffle=shuffle)
 
 
-def test_batches_are_those_of_make_loader(root: Path) -> None:
+def test_batches_equal_make_loaders(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     found = loader_of(dataset, sampler_of(dataset))
     options = LoaderOptions(num_workers=0)
@@ -93,14 +93,14 @@ def test_batches_are_those_of_make_loader(root: Path) -> None:
         assert prints_of(found) == prints_of(expected)
 
 
-def test_the_usual_collate_function_gives_the_same(root: Path) -> None:
+def test_default_collate_gives_the_same(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     loader = loader_of(dataset, sampler_of(dataset), collate_fn=default_collate)
     assert prints_of(loader) == by_hand(root / "lmdb", 0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_named_epoch_reaches_persistent_workers(root: Path, num_workers: int) -> None:
+def test_set_epoch_reaches_persistent_workers(root: Path, num_workers: int) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     sampler = sampler_of(dataset)
     loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
@@ -111,9 +111,7 @@ def test_a_named_epoch_reaches_persistent_workers(root: Path, num_workers: int) 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_after_an_iteration_that_was_broken_off_comes_the_next_epoch(
-    root: Path, num_workers: int
-) -> None:
+def test_an_abandoned_iteration_is_followed_by_the_next_epoch(root: Path, num_workers: int) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     sampler = sampler_of(dataset)
     loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
@@ -148,7 +146,7 @@ def test_ordinary_random_transforms_follow_the_epoch(
         assert len(set(column)) == 2 * ROWS
 
 
-def test_the_global_generators_of_this_process_are_left_alone(root: Path) -> None:
+def test_the_global_generators_of_this_process_are_unchanged(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", global_numbers)
     loader = loader_of(dataset, sampler_of(dataset))
     # Not those of torch: a DataLoader itself draws a seed for workers from them.
@@ -160,7 +158,7 @@ def test_the_global_generators_of_this_process_are_left_alone(root: Path) -> Non
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_accelerate_may_not_divide_it_again(root: Path, world_size: int) -> None:
+def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
 
     def prepared(rank: int) -> Any:
@@ -216,7 +214,7 @@ def test_any_dataset_with_a_length_may_be_sampled() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("remainder", ["drop", "pad", "exact"])
-def test_ranks_take_their_parts_of_each_step(root: Path, world_size: int, remainder: str) -> None:
+def test_ranks_read_their_subset_of_each_step(root: Path, world_size: int, remainder: str) -> None:
     dataset = open_dataset(root / "lmdb")
     rank_shards = [
         RankShard(rank=rank, world_size=world_size, remainder=remainder)
@@ -236,7 +234,7 @@ def test_ranks_take_their_parts_of_each_step(root: Path, world_size: int, remain
     assert found == expected
 
 
-def test_a_rank_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert list(EpochBatchSampler(range(8), 2)) == [[2, 3], [6, 7]]
@@ -252,7 +250,7 @@ def test_a_last_smaller_batch_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_new_sampler_goes_on_after_every_batch(shuffle: bool | BlockShuffle) -> None:
+def test_a_new_sampler_resumes_after_every_batch(shuffle: bool | BlockShuffle) -> None:
     def new() -> EpochBatchSampler:
         return EpochBatchSampler(range(11), 3, shuffle=shuffle, seed=2)
 
@@ -275,7 +273,7 @@ def _after(sampler: EpochBatchSampler, epochs: int) -> Any:
     return iter(sampler)
 
 
-def test_a_state_goes_on_with_another_batch_size_and_other_ranks() -> None:
+def test_a_state_resumes_with_another_batch_size_and_other_ranks() -> None:
     first = EpochBatchSampler(range(11), 3, shuffle=True, seed=2)
     read = next(iter(first))
     rank_shards = [RankShard(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
@@ -289,7 +287,7 @@ def test_a_state_goes_on_with_another_batch_size_and_other_ranks() -> None:
     assert sorted(read + rest) == list(range(11))
 
 
-def test_naming_the_loaded_epoch_keeps_the_place_in_it() -> None:
+def test_setting_the_loaded_epoch_keeps_the_position() -> None:
     first = EpochBatchSampler(range(6), 2)
     assert next(iter(first)) == [0, 1]
     second = EpochBatchSampler(range(6), 2)

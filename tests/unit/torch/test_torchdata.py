@@ -105,7 +105,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_the_batches_are_those_of_make_loader(root: Path, way: Way) -> None:
+def test_the_batches_equal_make_loaders(root: Path, way: Way) -> None:
     dataset = open_dataset(root / "hdf5", decode=CROP)
     options = LoaderOptions(num_workers=0)
     expected = make_loader(dataset, BATCH, shuffle=way.shuffle, seed=SEED, options=options)
@@ -130,7 +130,7 @@ def _flat(batches: list[Prints]) -> list[Print]:
     ],
     ids=str,
 )
-def test_a_run_goes_on_after_every_batch_and_into_the_next_epochs(root: Path, way: Way) -> None:
+def test_a_run_resumes_after_every_batch_and_into_the_next_epochs(root: Path, way: Way) -> None:
     check_stops(root / "lmdb", way)
 
 
@@ -138,7 +138,7 @@ def test_a_run_goes_on_after_every_batch_and_into_the_next_epochs(root: Path, wa
 @pytest.mark.parametrize(
     ("to", "kind"), list(zip(FORMATS, ("sampler", "batches", "samples"), strict=True))
 )
-def test_so_it_does_with_workers_that_persist_in_every_format(
+def test_persistent_workers_resume_in_every_format(
     root: Path, to: str, kind: str
 ) -> None:
     check_stops(root / to, Way(kind, 2, persistent=True))
@@ -146,7 +146,7 @@ def test_so_it_does_with_workers_that_persist_in_every_format(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
-def test_so_it_does_where_states_are_asked_for_now_and_then(root: Path, kind: str) -> None:
+def test_a_run_with_occasional_states_resumes(root: Path, kind: str) -> None:
     check_stops(root / "lmdb", Way(kind, 2, every=4))
 
 
@@ -175,7 +175,7 @@ def check_stops(path: Path, way: Way) -> None:
 @pytest.mark.parametrize(
     ("num_workers", "persistent", "ended"), pairwise([0, 1, 2], [False, True], [False, True])
 )
-def test_a_sampler_goes_on_with_the_next_epoch_after_the_last_batch_of_one(
+def test_a_sampler_resumes_with_the_next_epoch_after_the_last_batch(
     root: Path, num_workers: int, persistent: bool, ended: bool
 ) -> None:
     # torchdata makes two iterators of a state whose epoch ended, and reads ahead with the first.
@@ -195,7 +195,7 @@ def test_a_sampler_goes_on_with_the_next_epoch_after_the_last_batch_of_one(
     ("kind", "num_workers", "persistent"),
     pairwise(["batches", "samples"], [0, 1, 2], [False, True]),
 )
-def test_an_iterable_dataset_goes_on_with_the_epoch_that_is_named_after_the_end_of_one(
+def test_an_iterable_dataset_resumes_with_the_epoch_set_after_the_end(
     root: Path, kind: str, num_workers: int, persistent: bool
 ) -> None:
     way = Way(kind, num_workers, persistent=persistent)
@@ -212,7 +212,7 @@ def test_an_iterable_dataset_goes_on_with_the_epoch_that_is_named_after_the_end_
 
 
 @pytest.mark.parametrize("way", [Way("batches", 0), Way("batches", 2), Way("samples", 2)], ids=str)
-def test_an_epoch_that_nobody_named_is_gone_on_with(root: Path, way: Way) -> None:
+def test_an_epoch_without_set_epoch_resumes(root: Path, way: Way) -> None:
     expected = epochs(root / "lmdb", way)[0]
     loader, _ = start(root / "lmdb", way)
     assert take(iter(loader), 3) == expected[:3]
@@ -221,7 +221,7 @@ def test_an_epoch_that_nobody_named_is_gone_on_with(root: Path, way: Way) -> Non
 
 
 @pytest.mark.parametrize("way", WAYS[4::6], ids=str)
-def test_a_run_may_be_stopped_again_and_again(root: Path, way: Way) -> None:
+def test_a_run_may_be_stopped_repeatedly(root: Path, way: Way) -> None:
     # In a fresh process each time: so workers save states of which they read nothing themselves.
     whole = epochs(root / "lmdb", way)[:2]
     expected = whole[0] + whole[1]
@@ -244,7 +244,7 @@ def test_a_run_may_be_stopped_again_and_again(root: Path, way: Way) -> None:
 
 @pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ranks_read_what_is_left_once_after_a_stop(root: Path, kind: str, num_workers: int) -> None:
+def test_ranks_read_the_rest_once_after_a_stop(root: Path, kind: str, num_workers: int) -> None:
     way = Way(kind, num_workers)
     rank_shards = [RankShard(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
     found: list[Print] = []
@@ -258,7 +258,7 @@ def test_ranks_read_what_is_left_once_after_a_stop(root: Path, kind: str, num_wo
     assert len(found) == ROWS
 
 
-def test_random_operations_of_a_subset_go_on_too(root: Path) -> None:
+def test_random_operations_of_a_subset_resume(root: Path) -> None:
     def new(state: Any = None) -> Any:
         dataset = Subset(open_dataset(root / "lmdb", decode=CROP), range(20, 1, -2))
         sampler = EpochBatchSampler(dataset, BATCH, shuffle=True, seed=SEED)
@@ -290,7 +290,7 @@ def test_a_state_of_another_order_is_refused(root: Path, kind: str) -> None:
         iter(other)
 
 
-def test_a_worker_s_state_is_small(root: Path) -> None:
+def test_a_workers_state_is_small(root: Path) -> None:
     for kind in ("sampler", "batches", "samples"):
         loader, _ = start(root / "lmdb", Way(kind, 2))
         assert len(take(iter(loader), 2)) == 2

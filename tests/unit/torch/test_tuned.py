@@ -30,7 +30,7 @@ def written(folder: Path, **changed: Any) -> Path:
     return path
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_saved_settings_are_loaded(tmp_path: Path) -> None:
     tuned = Tuned(
         batch_size=32,
         settings={"engine": "process", "num_workers": 4, "sharing_strategy": "file_system"},
@@ -44,7 +44,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert load_tuned(tmp_path / "tuned.json") == tuned
 
 
-def test_a_loader_takes_settings_and_batch_size(tmp_path: Path) -> None:
+def test_a_loader_uses_settings_and_batch_size(tmp_path: Path) -> None:
     dataset = open_dataset(make_dataset(make_folder(tmp_path / "a"), tmp_path / "made"))
 
     loader = make_loader(dataset, tuned=written(tmp_path))
@@ -54,7 +54,7 @@ def test_a_loader_takes_settings_and_batch_size(tmp_path: Path) -> None:
     assert make_loader(dataset, 2, tuned=written(tmp_path)).batch_size == 2
 
 
-def test_what_options_say_stays_and_contradictions_are_refused(tmp_path: Path) -> None:
+def test_options_override_and_contradictions_are_refused(tmp_path: Path) -> None:
     tuned = load_tuned(written(tmp_path))
 
     options = tuned.options(LoaderOptions(pin_memory=False, num_workers=3))
@@ -85,7 +85,7 @@ def test_ranks_that_share_a_machine_share_the_workers(
         tuned.options(LoaderOptions(num_workers=99))
 
 
-def test_another_machine_is_told(tmp_path: Path) -> None:
+def test_another_machine_warns(tmp_path: Path) -> None:
     path = written(tmp_path, processors=usable_cpus() + 1)
 
     with pytest.warns(RuntimeWarning, match=f"measured with {usable_cpus() + 1} processors"):
@@ -120,7 +120,9 @@ def test_another_machine_is_told(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_tune_does_not_write_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_tune_does_not_write_are_refused(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
     path = written(tmp_path, **changed)
 
     with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes|is larger"):
@@ -150,7 +152,7 @@ def test_hostile_files_are_refused(content: bytes, tmp_path: Path) -> None:
         load_tuned(tmp_path / "file")
 
 
-def test_too_many_workers_are_refused_by_name(tmp_path: Path) -> None:
+def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, settings={"engine": "process", "num_workers": 20_000})
 
     with pytest.raises(UsageError, match="num_workers=20000 is more than 1024"):
@@ -172,7 +174,7 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
         load_tuned(tmp_path / "pipe")
 
 
-def test_only_what_is_ours_is_replaced(tmp_path: Path) -> None:
+def test_only_tuned_files_are_replaced(tmp_path: Path) -> None:
     require_replaceable(tmp_path / "new.json")
     require_replaceable(written(tmp_path, processors=usable_cpus() + 1))
     notes = tmp_path / "notes.txt"
@@ -193,7 +195,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         tuned.save(tmp_path / "missing" / "tuned.json")
 
 
-def test_threads_that_were_tuned_for_something_else_are_warned_of(tmp_path: Path) -> None:
+def test_threads_tuned_for_another_dataset_warn(tmp_path: Path) -> None:
     tuned = dataclasses.replace(load_tuned(written(tmp_path)), settings={"engine": "thread"})
 
     tuned.warn_of_threads(None)

@@ -54,19 +54,19 @@ def test_sizes_are_smallest_median_and_largest(folder: Path, tmp_path: Path) -> 
         assert images[name] == [min(values), int(median(values)), max(values)]
 
 
-def test_all_of_it_is_json(folder: Path, tmp_path: Path) -> None:
+def test_the_description_is_json(folder: Path, tmp_path: Path) -> None:
     described = describe(make_dataset(folder, tmp_path / "made"))
     assert json.loads(json.dumps(described))[""]["rows"] == 6
 
 
-def test_an_unlabelled_dataset_has_no_classes(tmp_path: Path) -> None:
+def test_an_unlabeled_dataset_has_no_classes(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg()})
     found = describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]
     assert found["classes"] is None
     assert found["images"]["width"] == [24, 24, 24]
 
 
-def test_empty_classes_are_told(tmp_path: Path) -> None:
+def test_empty_classes_are_reported(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a/1.jpg": jpeg(), "b": None})
     assert describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]["classes"] == {
         "a": 1,
@@ -74,7 +74,7 @@ def test_empty_classes_are_told(tmp_path: Path) -> None:
     }
 
 
-def test_what_was_noticed_skipped_and_ignored_is_told(tmp_path: Path) -> None:
+def test_noted_skipped_and_ignored_files_are_reported(tmp_path: Path) -> None:
     make_tree(
         tmp_path / "photos",
         {
@@ -114,6 +114,6 @@ def test_a_damaged_index_is_damage(folder: Path, tmp_path: Path) -> None:
         describe(place)
 
 
-def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a shardkit dataset"):
         describe(str(tmp_path))

@@ -47,7 +47,7 @@ def sealed(value: dict[str, Any]) -> bytes:
     return json.dumps({**body, "digest": hashlib.sha256(dump_json(body)).hexdigest()}).encode()
 
 
-def test_a_receipt_says_what_was_proved(place: Path, folder: Path, receipt: Path) -> None:
+def test_a_receipt_states_what_was_verified(place: Path, folder: Path, receipt: Path) -> None:
     value = json.loads(receipt.read_bytes())
     assert receipt.read_bytes() == json.dumps(value, indent=1).encode() + b"\n"
     names = ("kind", "version", "time", "level", "software", "dataset", "source", "digest")
@@ -82,12 +82,12 @@ def test_a_receipt_says_what_was_proved(place: Path, folder: Path, receipt: Path
     assert sealed(value) == json.dumps(value).encode()
 
 
-def test_nothing_that_a_receipt_says_is_of_this_machine(receipt: Path, tmp_path: Path) -> None:
+def test_a_receipt_contains_nothing_about_this_machine(receipt: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in receipt.read_text()
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_receipt_holds_for_the_same_data_converted_again(
+def test_a_receipt_is_valid_for_the_same_data_converted_again(
     folder: Path, tmp_path: Path, to: str
 ) -> None:
     path = written(make_dataset(folder, tmp_path / "one", to=to), folder, tmp_path / "receipt.json")
@@ -95,9 +95,7 @@ def test_a_receipt_holds_for_the_same_data_converted_again(
     assert check_receipt(load_receipt(path), again, verify(again).manifests) == []
 
 
-def test_another_dataset_is_not_the_one_of_the_receipt(
-    folder: Path, receipt: Path, tmp_path: Path
-) -> None:
+def test_another_dataset_fails_the_receipt(folder: Path, receipt: Path, tmp_path: Path) -> None:
     make_tree(folder, {"cat/more.jpg": jpeg(seed=77), "cat/list.txt": b"x"})
     convert(
         folder,
@@ -128,7 +126,7 @@ def test_another_dataset_is_not_the_one_of_the_receipt(
     assert reasons[MANIFEST_NAME] == f"it was changed since the receipt of {time}"
 
 
-def test_files_that_are_others_now_are_named(place: Path, receipt: Path) -> None:
+def test_changed_files_are_listed(place: Path, receipt: Path) -> None:
     def change(manifest: Manifest) -> Manifest:
         first, *others = manifest.shards
         more = replace(others[-1], name="shard-more.lmdb", rows=0)
@@ -144,20 +142,18 @@ def test_files_that_are_others_now_are_named(place: Path, receipt: Path) -> None
     }
 
 
-def test_a_dataset_that_was_exchanged_since_it_was_verified_does_not_hold(
-    place: Path, receipt: Path
-) -> None:
+def test_a_dataset_replaced_after_verification_fails(place: Path, receipt: Path) -> None:
     (finding,) = check_receipt(load_receipt(receipt), place, {"": "another digest"})
     assert finding.file == MANIFEST_NAME
 
 
-def test_an_entry_of_the_manifest_alone_makes_another_dataset(place: Path, receipt: Path) -> None:
+def test_one_changed_manifest_entry_makes_another_dataset(place: Path, receipt: Path) -> None:
     restate(place, lambda manifest: replace(manifest, notes={"small": 1}))
     (finding,) = check_receipt(load_receipt(receipt), place, verify(place).manifests)
     assert finding.file == MANIFEST_NAME
 
 
-def test_a_receipt_of_splits_has_all_of_them(tmp_path: Path) -> None:
+def test_a_receipt_of_splits_covers_all(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val", each=1)
     place = make_dataset(tmp_path / "photos", tmp_path / "made", to="webdataset")
@@ -173,7 +169,7 @@ def test_a_receipt_of_splits_has_all_of_them(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dataset_that_was_replaced_meanwhile_gets_no_receipt(
+def test_a_dataset_replaced_during_verification_gets_no_receipt(
     place: Path, folder: Path, tmp_path: Path
 ) -> None:
     result = verify(place, against=folder)
@@ -184,7 +180,7 @@ def test_a_dataset_that_was_replaced_meanwhile_gets_no_receipt(
 
 
 @pytest.mark.parametrize("stands", ["file", "folder", "link"])
-def test_what_stands_there_is_never_overwritten(
+def test_an_existing_file_is_never_overwritten(
     place: Path, folder: Path, tmp_path: Path, stands: str
 ) -> None:
     path = tmp_path / "there"
@@ -203,7 +199,7 @@ def test_what_stands_there_is_never_overwritten(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+def test_an_unwritable_receipt_is_refused_before_verifying(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -219,7 +215,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
         require_new(tmp_path / "receipt")
 
 
-def test_a_full_disk_leaves_no_part_of_a_receipt(
+def test_a_full_disk_leaves_no_partial_receipt(
     place: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, before = verify(place, against=folder), tree(tmp_path)
@@ -260,7 +256,7 @@ NONE_OF_OURS: dict[str, tuple[bytes, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", NONE_OF_OURS)
-def test_what_is_no_receipt_is_refused(tmp_path: Path, name: str) -> None:
+def test_other_files_are_refused_as_receipts(tmp_path: Path, name: str) -> None:
     content, error, said = NONE_OF_OURS[name]
     (tmp_path / "receipt").write_bytes(content)
     with pytest.raises(error, match=said):
@@ -268,7 +264,7 @@ def test_what_is_no_receipt_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [300, 700, 900, 1200, 3000])
-def test_depth_ends_in_an_error_of_ours(tmp_path: Path, depth: int) -> None:
+def test_deep_nesting_is_a_shardkit_error(tmp_path: Path, depth: int) -> None:
     """Reading and writing JSON give up at different depths."""
     inner = b"[" * depth + b"]" * depth
     text = b'{"kind":"shardkit receipt","version":1,"digest":"x","deep":%b}' % inner
@@ -277,7 +273,7 @@ def test_depth_ends_in_an_error_of_ours(tmp_path: Path, depth: int) -> None:
         load_receipt(tmp_path / "receipt")
 
 
-def test_a_manifest_a_folder_and_nothing_are_no_receipts(place: Path, tmp_path: Path) -> None:
+def test_a_manifest_a_folder_and_a_missing_file_are_refused(place: Path, tmp_path: Path) -> None:
     for path, said in {
         place / MANIFEST_NAME: "is not a receipt of shardkit",
         place: "it is not a file",
@@ -287,7 +283,7 @@ def test_a_manifest_a_folder_and_nothing_are_no_receipts(place: Path, tmp_path: 
             load_receipt(path)
 
 
-def test_any_changed_byte_is_noticed_unless_it_says_the_same(receipt: Path) -> None:
+def test_any_changed_byte_is_noticed_unless_equivalent(receipt: Path) -> None:
     content = receipt.read_bytes()
     said = load_receipt(receipt)
     for position in range(0, len(content), 7):
@@ -324,7 +320,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_forged_receipt_that_lacks_something_is_refused(receipt: Path, name: str) -> None:
+def test_an_incomplete_forged_receipt_is_refused(receipt: Path, name: str) -> None:
     value = json.loads(receipt.read_bytes())
     WRONG[name](value)
     receipt.write_bytes(sealed(value))
@@ -333,7 +329,7 @@ def test_a_forged_receipt_that_lacks_something_is_refused(receipt: Path, name: s
 
 
 @pytest.mark.timeout(120)
-def test_only_files_of_sensible_size_are_read(tmp_path: Path) -> None:
+def test_only_small_receipts_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)

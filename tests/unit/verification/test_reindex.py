@@ -33,7 +33,7 @@ def place(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return make_dataset(folder, tmp_path / "made", to=str(request.param))
 
 
-def test_a_lost_index_comes_back_byte_for_byte(place: Path) -> None:
+def test_a_lost_index_is_rebuilt_byte_for_byte(place: Path) -> None:
     before = tree(place)
     shutil.rmtree(place / "index")
     seen: list[Progress] = []
@@ -42,7 +42,7 @@ def test_a_lost_index_comes_back_byte_for_byte(place: Path) -> None:
     assert sum(progress.images for progress in seen) == 6
 
 
-def test_an_index_that_is_whole_stays_as_it_is(place: Path) -> None:
+def test_an_intact_index_is_unchanged(place: Path) -> None:
     before = tree(place)
     assert reindex(str(place)) == 6
     assert tree(place) == before
@@ -57,7 +57,7 @@ def test_an_index_that_is_whole_stays_as_it_is(place: Path) -> None:
     ),
     indirect=["place"],
 )
-def test_a_damaged_index_is_made_anew(place: Path, name: str, damage: str) -> None:
+def test_a_damaged_index_is_rebuilt(place: Path, name: str, damage: str) -> None:
     before = tree(place)
     path = place / f"index/{name}.npy"
     content = path.read_bytes()
@@ -77,7 +77,7 @@ def test_a_damaged_index_is_made_anew(place: Path, name: str, damage: str) -> No
     assert verify(place).ok
 
 
-def test_a_file_in_the_place_of_the_index_is_replaced(place: Path) -> None:
+def test_a_file_in_place_of_the_index_is_replaced(place: Path) -> None:
     before = tree(place)
     shutil.rmtree(place / "index")
     (place / "index").write_bytes(b"")
@@ -126,7 +126,7 @@ def test_a_manifest_that_describes_another_index_is_refused(
     assert tree(place) == before
 
 
-def test_an_unlabelled_and_a_raw_dataset_are_indexed_anew(tmp_path: Path) -> None:
+def test_unlabeled_and_raw_datasets_are_reindexed(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos")
     flat = {path.name: path.read_bytes() for path in (tmp_path / "photos/cat").iterdir()}
     make_tree(tmp_path / "flat", flat)
@@ -142,7 +142,7 @@ def test_an_unlabelled_and_a_raw_dataset_are_indexed_anew(tmp_path: Path) -> Non
             assert tree(place) == before
 
 
-def test_a_dataset_without_rows_is_indexed_anew(tmp_path: Path) -> None:
+def test_a_dataset_without_rows_is_reindexed(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_tree(tmp_path / "photos/test", {"cat": None})
     for to in FORMATS:
@@ -153,7 +153,7 @@ def test_a_dataset_without_rows_is_indexed_anew(tmp_path: Path) -> None:
         assert tree(place) == before
 
 
-def test_a_directory_of_splits_names_one(tmp_path: Path) -> None:
+def test_a_directory_of_splits_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val")
     place = make_dataset(tmp_path / "photos", tmp_path / "made", to="lmdb")
@@ -172,7 +172,7 @@ reindex(sys.argv[1])
 
 
 @pytest.mark.parametrize("split", ["", "train"])
-def test_a_killed_run_leaves_nothing_after_the_next(tmp_path: Path, split: str) -> None:
+def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path, split: str) -> None:
     photos = make_folder(tmp_path / "photos" / split)
     root = make_dataset(tmp_path / "photos", tmp_path / "made", to="webdataset")
     before = tree(root)
@@ -208,7 +208,7 @@ def test_repair_rebuilds_the_indexes_of_several_splits(tmp_path: Path) -> None:
     assert tree(root) == before
 
 
-def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a shardkit dataset"):
         reindex(tmp_path / "nowhere")
 

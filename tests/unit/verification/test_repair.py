@@ -80,7 +80,7 @@ HARMS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("to", FORMATS)
-def test_any_file_comes_back(photos: Path, tmp_path: Path, to: str, recipe: str) -> None:
+def test_any_file_is_rebuilt(photos: Path, tmp_path: Path, to: str, recipe: str) -> None:
     place = make(photos, tmp_path / "made", to, RECIPES[recipe])
     before, names = tree(place), files_of(place)
     assert len(names) == 4 + 5 + 2 or len(names) == 3 + 5 + 2
@@ -91,7 +91,7 @@ def test_any_file_comes_back(photos: Path, tmp_path: Path, to: str, recipe: str)
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_whatever_stands_in_its_place(photos: Path, place: Path, harm: str) -> None:
+def test_any_file_is_rebuilt_whatever_is_in_its_place(photos: Path, place: Path, harm: str) -> None:
     before = tree(place)
     for name in (files_of(place)[1], "index/keys.npy", "skipped.jsonl"):
         HARMS[harm](place / name)
@@ -99,7 +99,7 @@ def test_whatever_stands_in_its_place(photos: Path, place: Path, harm: str) -> N
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_many_at_once_come_back_in_several_processes(
+def test_many_files_are_rebuilt_in_several_processes(
     photos: Path, pristine: Path, tmp_path: Path, to: str
 ) -> None:
     place = shutil.copytree(pristine / to, tmp_path / "made")
@@ -114,7 +114,7 @@ def test_many_at_once_come_back_in_several_processes(
     assert verify(place, against=photos).ok is True
 
 
-def test_any_damage_by_chance_comes_back(photos: Path, place: Path) -> None:
+def test_random_damage_is_repaired(photos: Path, place: Path) -> None:
     before, names = tree(place), files_of(place)
     rng = random.Random(5)
     for _ in range(15):
@@ -124,7 +124,7 @@ def test_any_damage_by_chance_comes_back(photos: Path, place: Path) -> None:
         assert healed(place, photos, before).files == sorted(chosen)
 
 
-def test_a_dataset_of_the_first_release_comes_back(tmp_path: Path) -> None:
+def test_a_dataset_of_the_first_release_is_repaired(tmp_path: Path) -> None:
     golden = Path(__file__).parents[2] / "golden"
     place = shutil.copytree(golden / "webdataset/labelled", tmp_path / "made")
     before = tree(place)
@@ -133,7 +133,7 @@ def test_a_dataset_of_the_first_release_comes_back(tmp_path: Path) -> None:
     assert healed(place, golden / "source", before).intact == 0
 
 
-def test_what_is_sound_is_not_touched(photos: Path, place: Path) -> None:
+def test_intact_files_are_not_touched(photos: Path, place: Path) -> None:
     shard, *others = files_of(place)
     before = {name: (place / name).stat() for name in [*others, MANIFEST_NAME]}
     flip(place / shard)
@@ -143,7 +143,7 @@ def test_what_is_sound_is_not_touched(photos: Path, place: Path) -> None:
         assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns), name
 
 
-def test_nothing_to_do_needs_no_source(photos: Path, place: Path, tmp_path: Path) -> None:
+def test_an_intact_dataset_needs_no_source(photos: Path, place: Path, tmp_path: Path) -> None:
     before = tree(place)
     for _ in range(2):
         result = repair(place, tmp_path / "no such folder")
@@ -154,7 +154,7 @@ def test_nothing_to_do_needs_no_source(photos: Path, place: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("order", ["natural", "file"])
-def test_reports_come_back_in_the_order_of_classes(tmp_path: Path, order: str) -> None:
+def test_reports_are_rebuilt_in_the_order_of_classes(tmp_path: Path, order: str) -> None:
     source = make_folder(tmp_path / "photos/train", ("c2", "c10"))
     make_tree(source, {"c2/a.txt": b"x", "c10/b.txt": b"x", "z.txt": b"x", "c10/bad.jpg": b"x"})
     make_folder(tmp_path / "photos/val", ("c10",))
@@ -190,7 +190,7 @@ def test_one_split_is_repaired_alone_and_locks_all(tmp_path: Path) -> None:
     assert tree(place) == before
 
 
-def test_empty_splits_and_shards_of_bad_images_alone_come_back(tmp_path: Path) -> None:
+def test_empty_splits_and_empty_shards_are_rebuilt(tmp_path: Path) -> None:
     source = make_tree(
         tmp_path / "photos/train",
         {f"a/{n}.jpg": jpeg(seed=n) if n > 3 else b"bad" for n in range(8)},

@@ -47,7 +47,9 @@ def place(pristine: Path, tmp_path: Path) -> Path:
     return shutil.copytree(pristine / "lmdb", tmp_path / "made")
 
 
-def test_a_changed_file_spares_the_other_shards(photos: Path, place: Path, tmp_path: Path) -> None:
+def test_a_changed_file_does_not_affect_other_shards(
+    photos: Path, place: Path, tmp_path: Path
+) -> None:
     source = shutil.copytree(photos, tmp_path / "photos")
     one, other = files_of(place)[:2]
     path = open_dataset(place).paths[0]
@@ -67,7 +69,7 @@ def test_a_changed_file_spares_the_other_shards(photos: Path, place: Path, tmp_p
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"bad")])
-def test_a_lost_or_bad_file_is_named(
+def test_a_lost_or_bad_source_file_is_reported(
     photos: Path, place: Path, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     source = shutil.copytree(photos, tmp_path / "photos")
@@ -82,7 +84,9 @@ def test_a_lost_or_bad_file_is_named(
     assert tree(place) == before
 
 
-def test_files_of_sound_shards_may_be_lost(photos: Path, place: Path, tmp_path: Path) -> None:
+def test_source_files_of_intact_shards_may_be_lost(
+    photos: Path, place: Path, tmp_path: Path
+) -> None:
     source = shutil.copytree(photos, tmp_path / "photos")
     before, names = tree(place), files_of(place)
     paths = open_dataset(place).paths
@@ -93,7 +97,7 @@ def test_files_of_sound_shards_may_be_lost(photos: Path, place: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("since", ["gone", "new"])
-def test_a_twin_that_made_a_key_longer_may_be_gone_or_new(tmp_path: Path, since: str) -> None:
+def test_a_file_that_made_a_key_longer_may_be_gone_or_new(tmp_path: Path, since: str) -> None:
     files = {f"a/{n}.jpg": jpeg(seed=n) for n in range(6)}
     twin = tmp_path / "photos/a/0.png"
     source = make_tree(tmp_path / "photos", {**files, "a/0.png": jpeg(seed=9)})
@@ -110,7 +114,7 @@ def test_a_twin_that_made_a_key_longer_may_be_gone_or_new(tmp_path: Path, since:
     assert healed(place, source, before).ok
 
 
-def test_without_the_paths_and_the_files_nobody_knows(
+def test_without_paths_and_files_rows_cannot_be_matched(
     photos: Path, place: Path, tmp_path: Path
 ) -> None:
     source = shutil.copytree(photos, tmp_path / "photos")
@@ -126,7 +130,7 @@ def test_without_the_paths_and_the_files_nobody_knows(
     assert tree(place) == before
 
 
-def test_other_libraries_are_named(photos: Path, place: Path) -> None:
+def test_other_libraries_are_reported(photos: Path, place: Path) -> None:
     name = files_of(place)[0]
     forge(place, lambda records: [with_meta(records[0], frames=2), *records[1:]])
     restate(place, lambda m: replace(m, software={**m.software, "lmdb": "0.1"}))
@@ -145,7 +149,7 @@ def test_a_report_of_another_source_is_refused(photos: Path, place: Path, tmp_pa
     assert "other files have changed" in result.findings[0].reason
 
 
-def test_a_folder_in_the_place_of_a_shard_is_not_removed(photos: Path, place: Path) -> None:
+def test_a_folder_in_place_of_a_shard_is_not_removed(photos: Path, place: Path) -> None:
     name = files_of(place)[0]
     (place / name).unlink()
     make_tree(place / name, {"mine": b"x"})
@@ -154,7 +158,7 @@ def test_a_folder_in_the_place_of_a_shard_is_not_removed(photos: Path, place: Pa
     assert (place / name / "mine").exists()
 
 
-def test_wrong_places_are_refused(photos: Path, place: Path, tmp_path: Path) -> None:
+def test_wrong_directories_are_refused(photos: Path, place: Path, tmp_path: Path) -> None:
     flip(place / files_of(place)[0])
     other = make_tree(tmp_path / "other", {"ant/other.jpg": jpeg()})
     (tmp_path / "file").write_bytes(b"x")
@@ -208,7 +212,7 @@ def test_a_running_conversion_is_not_disturbed(photos: Path, place: Path) -> Non
         assert tree(place) == before
 
 
-def test_the_work_of_an_unfinished_conversion_stays(photos: Path, place: Path) -> None:
+def test_the_work_of_an_unfinished_conversion_is_kept(photos: Path, place: Path) -> None:
     before = tree(place)
     files = {f"{WORK_NAME}/state/plan.json": b"{}", f"{WORK_NAME}/dataset/shard": b"x"}
     make_tree(place, files)
@@ -224,7 +228,7 @@ def test_the_work_of_an_unfinished_conversion_stays(photos: Path, place: Path) -
     }
 
 
-def test_a_dataset_that_was_replaced_meanwhile_is_not_harmed(
+def test_a_dataset_replaced_meanwhile_is_not_harmed(
     photos: Path, place: Path, pristine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new dataset comes just before the lock is had."""
@@ -257,7 +261,7 @@ class Renames:
         function(*paths, **more)
 
 
-def test_an_interruption_at_any_rename_is_made_good(
+def test_repair_resumes_after_an_interruption_at_any_rename(
     photos: Path, pristine: Path, tmp_path: Path
 ) -> None:
     before, names = tree(pristine / "webdataset"), files_of(pristine / "webdataset")
@@ -300,7 +304,7 @@ repair(sys.argv[1], sys.argv[2])
 
 @pytest.mark.parametrize("renames", [0, 1, 5])
 @pytest.mark.slow
-def test_a_kill_is_made_good(photos: Path, place: Path, renames: int) -> None:
+def test_repair_resumes_after_a_kill(photos: Path, place: Path, renames: int) -> None:
     before = tree(place)
     for name in files_of(place):
         flip(place / name)
@@ -310,7 +314,7 @@ def test_a_kill_is_made_good(photos: Path, place: Path, renames: int) -> None:
     healed(place, photos, before)
 
 
-def test_what_a_kill_leaves_is_cleared_away(photos: Path, place: Path) -> None:
+def test_leftovers_of_a_kill_are_removed(photos: Path, place: Path) -> None:
     before = tree(place)
     flip(place / files_of(place)[0])
     part = f"{WORK_NAME}/scratch/parts/000000"
@@ -320,7 +324,7 @@ def test_what_a_kill_leaves_is_cleared_away(photos: Path, place: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EIO, None)])
-def test_a_failing_disk_leaves_the_rest_as_it_was(
+def test_a_failing_disk_leaves_the_rest_unchanged(
     photos: Path,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -343,7 +347,7 @@ def test_a_failing_disk_leaves_the_rest_as_it_was(
     healed(place, photos, before)
 
 
-def test_a_place_that_cannot_be_written_is_said(
+def test_an_unwritable_dataset_is_reported(
     photos: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(place / files_of(place)[0])
@@ -358,7 +362,7 @@ def test_a_place_that_cannot_be_written_is_said(
     assert tree(place) == before
 
 
-def test_a_reader_that_has_it_open_goes_on(photos: Path, place: Path) -> None:
+def test_an_open_reader_continues(photos: Path, place: Path) -> None:
     dataset = open_dataset(place, decode="bytes")
     expected = list(dataset[range(len(dataset))])
     shards: Sequence[str] = [shard.name for shard in load_manifest(place).shards]

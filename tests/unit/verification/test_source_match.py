@@ -59,7 +59,7 @@ LAYOUTS = (
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_a_source_is_found_again(tmp_path: Path, layout: str) -> None:
+def test_every_layout_of_a_source_is_matched(tmp_path: Path, layout: str) -> None:
     source, options = sources(tmp_path)[layout]
     scan = scan_imagefolder(
         source, **{n: options.pop(n) for n in ("class_order", "splits") if n in options}
@@ -74,7 +74,7 @@ def test_every_layout_of_a_source_is_found_again(tmp_path: Path, layout: str) ->
     assert result.left_out == sum(len(images) for images in scan.splits.values()) - result.files
 
 
-def test_one_split_alone_is_held_against_its_folder(tmp_path: Path) -> None:
+def test_one_split_is_compared_with_its_folder(tmp_path: Path) -> None:
     source, _ = sources(tmp_path)["splits"]
     place = make_dataset(source, tmp_path / "made")
     assert proved(place / "val", source / "val").files == 2
@@ -86,7 +86,7 @@ def test_one_split_alone_is_held_against_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("limit", [None, 9])
 @pytest.mark.parametrize("since", ["still bad", "gone", "mended"])
-def test_bad_files_that_were_left_out_stay_out(
+def test_skipped_bad_files_stay_skipped(
     tmp_path: Path, since: str, limit: int | None, shuffle: bool
 ) -> None:
     source = make_folder(tmp_path / "photos", each=4)
@@ -108,7 +108,7 @@ def test_bad_files_that_were_left_out_stay_out(
 
 
 @pytest.mark.parametrize("since", ["still bad", "gone", "mended"])
-def test_links_that_led_nowhere_gave_no_key_and_took_no_place(tmp_path: Path, since: str) -> None:
+def test_broken_links_have_no_key_and_no_row(tmp_path: Path, since: str) -> None:
     source = make_folder(tmp_path / "photos")
     link = source / "cat/000.png"
     link.symlink_to("nowhere")
@@ -129,7 +129,7 @@ def test_links_that_led_nowhere_gave_no_key_and_took_no_place(tmp_path: Path, si
         assert proved(tmp_path / "made", source)
 
 
-def test_what_is_no_image_does_not_matter(folder: Path, tmp_path: Path) -> None:
+def test_other_files_do_not_matter(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made")
     make_tree(folder, {"notes.txt": b"x", "cat/.hidden.jpg": b"x", "cat/list": b"x", "new": None})
     assert proved(place, folder)
@@ -157,7 +157,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 @pytest.mark.parametrize("kind", ["labelled", "raw"])
 @pytest.mark.parametrize("to", FORMATS)
-def test_datasets_of_the_first_release_are_held_against_their_source(to: str, kind: str) -> None:
+def test_datasets_of_the_first_release_are_compared_with_their_source(to: str, kind: str) -> None:
     assert proved(GOLDEN / to / kind, GOLDEN / "source").files == 5
 
 
@@ -177,7 +177,7 @@ ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ODD_MANIFESTS)
-def test_a_manifest_that_does_not_say_how_it_was_made_is_refused(
+def test_a_manifest_without_recipe_or_source_is_refused(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
     place = make_dataset(folder, tmp_path / "made")

@@ -91,7 +91,7 @@ def reasons_of(result: Verification) -> str:
 
 
 @pytest.mark.parametrize(("level", "workers"), [*((level, 1) for level in LEVELS), ("decode", 3)])
-def test_a_sound_dataset_is_found_sound(pristine: Path, level: str, workers: int) -> None:
+def test_an_intact_dataset_is_reported_intact(pristine: Path, level: str, workers: int) -> None:
     seen: list[Progress] = []
     result = verify(pristine, level, workers=workers, on_progress=seen.append)
     assert result.findings == []
@@ -238,7 +238,7 @@ def test_damage_to_the_key_of_one_record_blames_no_other(
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_cut_file_is_found_at_every_level(place: Path, part: float) -> None:
+def test_a_truncated_file_is_found_at_every_level(place: Path, part: float) -> None:
     for path in sorted(path for path in place.rglob("*") if path.is_file()):
         good = path.read_bytes()
         path.write_bytes(good[: min(int(len(good) * part), len(good) - 1)])
@@ -247,7 +247,7 @@ def test_a_cut_file_is_found_at_every_level(place: Path, part: float) -> None:
         path.write_bytes(good)
 
 
-def test_images_before_a_cut_are_not_blamed(place: Path) -> None:
+def test_images_before_a_truncation_are_not_reported(place: Path) -> None:
     path = shard_paths(place)[1]
     rows = rows_of(place)
     cut = max(int(rows[row]["offset"]) for row in (3, 4, 5)) + 5
@@ -285,7 +285,7 @@ def test_a_missing_file_is_found_at_every_level(place: Path, as_directory: bool)
         (place / name).write_bytes(good)
 
 
-def test_two_swapped_shards_are_told_apart(tmp_path: Path) -> None:
+def test_two_swapped_shards_are_found(tmp_path: Path) -> None:
     for to in FORMATS:
         files = {f"c/{n}.png": png(8, 8, n) for n in range(4)}
         make_tree(tmp_path / to, files)
@@ -301,7 +301,7 @@ def test_two_swapped_shards_are_told_apart(tmp_path: Path) -> None:
         assert {f.row for f in result.findings if f.row is not None} == {0, 1, 2, 3}
 
 
-def test_a_shard_in_the_place_of_another_is_recognised(place: Path) -> None:
+def test_a_shard_in_place_of_another_is_recognized(place: Path) -> None:
     one, two, _ = shard_paths(place)
     shutil.copy(one, two)
     result = verify(place)
@@ -361,7 +361,7 @@ def test_a_wrong_label_in_the_index_is_found_by_its_record_too(place: Path) -> N
     assert "label" in named.reason
 
 
-def test_files_of_others_are_told_but_are_no_damage(place: Path) -> None:
+def test_foreign_files_are_reported_but_are_not_damage(place: Path) -> None:
     for name in ("README", ".hidden", "index/more.npy", "sub/dir/file"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(b"x")
@@ -408,7 +408,7 @@ def test_the_number_of_workers_does_not_matter(place: Path) -> None:
     assert len(one.findings) >= 5
 
 
-def test_all_damage_is_found_at_once(place: Path) -> None:
+def test_all_damage_is_found_in_one_run(place: Path) -> None:
     rows, shards = rows_of(place), shard_paths(place)
     for row in (0, 1, 5, 8):
         flip(shards[row // 3], int(rows[row]["offset"]))
@@ -484,7 +484,7 @@ def test_any_flipped_byte_of_the_manifest_of_splits_is_found(splits: Path) -> No
     assert missed == []
 
 
-def test_files_of_others_beside_splits_are_told_too(splits: Path) -> None:
+def test_foreign_files_next_to_splits_are_reported(splits: Path) -> None:
     for name in ("README", "train/more", "test/shard-000000.tar"):
         (splits / name).parent.mkdir(exist_ok=True)
         (splits / name).write_bytes(b"x")
@@ -498,7 +498,7 @@ def test_a_split_inside_a_split_is_damage(splits: Path) -> None:
     assert f"val/{MANIFEST_NAME}" in files_of(verify(splits))
 
 
-def test_a_dataset_without_rows_is_sound(tmp_path: Path) -> None:
+def test_a_dataset_without_rows_is_intact(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_tree(tmp_path / "photos/test", {"cat": None})
     for to in FORMATS:
@@ -506,18 +506,18 @@ def test_a_dataset_without_rows_is_sound(tmp_path: Path) -> None:
         assert verify(place, "decode").findings == []
 
 
-def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UsageError, match="not a shardkit dataset"):
             verify(place)
 
 
-def test_an_unknown_level_names_the_known(pristine: Path) -> None:
+def test_the_error_for_an_unknown_level_lists_all(pristine: Path) -> None:
     with pytest.raises(UsageError, match="quick, full, decode"):
         verify(pristine, "thorough")
 
 
-def test_the_kinds_of_manifests_are_what_this_test_thinks(splits: Path) -> None:
+def test_the_manifests_have_the_expected_kinds(splits: Path) -> None:
     assert isinstance(load_any_manifest(splits), SplitsManifest)
     assert isinstance(load_any_manifest(splits / "val"), Manifest)
     assert (

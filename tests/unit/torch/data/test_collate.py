@@ -59,7 +59,7 @@ def test_samples_are_views_of_the_block() -> None:
     assert (block[1] == 99).all()
 
 
-def test_our_collate_hands_the_block_on_without_a_copy() -> None:
+def test_our_collate_returns_the_block_without_a_copy() -> None:
     view, block = make_view()
     images, labels = collate(view)
     assert images.data_ptr() == block.data_ptr()
@@ -81,14 +81,14 @@ def test_without_a_block_samples_are_collated() -> None:
     assert labels.tolist() == [4, 5]
 
 
-def test_labels_of_any_kind_that_can_be_collated_come_through() -> None:
+def test_any_collatable_labels_are_collated() -> None:
     block = torch.zeros(2, 3, 1, 1, dtype=torch.uint8)
     assert collate(BatchView(block, ["a", "b"], block))[1] == ["a", "b"]
     vectors = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
     assert collate(BatchView(block, vectors, block))[1].shape == (2, 2)
 
 
-def test_samples_of_others_are_collated_as_ever() -> None:
+def test_other_samples_use_default_collate() -> None:
     images, labels = collate([(np.zeros(2), 1), (np.ones(2), 2)])
     assert images.shape == (2, 2)
     assert labels.tolist() == [1, 2]
@@ -106,7 +106,7 @@ def test_pillow_images_are_refused() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0, 1, 2, 3, 4, 5, 6])])
-def test_a_loader_hands_the_block_on_without_a_copy(wrap: Any) -> None:
+def test_a_loader_returns_the_block_without_a_copy(wrap: Any) -> None:
     views = Views()
     loader = DataLoader(wrap(views), batch_size=3, collate_fn=collate)
     batches = list(loader)
@@ -115,7 +115,7 @@ def test_a_loader_hands_the_block_on_without_a_copy(wrap: Any) -> None:
         assert images.data_ptr() == view.batch[0].data_ptr()
 
 
-def test_stacked_datasets_take_views() -> None:
+def test_stack_dataset_accepts_views() -> None:
     stacked = StackDataset(Views(), Views())
     ((first, one), (second, two)) = next(iter(DataLoader(stacked, batch_size=4)))
     assert torch.equal(first, second)
@@ -159,7 +159,7 @@ class BlockShuffle(Dataset[tuple[torch.Tensor, bool]]):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_in_a_worker_a_new_block_lies_in_shared_memory() -> None:
+def test_in_a_worker_a_new_block_is_in_shared_memory() -> None:
     loader = DataLoader(
         BlockShuffle(), batch_size=None, num_workers=1, multiprocessing_context="fork"
     )

@@ -169,7 +169,7 @@ class Reads(Spy):
 @each_kind
 @each_workers
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-def test_an_image_takes_one_read_and_one_announcement(
+def test_an_image_takes_one_read_and_one_readahead_call(
     root: Path, storage: str, kind: str, num_workers: int, *, cold: bool
 ) -> None:
     """Beside them a batch takes one look at the manifest: whether another dataset is there now.
@@ -212,7 +212,7 @@ def thread_use() -> tuple[int, int]:
 @pytest.mark.skipif(not Path("/proc/thread-self/io").exists(), reason="the kernel does not count")
 @each_format
 @each_kind
-def test_the_kernel_copies_the_images_and_no_byte_more(root: Path, storage: str, kind: str) -> None:
+def test_only_the_bytes_of_images_are_read(root: Path, storage: str, kind: str) -> None:
     """Its own count, which sees C libraries too: no page, header or neighbour is read along."""
     dataset = opened(root, storage, kind)
     loader = warm_loader(dataset, num_workers=0)
@@ -268,7 +268,7 @@ def _fails(command: list[str]) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="strace is for Linux")
 @each_kind
-def test_a_batch_makes_no_other_system_call_at_all(root: Path, kind: str, tmp_path: Path) -> None:
+def test_a_batch_makes_no_other_system_call(root: Path, kind: str, tmp_path: Path) -> None:
     """None for memory either: blocks and buffers are there already."""
     for names in traced([str(root / f"lmdb-{kind}"), kind], tmp_path / "log"):
         counts = Counter(ALIASES.get(name, name) for name in names)
@@ -322,7 +322,7 @@ where they are set to 0 first. One that calls more has to be worth it: some 0.1 
 
 
 @pytest.mark.parametrize(("kind", "decode"), CALLS, ids=short)
-def test_a_sample_takes_no_more_calls_of_python(root: Path, kind: str, decode: Any) -> None:
+def test_a_sample_takes_few_python_calls(root: Path, kind: str, decode: Any) -> None:
     dataset = opened(root, "lmdb", kind, decode)
     dataset.set_epoch(0)
     rows = list(range(0, ROWS, 3))  # of both shards
@@ -354,7 +354,7 @@ def test_raw_pixels_are_read_straight_into_the_batch(
 
 
 @pytest.mark.parametrize("decode", [CenterCrop(96), RandomResizedCrop(64), "torch"], ids=short)
-def test_encoded_images_are_read_into_the_same_memory_again(
+def test_encoded_images_reuse_their_buffer(
     root: Path, decode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One buffer, as large as the longest image of any batch so far."""
@@ -368,7 +368,7 @@ def test_encoded_images_are_read_into_the_same_memory_again(
 
 
 @each_kind
-def test_collate_hands_on_the_very_block(root: Path, kind: str) -> None:
+def test_collate_returns_the_same_block(root: Path, kind: str) -> None:
     samples = opened(root, "lmdb", kind).__getitems__(range(BATCH))
     images, _ = collate(samples)
     assert images is samples._block
@@ -378,7 +378,7 @@ def test_collate_hands_on_the_very_block(root: Path, kind: str) -> None:
 
 @each_kind
 @pytest.mark.parametrize(("num_workers", "prefetch_factor"), [(1, 1), (2, 1), (1, 3)])
-def test_threads_make_an_epoch_in_few_blocks(
+def test_threads_use_few_blocks_per_epoch(
     root: Path, kind: str, num_workers: int, prefetch_factor: int
 ) -> None:
     """Those being made or ready, the one in use, and the one before it."""
@@ -391,7 +391,7 @@ def test_threads_make_an_epoch_in_few_blocks(
 
 @each_kind
 @each_workers
-def test_a_warm_loader_asks_for_no_block(
+def test_a_warm_loader_allocates_no_block(
     root: Path, kind: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever allocates might be given the same memory again, or not; so it is not asked for."""
@@ -437,7 +437,7 @@ def segment(images: torch.Tensor) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a map of the memory")
-def test_processes_send_a_number_and_not_a_batch(root: Path, received: list[int]) -> None:
+def test_processes_send_a_slot_number_instead_of_a_batch(root: Path, received: list[int]) -> None:
     """A message is a slot's number and layout; what grows with the batch are labels: 8 bytes each.
 
     The images of a batch are 393 KB. They come in the slots that each worker has at most, and by
@@ -483,7 +483,9 @@ def faults_of(loader: Loader) -> int:
 @each_format
 @each_kind
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_batch_touches_no_new_page(root: Path, storage: str, kind: str, num_workers: int) -> None:
+def test_a_batch_touches_no_new_memory_page(
+    root: Path, storage: str, kind: str, num_workers: int
+) -> None:
     """A raw image has 12 pages, a decoded one 57, and each would fault if it was fresh.
 
     A thread that begins costs some, and so may others of this process: so it is the best epoch.
@@ -537,7 +539,7 @@ def test_tensors_do_not_grow_with_the_batch(
 
 @each_kind
 @each_workers
-def test_a_batch_that_is_dropped_leaves_no_object(root: Path, kind: str, num_workers: int) -> None:
+def test_a_dropped_batch_leaves_no_object(root: Path, kind: str, num_workers: int) -> None:
     """Not for a moment, and no cycle for the collector, which would stop all threads."""
     loader = warm_loader(opened(root, "lmdb", kind), num_workers=num_workers)
     read(loader)
@@ -570,7 +572,7 @@ def test_a_large_index_takes_one_read_for_a_batch(
 
 @each_format
 @each_kind
-def test_the_index_is_asked_once_for_a_batch(
+def test_the_index_is_read_once_per_batch(
     root: Path, storage: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One look-up of all rows takes some us; each row by itself, and each column of it, takes 1."""
@@ -589,7 +591,7 @@ def test_the_index_is_asked_once_for_a_batch(
 @pytest.mark.parametrize(
     ("kind", "verify"), [("jpg", None), ("jpg", False), ("raw", None), ("raw", True)]
 )
-def test_each_byte_is_hashed_once_or_never(
+def test_each_byte_is_hashed_at_most_once(
     root: Path, storage: str, kind: str, verify: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Always 29 bytes of each row's entry; where images are proven, their bytes and 13 of a head.

@@ -106,7 +106,7 @@ def test_a_dataset_looks_like_an_image_folder(root: Path, photos: Path, to: str)
     assert "12 images, 3 classes" in repr(dataset)
 
 
-def test_pil_images_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+def test_pil_images_equal_the_files(root: Path, photos: Path, to: str) -> None:
     dataset = KINDS[to](photos)
     for row, expected in enumerate(oracle(root / "photos", dataset)):
         image, _ = dataset[row]
@@ -115,7 +115,7 @@ def test_pil_images_are_those_of_the_files(root: Path, photos: Path, to: str) ->
         np.testing.assert_array_equal(np.asarray(image), expected)
 
 
-def test_numpy_arrays_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+def test_numpy_arrays_equal_the_files(root: Path, photos: Path, to: str) -> None:
     dataset = KINDS[to](photos, decode="numpy")
     for row, expected in enumerate(oracle(root / "photos", dataset)):
         image, _ = dataset[row]
@@ -124,7 +124,7 @@ def test_numpy_arrays_are_those_of_the_files(root: Path, photos: Path, to: str) 
         np.testing.assert_array_equal(image, expected)
 
 
-def test_tensors_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+def test_tensors_equal_the_files(root: Path, photos: Path, to: str) -> None:
     dataset = KINDS[to](photos, decode="torch")
     for row, expected in enumerate(oracle(root / "photos", dataset)):
         image, _ = dataset[row]
@@ -132,7 +132,7 @@ def test_tensors_are_those_of_the_files(root: Path, photos: Path, to: str) -> No
         np.testing.assert_array_equal(image.numpy().transpose(1, 2, 0), expected)
 
 
-def test_bytes_are_those_of_the_files(root: Path, photos: Path, to: str) -> None:
+def test_bytes_equal_the_files(root: Path, photos: Path, to: str) -> None:
     dataset = KINDS[to](photos, decode="bytes")
     for row, path in enumerate(dataset.paths):
         assert dataset[row][0] == (root / "photos" / path).read_bytes()
@@ -140,7 +140,7 @@ def test_bytes_are_those_of_the_files(root: Path, photos: Path, to: str) -> None
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
 @pytest.mark.parametrize("source", ["photos", "even"])
-def test_many_rows_give_what_each_row_gives(root: Path, source: str, to: str, decode: str) -> None:
+def test_a_batch_equals_its_single_rows(root: Path, source: str, to: str, decode: str) -> None:
     dataset = KINDS[to](root / f"{source}-{to}", decode=decode)
     rows = [7, 0, -1, 3, 3, 8, 0]
     batch = dataset.__getitems__(rows)
@@ -158,7 +158,7 @@ def _values(image: Any) -> Any:
 
 @pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
 @pytest.mark.parametrize("source", ["photos", "even"])
-def test_images_may_be_written_to(root: Path, source: str, decode: str) -> None:
+def test_images_are_writable(root: Path, source: str, decode: str) -> None:
     dataset = open_dataset(root / f"{source}-lmdb", decode=decode)
     before = [_values(image).copy() for image, _ in dataset[:]]
     for image, _ in dataset[:]:
@@ -177,7 +177,7 @@ def test_negative_rows_count_from_the_end(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("row", [12, -13, 2**63, 2**64 - 1, 2**80, np.int64(12)])
-def test_a_row_outside_is_an_index_error(photos: Path, row: Any) -> None:
+def test_a_row_out_of_range_is_an_index_error(photos: Path, row: Any) -> None:
     dataset = open_dataset(photos, decode="bytes")
     for rows in (row, [0, row]):
         with pytest.raises(IndexError):
@@ -185,7 +185,7 @@ def test_a_row_outside_is_an_index_error(photos: Path, row: Any) -> None:
 
 
 @pytest.mark.parametrize("row", [1.5, 1.0, "1", None, b"1", np.float32(1), torch.tensor(1.5)])
-def test_what_is_no_integer_is_no_row(photos: Path, row: Any) -> None:
+def test_a_row_must_be_an_integer(photos: Path, row: Any) -> None:
     dataset = open_dataset(photos, decode="bytes")
     with pytest.raises((TypeError, IndexError)):
         dataset[row]
@@ -195,7 +195,7 @@ def test_what_is_no_integer_is_no_row(photos: Path, row: Any) -> None:
     "row",
     [np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int8)],
 )
-def test_integers_of_any_make_are_rows(photos: Path, row: Any) -> None:
+def test_any_integer_type_is_a_row(photos: Path, row: Any) -> None:
     dataset = open_dataset(photos, decode="bytes")
     assert dataset[row] == dataset[3]
 
@@ -238,7 +238,7 @@ def test_a_transform_runs_once_for_each_sample_in_order(even: Path) -> None:
     assert images.dtype == torch.float32
 
 
-def test_an_error_of_a_transform_is_the_users_to_see_and_names_the_sample(photos: Path) -> None:
+def test_an_error_of_a_transform_names_the_sample(photos: Path) -> None:
     def transform(image: Any) -> Any:
         raise ZeroDivisionError("mine")
 
@@ -261,7 +261,7 @@ def test_an_error_inside_a_library_names_the_line_that_called_it(photos: Path) -
     assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
 
 
-def test_an_error_in_code_made_at_run_time_names_the_line_that_called_it(photos: Path) -> None:
+def test_an_error_in_generated_code_names_the_line_that_called_it(photos: Path) -> None:
     made: dict[str, Any] = {}
     exec(compile("def fail(image): raise ValueError(3)", "<made>", "exec"), made)
 
@@ -274,14 +274,14 @@ def test_an_error_in_code_made_at_run_time_names_the_line_that_called_it(photos:
     assert str(caught.value).endswith(f" (test_datasets.py, line {line})")
 
 
-def test_an_error_of_no_file_names_no_line(photos: Path) -> None:
+def test_an_error_without_a_file_names_no_line(photos: Path) -> None:
     with pytest.raises(TransformFailed) as caught:
         open_dataset(photos, int)[0]
     assert " line " not in str(caught.value)
 
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
-def test_an_unlabelled_dataset_gives_minus_one(tmp_path: Path, to: str, decode: str) -> None:
+def test_an_unlabeled_dataset_gives_minus_one(tmp_path: Path, to: str, decode: str) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg(), "b.png": png()})
     dataset = open_dataset(
         make_dataset(tmp_path / "photos", tmp_path / "made", to=to), decode=decode
@@ -293,7 +293,7 @@ def test_an_unlabelled_dataset_gives_minus_one(tmp_path: Path, to: str, decode: 
     assert dataset.manifest.classes is None
 
 
-def test_a_grey_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: str) -> None:
+def test_a_gray_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: str) -> None:
     files: dict[str, bytes | None] = {
         f"a/{mode}.png": encoded(picture(mode=mode), "PNG") for mode in ("L", "P", "RGBA", "1")
     }
@@ -309,7 +309,7 @@ def test_a_grey_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: st
     assert len(dataset[:]) == 4
 
 
-def test_default_collate_takes_a_batch(even: Path) -> None:
+def test_default_collate_accepts_a_batch(even: Path) -> None:
     dataset = open_dataset(even, decode="torch")
     images, labels = default_collate(dataset[[3, 1]])
     assert torch.equal(images, torch.stack([dataset[3][0], dataset[1][0]]))
@@ -317,7 +317,7 @@ def test_default_collate_takes_a_batch(even: Path) -> None:
 
 
 @pytest.mark.parametrize("decode", ["numpy", "torch"])
-def test_our_collate_gives_the_block_without_a_copy(even: Path, decode: str) -> None:
+def test_our_collate_returns_the_block_of_a_dataset_without_a_copy(even: Path, decode: str) -> None:
     view = open_dataset(even, decode=decode)[[3, 1, 4]]
     images, labels = collate(view)
     first = view[0][0]
@@ -383,7 +383,7 @@ def test_a_loader_gives_every_sample_in_order(
         assert all(images.is_shared() for images, _ in batches)
 
 
-def test_stack_dataset_takes_datasets_of_all_formats(root: Path) -> None:
+def test_stack_dataset_accepts_all_formats(root: Path) -> None:
     stacked = StackDataset(
         **{to: open_dataset(root / f"even-{to}", decode="torch") for to in FORMATS}
     )
@@ -393,7 +393,7 @@ def test_stack_dataset_takes_datasets_of_all_formats(root: Path) -> None:
         assert torch.equal(images[0], images[2])
 
 
-def test_a_loader_without_batches_of_its_own_takes_lists_of_rows(even: Path) -> None:
+def test_a_loader_without_batching_accepts_lists_of_rows(even: Path) -> None:
     dataset = open_dataset(even, decode="torch")
     sampler = BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
     loader = DataLoader(dataset, sampler=sampler, batch_size=None, collate_fn=collate)
@@ -404,14 +404,14 @@ def test_a_loader_without_batches_of_its_own_takes_lists_of_rows(even: Path) -> 
     ]
 
 
-def test_all_formats_give_equal_samples_in_equal_order(root: Path) -> None:
+def test_all_formats_give_the_same_samples_in_the_same_order(root: Path) -> None:
     one, two, three = (open_dataset(root / f"photos-{to}", decode="bytes") for to in FORMATS)
     assert list(one[:]) == list(two[:]) == list(three[:])
     assert list(one.keys) == list(two.keys) == list(three.keys)
     assert list(one.paths) == list(two.paths) == list(three.paths)
 
 
-def test_the_wrong_class_names_the_right_way(root: Path) -> None:
+def test_the_error_of_the_wrong_class_names_open_dataset(root: Path) -> None:
     for to, kind in KINDS.items():
         for other in FORMATS:
             if other == to:
@@ -421,7 +421,7 @@ def test_the_wrong_class_names_the_right_way(root: Path) -> None:
                 kind(root / f"even-{other}")
 
 
-def test_an_unknown_decode_names_the_known(photos: Path) -> None:
+def test_the_error_for_an_unknown_decode_lists_all(photos: Path) -> None:
     with pytest.raises(UsageError, match="'jpeg' is unknown; choose from pil, numpy, torch, bytes"):
         open_dataset(photos, decode="jpeg")
 
@@ -435,7 +435,7 @@ def test_a_missing_dataset_is_a_usage_error(tmp_path: Path) -> None:
             kind(str(tmp_path))
 
 
-def test_a_directory_of_splits_names_a_split(tmp_path: Path, to: str) -> None:
+def test_the_error_for_a_directory_of_splits_names_a_split(tmp_path: Path, to: str) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val", ("cat", "emu"))
     place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
@@ -450,7 +450,7 @@ def test_a_directory_of_splits_names_a_split(tmp_path: Path, to: str) -> None:
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch"])
 @pytest.mark.parametrize("kind", ["jpg", "png"])
-def test_an_image_that_does_not_decode_names_its_record(
+def test_the_error_for_an_undecodable_image_names_its_record(
     tmp_path: Path, to: str, kind: str, decode: str
 ) -> None:
     whole = jpeg() if kind == "jpg" else png()
@@ -477,9 +477,7 @@ def test_an_image_that_does_not_decode_names_its_record(
 
 
 @pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
-def test_an_image_of_another_size_than_the_index_says_is_refused(
-    tmp_path: Path, decode: str
-) -> None:
+def test_an_image_with_a_size_other_than_the_indexs_is_refused(tmp_path: Path, decode: str) -> None:
     make_tree(tmp_path / "photos", {"a/1.png": png(24, 16), "a/2.png": png(24, 16, 1)})
     place = make_dataset(tmp_path / "photos", tmp_path / "made", to="lmdb")
     index = bytearray((place / "index/rows.npy").read_bytes())
@@ -493,7 +491,7 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(
 
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes"])
-def test_raw_images_come_as_they_were_resized(tmp_path: Path, to: str, decode: str) -> None:
+def test_raw_images_equal_the_resized_files(tmp_path: Path, to: str, decode: str) -> None:
     make_folder(tmp_path / "photos")
     recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
     place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
@@ -508,7 +506,7 @@ def test_raw_images_come_as_they_were_resized(tmp_path: Path, to: str, decode: s
     assert len(dataset[:]) == 6
 
 
-def test_the_labels_of_a_damaged_index_are_not_handed_out(root: Path, tmp_path: Path) -> None:
+def test_the_labels_of_a_damaged_index_are_refused(root: Path, tmp_path: Path) -> None:
     place = make_dataset(root / "even", tmp_path / "made", to="lmdb")
     index = bytearray((place / "index/rows.npy").read_bytes())
     index[-9 * ROW.itemsize + 16] ^= 1  # the label of row 0
@@ -537,7 +535,7 @@ def test_a_split_without_images_is_an_empty_dataset(tmp_path: Path, to: str) -> 
         assert list(DataLoader(dataset, batch_size=2)) == []
 
 
-def test_a_dataset_is_small_to_pickle_and_the_copy_reads_the_same(photos: Path) -> None:
+def test_a_pickled_dataset_is_small_and_reads_the_same(photos: Path) -> None:
     dataset = open_dataset(photos, decode="bytes", verify=True)
     expected = list(dataset[:])
     packed = pickle.dumps(dataset)
@@ -554,7 +552,7 @@ def test_options_are_kept_when_pickled(photos: Path) -> None:
     assert again[0][1] == str(dataset.targets[0])
 
 
-def test_paths_may_be_strings_or_paths(photos: Path) -> None:
+def test_a_path_may_be_a_string(photos: Path) -> None:
     assert open_dataset(str(photos)).path == open_dataset(photos).path
     assert isinstance(open_dataset(str(photos)).path, Path)
 

@@ -96,7 +96,7 @@ def test_batches_come_in_the_order_of_make_loader_for_any_number_of_workers(
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("batch", [None, BATCH])
-def test_make_loader_takes_an_iterable_dataset_with_its_order(
+def test_make_loader_accepts_an_iterable_dataset_with_its_order(
     root: Path, to: str, batch: int | None
 ) -> None:
     dataset = new(root / to, batch, shuffle=BlockShuffle(rows=3, buffer=7), seed=9)
@@ -106,7 +106,7 @@ def test_make_loader_takes_an_iterable_dataset_with_its_order(
 
 
 @pytest.mark.parametrize(("to", "shuffle", "num_workers"), pairwise(FORMATS, SHUFFLES, [0, 1]))
-def test_samples_come_in_that_order_too(
+def test_single_samples_come_in_the_same_order(
     root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int
 ) -> None:
     dataset = new(root / to, None, shuffle=shuffle)
@@ -130,7 +130,7 @@ def test_workers_divide_samples_and_each_comes_once(
         assert len(set(found)) == ROWS
 
 
-def test_more_workers_than_samples_or_batches_are_no_matter(tmp_path: Path) -> None:
+def test_more_workers_than_samples_or_batches_do_not_matter(tmp_path: Path) -> None:
     make_datasets(tmp_path, 2)
     for batch in (None, 1, 2):
         dataset = new(tmp_path / "webdataset", batch)
@@ -191,7 +191,7 @@ def test_ranks_and_their_workers_read_every_sample_once(
         assert sorted(found) == sorted(expected)
 
 
-def test_the_rank_is_given_or_that_of_the_environment(
+def test_the_rank_is_given_or_comes_from_the_environment(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, expected = (by_loader(root / "lmdb", 0, batch) for batch in (BATCH, 2 * BATCH))
@@ -207,7 +207,7 @@ def test_the_rank_is_given_or_that_of_the_environment(
 
 @pytest.mark.parametrize("batch", [None, BATCH])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_named_epoch_reaches_persistent_workers(
+def test_set_epoch_reaches_persistent_workers(
     root: Path, batch: int | None, num_workers: int
 ) -> None:
     dataset = new(root / "lmdb", batch)
@@ -221,7 +221,7 @@ def test_a_named_epoch_reaches_persistent_workers(
             assert found == expected
 
 
-def test_an_epoch_that_nobody_named_is_the_first_each_time(root: Path) -> None:
+def test_without_set_epoch_the_first_epoch_repeats(root: Path) -> None:
     dataset = new(root / "lmdb")
     expected = by_loader(root / "lmdb", 0)
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_an_epoch_that_nobody_named_is_the_first_each_time(root: Path) -> None:
     assert by_loader(root / "lmdb", 1) != expected
 
 
-def test_an_iteration_that_was_broken_off_is_begun_anew(root: Path) -> None:
+def test_an_abandoned_iteration_restarts(root: Path) -> None:
     dataset = new(root / "lmdb")
     dataset.set_epoch(2)
     expected = by_loader(root / "lmdb", 2)
@@ -238,7 +238,7 @@ def test_an_iteration_that_was_broken_off_is_begun_anew(root: Path) -> None:
     assert prints_of(dataset) == expected
 
 
-def test_two_iterations_at_once_do_not_disturb_each_other(root: Path) -> None:
+def test_simultaneous_iterations_are_independent(root: Path) -> None:
     dataset = new(root / "lmdb")
     expected = by_loader(root / "lmdb", 0)
     pairs = list(zip(dataset, dataset, strict=True))
@@ -247,7 +247,7 @@ def test_two_iterations_at_once_do_not_disturb_each_other(root: Path) -> None:
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("batch", [None, BATCH])
-def test_a_new_dataset_goes_on_after_every_item(root: Path, to: str, batch: int | None) -> None:
+def test_a_new_dataset_resumes_after_every_item(root: Path, to: str, batch: int | None) -> None:
     def read(items: Iterable[Any]) -> list[Any]:
         return list(samples(items)) if batch is None else list(prints_of(items))
 
@@ -272,7 +272,7 @@ def _named(dataset: IterableShardDataset, epoch: int) -> IterableShardDataset:
     return dataset
 
 
-def test_naming_another_epoch_than_the_loaded_one_reads_all_of_it(root: Path) -> None:
+def test_setting_another_epoch_than_the_loaded_one_reads_all_of_it(root: Path) -> None:
     first = _named(new(root / "lmdb"), 4)
     next(iter(first))
     for epoch in (0, 3, 5):
@@ -285,7 +285,7 @@ def test_naming_another_epoch_than_the_loaded_one_reads_all_of_it(root: Path) ->
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("batch", [None, 1, 5])
-def test_any_workers_and_batches_go_on_with_what_one_process_left(
+def test_any_workers_and_batch_size_resume_the_state_of_one_process(
     root: Path, num_workers: int, batch: int | None
 ) -> None:
     first = _named(new(root / "lmdb"), 4)
@@ -297,7 +297,7 @@ def test_any_workers_and_batches_go_on_with_what_one_process_left(
     assert sorted(flat(read) + found) == sorted(flat(by_loader(root / "lmdb", 4)))
 
 
-def test_ranks_go_on_with_what_one_rank_left(root: Path) -> None:
+def test_several_ranks_resume_the_state_of_one_rank(root: Path) -> None:
     first = new(root / "lmdb")
     found = flat(prints_of(itertools.islice(first, 2)))
     for rank in range(3):
@@ -320,7 +320,7 @@ class States(IterableLMDBDataset):
             yield self.state_dict()
 
 
-def test_a_worker_says_how_much_of_its_part_it_gave(root: Path) -> None:
+def test_a_workers_state_counts_its_items(root: Path) -> None:
     dataset = States(root / "lmdb", decode=CROP, batch_size=BATCH)
     states = list(loader_of(dataset, 2))
     assert [(s["worker"], s["num_workers"], s["given"]) for s in states] == [
@@ -331,7 +331,7 @@ def test_a_worker_says_how_much_of_its_part_it_gave(root: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [0, 1, 3])
-def test_a_worker_s_loaded_state_is_kept_until_it_reads_on(root: Path, given: int) -> None:
+def test_a_workers_loaded_state_is_kept_until_it_reads(root: Path, given: int) -> None:
     # torchdata asks for it at once: a second stop before this worker's turn must not lose it.
     dataset = States(root / "lmdb", decode=CROP, batch_size=BATCH)
     dataset.load_state_dict({**dataset.state_dict(), "num_workers": 2, "given": given})
@@ -353,7 +353,7 @@ def errors_of(loader: Iterable[Any]) -> list[Exception]:
             found.append(error)
 
 
-def test_a_worker_s_state_needs_as_many_workers(root: Path) -> None:
+def test_a_workers_state_requires_the_same_number_of_workers(root: Path) -> None:
     dataset = new(root / "lmdb")
     state = {**dataset.state_dict(), "worker": 1, "num_workers": 2, "given": 1}
     for num_workers in (0, 1, 3):
@@ -386,7 +386,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(root: Path) ->
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_any_format_is_opened_and_a_named_class_opens_its_own(root: Path, to: str) -> None:
+def test_any_format_is_opened_and_each_class_opens_its_own(root: Path, to: str) -> None:
     expected = by_loader(root / to, 0, shuffle=False)
     found = IterableShardDataset(root / to, decode=CROP, seed=SEED, batch_size=BATCH)
     assert type(found.dataset) is type(open_dataset(root / to))
@@ -396,7 +396,7 @@ def test_any_format_is_opened_and_a_named_class_opens_its_own(root: Path, to: st
             ITERABLE[other](root / to)
 
 
-def test_a_map_style_dataset_brings_its_own_options(root: Path) -> None:
+def test_a_map_style_dataset_keeps_its_own_options(root: Path) -> None:
     source = open_dataset(root / "lmdb", target_transform=lambda label: label + 10, decode="numpy")
     dataset = IterableShardDataset(source)
     assert dataset.dataset is source
@@ -424,14 +424,14 @@ def test_every_dataset_opens_a_split(root: Path) -> None:
         assert opened.path == root / "lmdb"
 
 
-def test_a_directory_is_opened_as_open_dataset_opens_it(root: Path) -> None:
+def test_a_directory_is_opened_as_by_open_dataset(root: Path) -> None:
     given: Any = {"decode": CROP, "jpeg": "fast", "verify": True, "view": 2}
     found = IterableShardDataset(root / "lmdb", None, str, **given).dataset
     assert repr(found) == repr(open_dataset(root / "lmdb", None, str, **given))
     assert found.target_transform is str
 
 
-def test_images_and_labels_are_what_the_options_make_of_them(root: Path) -> None:
+def test_the_options_apply_to_images_and_labels(root: Path) -> None:
     assert {type(image).__name__ for image, _ in IterableShardDataset(root / "lmdb")} == {"Image"}
     sizes = [size for size, _ in IterableShardDataset(root / "lmdb", lambda image: image.size)]
     assert sizes == [image.size for image, _ in open_dataset(root / "lmdb")[:]]
@@ -446,7 +446,7 @@ def test_shuffling_means_the_same_as_for_make_loader(root: Path) -> None:
     assert IterableShardDataset(root / "lmdb").order.shuffle is False
 
 
-def test_what_will_be_read_is_announced_before(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readahead_precedes_reading(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for batch in (None, BATCH):
         dataset = new(root / "webdataset", batch, shuffle=BlockShuffle(rows=2, buffer=6))
         announced: list[int] = []

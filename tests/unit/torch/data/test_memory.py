@@ -77,7 +77,7 @@ def address(block: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_block_is_not_used_again_while_an_alias_is_left(way: str) -> None:
+def test_a_block_is_not_reused_while_an_alias_exists(way: str) -> None:
     pool = BlockPool(4)
     block = pool.new((4, 6))
     block.fill_(7)
@@ -93,7 +93,7 @@ def test_a_block_is_not_used_again_while_an_alias_is_left(way: str) -> None:
     assert address(pool.new((4, 6))) == place  # and at once, without the garbage collector
 
 
-def test_the_order_in_which_aliases_go_does_not_matter() -> None:
+def test_aliases_may_be_freed_in_any_order() -> None:
     for order in itertools.permutations(range(4)):
         pool = BlockPool(8)
         block = pool.new((4, 6))
@@ -151,7 +151,7 @@ TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def test_blocks_let_go_in_other_threads_come_back_and_none_is_shared() -> None:
+def test_blocks_freed_in_other_threads_are_reused_by_one_at_a_time() -> None:
     pool = BlockPool(16)
     wrong: list[int] = []
     places: set[int] = set()
@@ -179,7 +179,7 @@ def test_blocks_let_go_in_other_threads_come_back_and_none_is_shared() -> None:
     assert len(places) <= 12 + 16  # as many as were ever held, and a few kept
 
 
-def test_a_block_whose_last_alias_goes_in_another_thread_comes_back() -> None:
+def test_a_block_freed_in_another_thread_is_reused() -> None:
     pool = BlockPool(1)
     box = [pool.new((2, 2))]
     place = address(box[0])
@@ -189,7 +189,7 @@ def test_a_block_whose_last_alias_goes_in_another_thread_comes_back() -> None:
     assert address(pool.new((2, 2))) == place
 
 
-def test_sizes_do_not_mix_and_shapes_of_one_size_do() -> None:
+def test_blocks_are_reused_by_size_not_shape() -> None:
     pool = BlockPool(2)
     block = pool.new((2, 6))
     place = address(block)
@@ -201,7 +201,7 @@ def test_sizes_do_not_mix_and_shapes_of_one_size_do() -> None:
     assert again.is_contiguous()
 
 
-def test_no_more_free_blocks_are_kept_than_asked_for() -> None:
+def test_the_number_of_free_blocks_is_limited() -> None:
     pool = BlockPool(2)
     blocks = [pool.new((1 << 12,)) for _ in range(5)]
     for block in blocks:
@@ -245,7 +245,7 @@ def test_a_block_may_be_viewed_as_floats() -> None:
 # Blocks whose end the loader decides.
 
 
-def test_owned_blocks_are_written_again_after_release_and_not_before() -> None:
+def test_owned_blocks_are_reused_only_after_release() -> None:
     free: dict[int, list[torch.Tensor]] = {}
     first, second = OwnedBlocks(free), OwnedBlocks(free)
     one, two = first.new((2, 3)), first.new((2, 3))
@@ -256,7 +256,7 @@ def test_owned_blocks_are_written_again_after_release_and_not_before() -> None:
     assert address(second.new((6,))) not in {address(one), address(two), address(other)}
 
 
-def test_releasing_twice_gives_nothing_back_twice() -> None:
+def test_releasing_twice_has_no_effect() -> None:
     free: dict[int, list[torch.Tensor]] = {}
     blocks = OwnedBlocks(free)
     blocks.new((4,))
@@ -271,7 +271,7 @@ def test_releasing_twice_gives_nothing_back_twice() -> None:
 # What is done with the tensors of a batch.
 
 
-def test_map_tensors_keeps_containers_and_all_else() -> None:
+def test_map_tensors_keeps_containers_and_other_values() -> None:
     def double(part: Any) -> Any:
         return part * 2 if isinstance(part, torch.Tensor) else map_tensors(double, part)
 
@@ -294,7 +294,7 @@ def test_map_tensors_keeps_containers_and_all_else() -> None:
 
 
 @pytest.mark.parametrize("empty", [(), [], {}])
-def test_map_tensors_takes_empty_containers(empty: Any) -> None:
+def test_map_tensors_accepts_empty_containers(empty: Any) -> None:
     found = map_tensors(lambda part: part, empty)
     assert found == empty
     assert type(found) is type(empty)
@@ -306,7 +306,7 @@ def test_map_tensors_keeps_the_class_of_a_dict() -> None:
     assert list(found) == ["b", "a"]
 
 
-def test_pin_moves_what_does_not_lie_in_locked_memory_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pin_copies_only_unpinned_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     locked: set[int] = set()
 
     def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -328,7 +328,7 @@ def test_pin_moves_what_does_not_lie_in_locked_memory_yet(monkeypatch: pytest.Mo
     assert found.labels[0].tolist() == [0, 1, 2]
 
 
-def test_new_pinned_asks_for_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_pinned_allocates_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def empty(shape: tuple[int, ...], **options: Any) -> str:
@@ -341,7 +341,7 @@ def test_new_pinned_asks_for_locked_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_001])
-def test_shared_memory_is_shared_and_of_the_size_asked_for(size: int) -> None:
+def test_shared_memory_is_shared_and_has_the_requested_size(size: int) -> None:
     block = new_shared(size)
     assert (block.dtype, block.shape) == (torch.uint8, (size,))
     assert block.is_shared()  # type: ignore[no-untyped-call]

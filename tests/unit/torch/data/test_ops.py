@@ -150,7 +150,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 # The geometry of torchvision.
 
 
-def test_a_central_crop_is_cut_and_padded_as_by_torchvision() -> None:
+def test_a_center_crop_crops_and_pads_like_torchvision() -> None:
     for width in range(1, 9):
         for height in range(1, 9):
             values = pixels(width, height, seed=width)
@@ -161,9 +161,7 @@ def test_a_central_crop_is_cut_and_padded_as_by_torchvision() -> None:
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
 @pytest.mark.parametrize("size", [(20, 20), (33, 51), (64, 10), (90, 100)])
-def test_a_central_crop_of_an_encoded_image_changes_no_pixel(
-    kind: str, size: tuple[int, int]
-) -> None:
+def test_a_center_crop_of_an_encoded_image_is_exact(kind: str, size: tuple[int, int]) -> None:
     image = stored(pixels(51, 40), kind)
     np.testing.assert_array_equal(
         sample(CenterCrop(size), image), centre_crop(decoded(image), size)
@@ -227,7 +225,7 @@ def chi_square(found: npt.ArrayLike, expected: npt.ArrayLike, bins: int = 12) ->
         (60, 60, {"scale": (0.05, 0.2), "ratio": (1.0, 1.0)}),
     ],
 )
-def test_random_crops_are_distributed_as_torchvisions(
+def test_random_crops_have_torchvisions_distribution(
     width: int, height: int, options: dict[str, Any]
 ) -> None:
     op = RandomResizedCrop(8, **options)
@@ -262,13 +260,13 @@ def test_random_crops_are_distributed_as_torchvisions(
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
-def test_flips_come_as_often_as_asked_for(rate: float) -> None:
+def test_flips_have_the_requested_probability(rate: float) -> None:
     op = RandomResizedCrop(8, flip=rate)
     flips = [op.piece(40, 30, Draws(3, row)).flip for row in range(4000)]
     assert abs(np.mean(flips) - rate) <= 4.5 * math.sqrt(rate * (1 - rate) / len(flips))
 
 
-def test_neighbouring_rows_and_epochs_draw_independently() -> None:
+def test_neighboring_rows_and_epochs_draw_independently() -> None:
     op = RandomResizedCrop(8)
     lefts = np.array([[op.piece(500, 400, Draws(k, r)).left for r in range(600)] for k in range(4)])
     assert abs(np.corrcoef(lefts[0, 1:], lefts[0, :-1])[0, 1]) < 0.15
@@ -280,7 +278,7 @@ def test_neighbouring_rows_and_epochs_draw_independently() -> None:
     ("width", "height", "expected"),
     [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10)), (1, 9, (0, 4, 1, 1))],
 )
-def test_where_no_crop_fits_it_is_the_central_one(
+def test_if_no_crop_fits_the_center_is_used(
     width: int, height: int, expected: tuple[int, ...]
 ) -> None:
     op = RandomResizedCrop(8, scale=(2.0, 2.0))  # larger than the image: every attempt fails
@@ -315,7 +313,7 @@ class Around(ImageOp):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_lies_outside_an_image_is_black_however_large_it_is(kind: str) -> None:
+def test_the_area_outside_an_image_is_black(kind: str) -> None:
     for width, height in ((40, 40), (640, 480)):
         image = stored(np.full((height, width, 3), 200, np.uint8), kind)
         found = sample(Around(), image)
@@ -330,7 +328,7 @@ def test_what_lies_outside_an_image_is_black_however_large_it_is(kind: str) -> N
 @pytest.mark.parametrize(
     ("mode", "kind", "size"), pairwise(ops.FILTERS, KINDS, [(37, 37), (64, 20), (150, 190), (1, 1)])
 )
-def test_scaling_is_that_of_interpolate_and_of_pillow(
+def test_scaling_matches_interpolate_and_pillow(
     kind: str, mode: str, size: tuple[int, int]
 ) -> None:
     image = stored(photo(120, 101), kind)
@@ -342,7 +340,7 @@ def test_scaling_is_that_of_interpolate_and_of_pillow(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ops.FILTERS)
-def test_a_random_crop_is_its_piece_scaled_and_mirrored(kind: str, mode: str) -> None:
+def test_a_random_crop_is_its_region_scaled_and_flipped(kind: str, mode: str) -> None:
     image = stored(photo(120, 101), kind)
     whole = decoded(image)
     op = RandomResizedCrop((40, 30), filter=mode, oversample=EXACT)
@@ -359,7 +357,7 @@ def test_a_random_crop_is_its_piece_scaled_and_mirrored(kind: str, mode: str) ->
     assert 5 < flips < 25
 
 
-def test_a_piece_of_the_right_size_is_not_scaled() -> None:
+def test_a_region_of_the_right_size_is_not_scaled() -> None:
     image = stored(pixels(20, 16))
     for flip in (False, True):
         found = Resize(1).render(image, Piece(3, 2, 9, 8, (8, 9), flip), Decoding())
@@ -378,7 +376,7 @@ def test_resize_and_crop_in_one_step_are_within_48_db_of_two(width: int, height:
     assert psnr(found, centre_crop(whole, (224, 224))) > 48
 
 
-def test_resize_and_crop_in_one_step_pad_what_is_missing() -> None:
+def test_resize_and_crop_in_one_step_pad() -> None:
     image = stored(photo(300, 100))
     whole = interpolate(decoded(image), resized(50, 300, 100))
     expected = centre_crop(whole, (80, 80))
@@ -392,7 +390,7 @@ def test_resize_and_crop_in_one_step_pad_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("oversample", [1.0, 2.0])
-def test_a_large_jpeg_is_decoded_reduced_and_never_below_what_is_needed(
+def test_a_large_jpeg_is_decoded_reduced_but_large_enough(
     shapes: list[tuple[int, ...]], oversample: float
 ) -> None:
     image = stored(photo(640, 480), "jpg")
@@ -406,7 +404,7 @@ def test_a_large_jpeg_is_decoded_reduced_and_never_below_what_is_needed(
         assert height / 480 * side >= needed
 
 
-def test_images_are_decoded_whole_where_nothing_is_gained(shapes: list[tuple[int, ...]]) -> None:
+def test_images_are_decoded_fully_if_reducing_saves_nothing(shapes: list[tuple[int, ...]]) -> None:
     whole = (480, 640, 3)
     for kind in ("png", "webp"):
         sample(Resize(16), stored(photo(640, 480), kind))
@@ -425,7 +423,7 @@ def crops(size: int) -> list[Piece]:
 
 @pytest.mark.parametrize(("oversample", "lowest"), [(1.0, 38.0), (2.0, 46.0), (EXACT, 55.0)])
 @pytest.mark.parametrize("mode", ops.FILTERS)
-def test_a_reduced_jpeg_gives_nearly_the_pixels_of_the_whole(
+def test_a_reduced_jpeg_has_nearly_the_pixels_of_the_full_decode(
     oversample: float, lowest: float, mode: str, shapes: list[tuple[int, ...]]
 ) -> None:
     """``lowest`` is the stated tolerance, in dB, for the worst of many crops of a photograph."""
@@ -510,9 +508,7 @@ OPERATIONS = [
 
 @pytest.mark.parametrize("op", OPERATIONS, ids=repr)
 @pytest.mark.parametrize("prefix", ["", "raw-"])
-def test_batches_are_blocks_of_what_single_samples_are(
-    root: Path, op: ImageOp, prefix: str
-) -> None:
+def test_batches_are_blocks_equal_to_single_samples(root: Path, op: ImageOp, prefix: str) -> None:
     rows = [3, 0, -1, 5, 2, 7]  # each once: a row that repeats draws again
     batches = []
     for to in FORMATS:
@@ -536,7 +532,7 @@ def test_batches_are_blocks_of_what_single_samples_are(
     assert torch.equal(batches[0], batches[2])
 
 
-def test_random_crops_depend_on_epoch_seed_and_row_alone(root: Path) -> None:
+def test_random_crops_depend_only_on_epoch_seed_and_row(root: Path) -> None:
     def read(dataset: ShardDataset, epoch: int, seed: int) -> Any:
         dataset.set_epoch(epoch, seed)
         return collate(dataset[:])[0]
@@ -550,14 +546,14 @@ def test_random_crops_depend_on_epoch_seed_and_row_alone(root: Path) -> None:
     assert torch.equal(first, read(pickle.loads(pickle.dumps(again)), 1, 1))
 
 
-def test_a_transform_is_given_chw_tensors_of_its_own(root: Path) -> None:
+def test_a_transform_gets_its_own_chw_tensors(root: Path) -> None:
     plain = open_dataset(root / "hdf5", decode=CenterCrop(24))
     inverted = open_dataset(root / "hdf5", torch.bitwise_not, decode=CenterCrop(24))
     one, other = collate(plain[:])[0], collate(inverted[:])[0]
     assert torch.equal(255 - one, other)
 
 
-def test_images_that_stay_of_different_sizes_come_one_by_one(root: Path) -> None:
+def test_images_of_different_sizes_are_returned_separately(root: Path) -> None:
     dataset = open_dataset(root / "webdataset", decode=Resize(20))
     batch = dataset[:]
     shapes = {tuple(image.shape) for image, _ in batch}
@@ -570,7 +566,7 @@ def test_images_that_stay_of_different_sizes_come_one_by_one(root: Path) -> None
     assert collate(dataset[[4, 4]])[0].shape == (2, *dataset[4][0].shape)
 
 
-def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_image_names_it(tmp_path: Path) -> None:
     files = {f"a/{n}.jpg": jpeg(60, 60, n) for n in range(2)}
     files["a/2.jpg"] = jpeg(60, 60)[:-400]
     make_tree(tmp_path / "photos", files)
@@ -590,7 +586,7 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
         open_dataset(place, decode=RandomResizedCrop(20))[row]
 
 
-def test_an_image_of_another_size_than_the_index_says_is_refused() -> None:
+def test_an_image_with_a_size_other_than_the_indexs_is_refused() -> None:
     for data, kind in ((jpeg(60, 60), "jpg"), (png(60, 60), "png"), (bytes(60 * 60 * 3), "raw")):
         for op in (Resize(10), CenterCrop(10), Resize(10, oversample=EXACT)):
             with pytest.raises(BadImage):

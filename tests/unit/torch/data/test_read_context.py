@@ -83,7 +83,7 @@ def global_state() -> tuple[Any, ...]:
 # The cell.
 
 
-def test_a_cell_begins_unset_and_keeps_what_is_set() -> None:
+def test_a_cell_starts_unset_and_keeps_its_value() -> None:
     cell = EpochCell()
     assert cell.get() is None
     cell.set(0, 0)
@@ -93,7 +93,7 @@ def test_a_cell_begins_unset_and_keeps_what_is_set() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True, torch.tensor([1, 2]), 2**63])
-def test_what_is_no_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
+def test_an_invalid_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
     cell = EpochCell()
     cell.set(2, 1)
     with pytest.raises(UsageError, match="epoch"):
@@ -102,7 +102,7 @@ def test_what_is_no_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> No
 
 
 @pytest.mark.parametrize("seed", [1.5, "3", None])
-def test_what_is_no_seed_is_a_usage_error_and_changes_nothing(seed: Any) -> None:
+def test_an_invalid_seed_is_a_usage_error_and_changes_nothing(seed: Any) -> None:
     cell = EpochCell()
     cell.set(2, 1)
     with pytest.raises(UsageError, match="seed"):
@@ -212,7 +212,7 @@ def test_draws_are_a_function_of_seed_epoch_and_row() -> None:
     assert len(seen) == 45
 
 
-def test_a_loader_s_reading_stands_above_the_cell_and_ends_with_its_block() -> None:
+def test_a_loaders_context_overrides_the_cell_within_its_block() -> None:
     cell = EpochCell()
     cell.set(1, 1)
     own = drawn(Context(cell))
@@ -228,7 +228,7 @@ def test_a_loader_s_reading_stands_above_the_cell_and_ends_with_its_block() -> N
     assert drawn(Context(cell)) == own
 
 
-def test_a_reading_is_that_of_its_thread_alone() -> None:
+def test_a_context_is_thread_local() -> None:
     cell, found = EpochCell(), []
     cell.set(1, 1)
     own = drawn(Context(cell))
@@ -262,7 +262,7 @@ def test_with_an_epoch_no_generator_is_touched() -> None:
     assert global_state() == before
 
 
-def test_an_image_operation_and_a_transform_draw_other_numbers() -> None:
+def test_an_image_operation_and_a_transform_draw_different_numbers() -> None:
     cell = EpochCell()
     cell.set(0, 0)
     context = Context(cell)
@@ -286,7 +286,7 @@ def test_transforms_repeat_with_epoch_seed_and_row(place: Path, transform: Any) 
     assert not torch.equal(read(1, 3, rows), every[rows])
 
 
-def test_the_global_generators_are_left_as_they_were(place: Path) -> None:
+def test_the_global_generators_are_restored(place: Path) -> None:
     total = int(open_dataset(place, decode="torch")[2][0].sum())
     dataset = open_dataset(place, numbers, decode="torch")
     dataset.set_epoch(1)
@@ -306,7 +306,7 @@ def test_reading_without_any_random_operation_draws_nothing(place: Path) -> None
     assert global_state() == before
 
 
-def test_without_an_epoch_ordinary_transforms_draw_as_ever(place: Path) -> None:
+def test_without_an_epoch_ordinary_transforms_draw_as_usual(place: Path) -> None:
     dataset = open_dataset(place, lambda _: random.random(), decode="torch")
     random.seed(3)
     expected = [random.random() for _ in range(ROWS)]
@@ -314,7 +314,7 @@ def test_without_an_epoch_ordinary_transforms_draw_as_ever(place: Path) -> None:
     assert [image for image, _ in dataset[:]] == expected
 
 
-def test_in_several_threads_nobody_seeds_the_global_generators(place: Path) -> None:
+def test_several_threads_do_not_seed_the_global_generators(place: Path) -> None:
     dataset = open_dataset(place, lambda _: random.random(), decode="torch")
     random.seed(3)
     expected = [random.random() for _ in range(ROWS)]
@@ -376,7 +376,7 @@ def test_a_failed_transform_names_the_sample_and_has_its_cause(
 
 
 @pytest.mark.parametrize("engine", ["plain", "process", "thread"])
-def test_a_failed_transform_arrives_from_a_worker(
+def test_a_failed_transform_is_raised_from_a_worker(
     failing: tuple[ShardDataset, str], engine: str
 ) -> None:
     dataset, key = failing
@@ -401,7 +401,7 @@ def test_a_failed_transform_arrives_from_a_worker(
 # Memory and marks.
 
 
-def test_a_block_comes_from_the_loader_only_if_it_is_to_be_shared() -> None:
+def test_a_block_comes_from_the_loader_only_if_shared() -> None:
     asked = []
 
     def allocate(shape: tuple[int, ...]) -> torch.Tensor:
@@ -431,7 +431,7 @@ def is_shared(block: torch.Tensor) -> bool:
     return bool(block.is_shared())  # type: ignore[no-untyped-call]
 
 
-def test_in_a_plain_worker_a_block_lies_in_shared_memory() -> None:
+def test_in_a_plain_worker_a_block_is_in_shared_memory() -> None:
     loader = DataLoader(SharedBlocks(), None, num_workers=1, multiprocessing_context="fork")
     assert list(loader) == [False, True]
 

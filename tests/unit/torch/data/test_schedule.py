@@ -51,7 +51,7 @@ def plain(requests: Iterator[Request]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("batch", [0, -1, True, 1.5, "2", None])
-def test_what_is_no_number_of_samples_is_a_usage_error(batch: Any) -> None:
+def test_an_invalid_number_of_samples_is_a_usage_error(batch: Any) -> None:
     with pytest.raises(UsageError, match="batch_size="):
         BatchSchedule(Order(size=5), batch, RankShard(rank=0, world_size=1))
 
@@ -63,7 +63,7 @@ def test_what_is_no_number_of_samples_is_a_usage_error(batch: Any) -> None:
     st.sampled_from(["drop", "pad", "exact"]),
     st.sampled_from([False, True, BlockShuffle(rows=2, buffer=6)]),
 )
-def test_requests_of_all_ranks_are_the_order_of_the_epoch(
+def test_requests_of_all_ranks_follow_the_order_of_the_epoch(
     size: int, batch: int, world_size: int, remainder: str, shuffle: bool | BlockShuffle
 ) -> None:
     ranks = schedules(world_size, batch, remainder, size=size, shuffle=shuffle, seed=3)
@@ -109,7 +109,7 @@ def test_the_first_batch_costs_no_more_in_a_large_dataset() -> None:
     assert request.consumed == 5 * 10**11 + 64
 
 
-def test_a_request_announces_what_the_order_foresees_for_its_own_samples() -> None:
+def test_a_request_reads_ahead_for_its_own_samples() -> None:
     for schedule in schedules(2, 4, "pad", size=63, shuffle=BlockShuffle(rows=4, buffer=16)):
         start = schedule.rank_shard.rank * 4
         for request in schedule.requests(2):
@@ -121,7 +121,7 @@ def test_a_request_announces_what_the_order_foresees_for_its_own_samples() -> No
                 break
 
 
-def test_padding_may_fill_a_batch_and_is_never_more() -> None:
+def test_padding_never_exceeds_a_batch() -> None:
     every = [list(schedule.requests(0)) for schedule in schedules(5, 3, "pad", size=2)]
     assert [[(r.rows.tolist(), r.padding) for r in own] for own in every] == [
         [([0], 0)],
@@ -139,7 +139,7 @@ def test_an_empty_dataset_has_no_batches() -> None:
             assert (len(schedule), schedule.samples, list(schedule.requests(0))) == (0, 0, [])
 
 
-def test_the_rank_is_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_comes_from_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "5")
     order = Order(size=12)
@@ -244,7 +244,9 @@ def reads_all(resume: ResumeState) -> None:
         ([loads(4, SIZE), reads_all], (6, 0)),
     ],
 )
-def test_an_iteration_begins_where_it_should(deeds: list[Deed], expected: tuple[int, int]) -> None:
+def test_an_iteration_starts_at_the_right_position(
+    deeds: list[Deed], expected: tuple[int, int]
+) -> None:
     resume = a_resume_state()
     for deed in deeds:
         deed(resume)
@@ -258,7 +260,7 @@ def test_restart_reads_all_of_an_epoch_even_if_it_was_loaded() -> None:
     assert begins(resume) == (4, 0)
 
 
-def test_the_epoch_is_the_one_being_read_or_the_one_that_comes() -> None:
+def test_the_epoch_is_the_current_or_the_next_one() -> None:
     resume = a_resume_state()
     assert resume.epoch == 0
     run = resume.begin()
@@ -277,7 +279,7 @@ def test_the_epoch_is_the_one_being_read_or_the_one_that_comes() -> None:
     assert resume.epoch == 4
 
 
-def test_a_state_says_what_was_given_out_and_takes_another_run_there() -> None:
+def test_a_state_moves_another_run_to_the_same_position() -> None:
     resume = a_resume_state()
     assert resume.state() == state(0, 0)
     run = resume.begin()
@@ -295,7 +297,7 @@ def test_a_state_says_what_was_given_out_and_takes_another_run_there() -> None:
 @pytest.mark.parametrize(
     "overtake", [ResumeState.begin, sets(0), sets(3), loads(4, 6), lambda p: p.restart(0)]
 )
-def test_an_iteration_that_was_overtaken_changes_nothing_more(overtake: Deed) -> None:
+def test_a_superseded_iteration_changes_nothing(overtake: Deed) -> None:
     resume = a_resume_state()
     run = resume.begin()
     resume.advance(run, 3)
@@ -306,7 +308,7 @@ def test_an_iteration_that_was_overtaken_changes_nothing_more(overtake: Deed) ->
     assert (resume.state(), resume.epoch) == expected
 
 
-def test_what_cannot_be_divided_does_not_hold_an_epoch_open() -> None:
+def test_an_indivisible_rest_does_not_keep_an_epoch_open() -> None:
     # 2 ranks drop the last of 11 samples, and drop_last a smaller step.
     odd = ResumeState(range(SIZE), a_schedule(batch=1, rank_shard={"rank": 0, "world_size": 2}))
     odd.load(state(4, 10))
@@ -321,7 +323,7 @@ def test_what_cannot_be_divided_does_not_hold_an_epoch_open() -> None:
         assert (exact.epoch, begins(exact)) == (4, (4, 10))
 
 
-def test_epochs_of_an_empty_dataset_pass() -> None:
+def test_epochs_of_an_empty_dataset_advance() -> None:
     resume = a_resume_state(size=0)
     for epoch in range(3):
         run = resume.begin()
@@ -330,7 +332,7 @@ def test_epochs_of_an_empty_dataset_pass() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None, np.float64(1)])
-def test_what_is_no_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
+def test_an_invalid_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
     resume = a_resume_state()
     resume.load(state(4, 6))
     with pytest.raises(UsageError, match="is not an integer from 0 on"):
@@ -356,7 +358,7 @@ def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
         ({"seed": -(2**63)}, {"seed": -(2**63)}),
     ],
 )
-def test_the_way_of_shuffling_and_the_seed_belong_to_a_state(
+def test_a_state_includes_the_shuffle_and_the_seed(
     options: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     resume = a_resume_state(**options)
@@ -370,7 +372,7 @@ def test_the_way_of_shuffling_and_the_seed_belong_to_a_state(
 
 
 @pytest.mark.parametrize("other", [1, 4, SIZE])
-def test_batches_and_ranks_do_not_belong_to_a_state(other: int) -> None:
+def test_a_state_excludes_batch_size_and_ranks(other: int) -> None:
     resume = a_resume_state(
         batch=other, rank_shard={"rank": 1, "world_size": 2, "remainder": "pad"}
     )
@@ -378,7 +380,7 @@ def test_batches_and_ranks_do_not_belong_to_a_state(other: int) -> None:
     assert begins(resume) == (4, 6)
 
 
-def test_the_state_of_one_worker_s_part_is_not_that_of_a_run() -> None:
+def test_the_state_of_a_worker_is_not_the_state_of_a_run() -> None:
     resume = a_resume_state()
     resume.load(state(2, 3))
     part = state(4, 6, worker=1, num_workers=2, given=1)
@@ -431,13 +433,13 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     assert begins(resume) == (2, 3)
 
 
-def test_a_refused_state_says_what_may_differ() -> None:
+def test_the_error_for_a_state_lists_what_may_differ() -> None:
     with pytest.raises(StateMismatch, match="ranks, workers, engine and batch size may differ"):
         a_resume_state().load(state(4, 6, seed=1))
 
 
 @pytest.mark.parametrize("rubbish", [None, 3, "state", [], {}, [("epoch", 1)], {"epoch": 1}])
-def test_rubbish_is_refused_as_no_state(rubbish: Any) -> None:
+def test_garbage_is_refused_as_a_state(rubbish: Any) -> None:
     with pytest.raises(StateMismatch, match="this is not the state of a shardkit loader"):
         a_resume_state().load(rubbish)
 
@@ -451,9 +453,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_dataset_is_known_by_its_manifest_wherever_it_lies_and_however_it_is_opened(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_dataset_is_identified_by_its_manifest(root: Path, tmp_path: Path) -> None:
     dataset = open_dataset(root / "one/lmdb")
     shutil.copytree(root / "one/lmdb", tmp_path / "copy")
     copy = open_dataset(tmp_path / "copy", str, str, "numpy", verify=False)
@@ -464,7 +464,7 @@ def test_a_dataset_is_known_by_its_manifest_wherever_it_lies_and_however_it_is_o
     assert len(known) == 6
 
 
-def test_subsets_and_chains_are_known_by_their_parts(root: Path) -> None:
+def test_subsets_and_chains_are_identified_by_their_parts(root: Path) -> None:
     one, other = (open_dataset(root / name / "lmdb") for name in ("one", "other"))
     every = [
         one,
@@ -484,14 +484,14 @@ def test_subsets_and_chains_are_known_by_their_parts(root: Path) -> None:
     assert len({fingerprint(dataset) for dataset in every}) == len(every)
 
 
-def test_the_same_rows_make_the_same_subset_in_whatever_they_are_kept(root: Path) -> None:
+def test_the_same_rows_are_the_same_subset_in_any_container(root: Path) -> None:
     dataset = open_dataset(root / "one/lmdb")
     kinds: list[Any] = [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3], np.int32)]
     kinds.append(torch.tensor([1, 2, 3]))
     assert len({fingerprint(Subset(dataset, kind)) for kind in kinds}) == 1
 
 
-def test_of_any_other_dataset_type_and_length_are_known() -> None:
+def test_other_datasets_are_identified_by_type_and_length() -> None:
     assert fingerprint(range(8)) == "range of 8"
     assert fingerprint([1]) == "list of 1"
     numbers: Any = [1, 2, 3]

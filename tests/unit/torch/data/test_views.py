@@ -68,14 +68,14 @@ def test_views_draw_differently_and_each_repeats(path: Path) -> None:
 
 
 @pytest.mark.parametrize("view", [-1, 1.5, True, "1"])
-def test_what_is_no_view_is_refused(path: Path, view: Any) -> None:
+def test_an_invalid_view_is_refused(path: Path, view: Any) -> None:
     with pytest.raises(UsageError, match="view"):
         open_dataset(path, view=view)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("transform", [None, numbers])
-def test_a_row_that_repeats_draws_again_the_same_in_every_engine(
+def test_a_repeated_row_draws_the_same_in_every_engine(
     path: Path, engine: tuple[str, int], transform: Any
 ) -> None:
     dataset = open_dataset(path, transform, decode=CROP)
@@ -88,13 +88,13 @@ def test_a_row_that_repeats_draws_again_the_same_in_every_engine(
     assert set(epoch_of(dataset)) < set(found)  # the first of equal rows draws as ever
 
 
-def test_a_part_without_repeats_draws_as_the_whole_does(path: Path) -> None:
+def test_a_subset_without_repeats_draws_like_its_dataset(path: Path) -> None:
     dataset = open_dataset(path, decode=CROP)
 
     assert set(epoch_of(Subset(dataset, range(3, 9)))) < set(epoch_of(dataset))
 
 
-def test_a_resumed_run_draws_the_same_for_rows_that_repeat(path: Path) -> None:
+def test_a_resumed_run_draws_the_same_for_repeated_rows(path: Path) -> None:
     rows = Subset(open_dataset(path, decode=CROP), [0, 1, 0, 2, 0, 1] * 3)
     every = list(itertools.chain(*prints_of(make_loader(rows, 4, shuffle=True, seed=1))))
     loader = make_loader(rows, 4, shuffle=True, seed=1)
@@ -130,7 +130,7 @@ class Reversed(Dataset[Any]):
         return self._dataset[len(self) - 1 - row]
 
 
-def test_parts_of_many_kinds_come_in_their_places(path: Path) -> None:
+def test_nested_datasets_keep_their_positions(path: Path) -> None:
     one, other = (open_dataset(path.parent / to, decode=CROP) for to in ("lmdb", "hdf5"))
     mixed: Any = ConcatDataset([Subset(one, [4, -1, 4]), Reversed(other), Subset(other, range(5))])
     loader = make_loader(mixed, len(mixed), options=LoaderOptions(with_rows=True, num_workers=0))
@@ -168,7 +168,7 @@ def test_repeats_are_counted_by_record_and_view(path: Path) -> None:
     assert counted(Subset(ConcatDataset([one, same]), [])) is None
 
 
-def test_a_sampler_warns_of_rows_that_a_plain_loader_draws_alike(path: Path) -> None:
+def test_a_sampler_warns_of_rows_that_draw_the_same(path: Path) -> None:
     dataset = open_dataset(path, decode=CROP)
     twice: Any = ConcatDataset([dataset, dataset])
 
@@ -193,7 +193,7 @@ def sampled(dataset: Any, batch: int = 4, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_sampler_s_rows_repeat_with_seed_and_epoch_and_each_draws_anew(
+def test_a_samplers_rows_repeat_with_seed_and_epoch_and_draw_separately(
     path: Path, num_workers: int
 ) -> None:
     dataset = open_dataset(path, decode=CROP)
@@ -255,7 +255,7 @@ def test_samplers_that_cannot_be_divided_or_repeated_are_refused(
 
 
 @pytest.mark.parametrize("rows", [[0, 1.5], [[0, 1]], [ROWS], [-1], ["a"], [True]])
-def test_what_is_no_row_of_a_sampler_is_refused(path: Path, rows: list[Any]) -> None:
+def test_invalid_rows_of_a_sampler_are_refused(path: Path, rows: list[Any]) -> None:
     with pytest.raises(UsageError, match=r"sampler= must give .* integers from 0 to 22"):
         next(iter(sampled(open_dataset(path, decode=CROP), sampler=rows)))
 

@@ -47,7 +47,7 @@ def test_the_exception_and_its_causes_arrive_with_the_worker_s_traceback() -> No
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_what_cannot_travel_arrives_as_its_type_and_message(local: bool) -> None:
+def test_an_unpicklable_exception_arrives_as_its_type_and_message(local: bool) -> None:
     class Local(Exception):
         pass
 

@@ -273,7 +273,7 @@ def hang_at_once(image: Any) -> Any:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("action", EXCEPTIONS, ids=lambda action: action.__name__)
 @pytest.mark.parametrize("method", METHODS)
-def test_an_exception_in_a_transform_names_the_sample_and_tells_what_happened(
+def test_an_exception_in_a_transform_names_the_sample_and_the_cause(
     place: Path, tmp_path: Path, load: Load, method: str, action: Callable[[], None]
 ) -> None:
     dataset = open_dataset(place, At(place, tmp_path, action), decode="numpy")
@@ -337,9 +337,7 @@ class Raises(Dataset[int]):
     ],
     ids=repr,
 )
-def test_what_a_dataset_of_somebody_else_raises_arrives_with_its_type(
-    load: Load, raised: BaseException
-) -> None:
+def test_an_exception_of_another_dataset_keeps_its_type(load: Load, raised: BaseException) -> None:
     error, count = failure_of(load(Raises(raised)))
     assert type(error) is type(raised)
     assert str(raised.args[-1]) in str(error)
@@ -353,14 +351,12 @@ def test_an_exception_that_ends_iterators_does_not_end_the_epoch_quietly(load: L
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("raised", [SystemExit(5), SystemExit()], ids=repr)
-def test_a_dataset_of_somebody_else_that_exits_is_an_error(
-    load: Load, raised: BaseException
-) -> None:
+def test_another_dataset_that_exits_is_an_error(load: Load, raised: BaseException) -> None:
     error, _ = failure_of(load(Raises(raised)))
     assert isinstance(error, Exception)
 
 
-def test_a_damaged_record_arrives_as_what_it_is(tmp_path: Path, load: Load) -> None:
+def test_a_damaged_record_keeps_its_error_type(tmp_path: Path, load: Load) -> None:
     place = make_plain(tmp_path)
     dataset = open_dataset(place, decode="torch")
     shard = place / dataset.manifest.shards[BAD // 4].name
@@ -375,7 +371,7 @@ def test_a_damaged_record_arrives_as_what_it_is(tmp_path: Path, load: Load) -> N
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("what", ["transform", "collate"])
 @pytest.mark.slow
-def test_what_cannot_be_sent_to_workers_is_refused_at_once(
+def test_an_unpicklable_dataset_is_refused_at_once(
     place: Path, load: Load, method: str, what: str
 ) -> None:
     def inside(given: Any) -> Any:
@@ -390,7 +386,7 @@ def test_what_cannot_be_sent_to_workers_is_refused_at_once(
     assert_usable(load(dataset, start_method="fork", collate_fn=chosen))
 
 
-def test_a_loader_that_nobody_holds_ends_its_workers(
+def test_a_garbage_collected_loader_ends_its_workers(
     place: Path, tmp_path: Path, load: Load
 ) -> None:
     options = LoaderOptions(engine="process", num_workers=2, start_method="fork")
@@ -426,7 +422,7 @@ def no_room(size: int) -> torch.Tensor:
     raise RuntimeError(f"unable to allocate shared memory of {size} bytes")
 
 
-def test_no_room_in_shared_memory_is_an_error_in_the_main_process(
+def test_lack_of_shared_memory_is_an_error_in_the_main_process(
     place: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (memory, ring):
@@ -570,7 +566,7 @@ def test_workers_end_when_the_main_process_is_killed(run: Run) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.slow
-def test_a_script_without_a_guard_is_told_what_it_lacks(run: Run, method: str) -> None:
+def test_an_unguarded_script_gets_the_remedy(run: Run, method: str) -> None:
     script = run(guard="", use="list(batches)", options=f"start_method={method!r}")
     code, told = script.end()
     assert code == 1
@@ -637,7 +633,7 @@ def test_a_full_shared_memory_is_an_error_in_the_main_process(
 @can_mount
 @pytest.mark.timeout(120)
 @pytest.mark.slow
-def test_where_shared_memory_is_small_the_choice_is_threads(place: Path, run: Run) -> None:
+def test_threads_are_chosen_if_shared_memory_is_small(place: Path, run: Run) -> None:
     script = run(
         *SMALL_MEMORY,
         dataset=f"open_dataset({str(place)!r}, lambda i: torch.zeros(9), None, 'numpy')",
@@ -652,7 +648,7 @@ def test_where_shared_memory_is_small_the_choice_is_threads(place: Path, run: Ru
 
 @pytest.mark.timeout(120)
 @pytest.mark.slow
-def test_too_few_descriptors_are_an_error_or_a_warning(run: Run) -> None:
+def test_too_few_file_file_descriptors_are_an_error_or_a_warning(run: Run) -> None:
     """All batches are kept, and each has a descriptor: more than this process may have."""
     use = (
         "import resource; limit = len(os.listdir('/proc/self/fd')) + 16; "

@@ -82,7 +82,7 @@ def by_hand(path: Path, epoch: int) -> list[Any]:
     ("read_before", "persistent", "method", "to"),
     pairwise([False, True], [False, True], ["fork", "forkserver"], FORMATS),
 )
-def test_workers_give_the_batches_of_an_epoch_however_they_were_started(
+def test_workers_give_the_same_epoch_with_any_start_method(
     root: Path, to: str, method: str, persistent: bool, read_before: bool
 ) -> None:
     dataset = open_dataset(root / to, decode=CROP)
@@ -99,7 +99,7 @@ def test_workers_give_the_batches_of_an_epoch_however_they_were_started(
 
 @pytest.mark.parametrize("read_before", [False, True])
 @pytest.mark.slow
-def test_spawned_workers_give_them_too(root: Path, read_before: bool) -> None:
+def test_spawned_workers_give_the_same_epoch(root: Path, read_before: bool) -> None:
     every: ConcatDataset[Any] = ConcatDataset(
         [open_dataset(root / to, decode=CROP) for to in FORMATS]
     )
@@ -196,7 +196,7 @@ def test_ordinary_random_transforms_repeat_for_any_workers(root: Path) -> None:
         assert len(set(column.tolist())) == 2 * ROWS
 
 
-def test_other_seeds_and_a_named_epoch_decide_what_is_drawn(root: Path) -> None:
+def test_seed_and_epoch_determine_random_draws(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", three_numbers)
 
     def drawn(seed: int, epoch: int) -> torch.Tensor:
@@ -211,7 +211,7 @@ def test_other_seeds_and_a_named_epoch_decide_what_is_drawn(root: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [*CREWS, LoaderOptions(engine="thread", num_workers=2)])
-def test_an_epoch_leaves_the_global_generators_of_this_process_alone(
+def test_an_epoch_leaves_the_global_generators_of_this_process_only(
     root: Path, options: LoaderOptions
 ) -> None:
     transform = three_numbers if options.engine == "process" or not options.num_workers else noisy
@@ -236,7 +236,7 @@ def mixed(samples: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_what_a_collate_function_draws_repeats_in_no_rank_worker_or_epoch(
+def test_a_collate_function_draws_differently_in_each_rank_worker_and_epoch(
     root: Path, num_workers: int
 ) -> None:
     dataset = open_dataset(root / "hdf5", decode=CROP)
@@ -348,7 +348,7 @@ def test_a_dataset_that_draws_by_itself_repeats_for_any_workers() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_dataset_that_draws_by_itself_draws_anew_in_each_epoch(persistent: bool) -> None:
+def test_a_dataset_that_draws_by_itself_draws_again_in_each_epoch(persistent: bool) -> None:
     first, second = epochs_of(OwnRandom(), in_processes(2, persistent_workers=persistent))
     one, two = ({float(v) for batch in epoch for v in batch[:, 3]} for epoch in (first, second))
     assert len(one) == len(two) == ROWS
@@ -418,7 +418,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
 @pytest.mark.slow
-def test_a_run_goes_on_in_a_process_that_never_saw_its_beginning(root: Path, engine: str) -> None:
+def test_a_run_resumes_in_a_new_process(root: Path, engine: str) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     with closing(make_loader(dataset, BATCH, shuffle=True, seed=SEED)) as loader:
         assert len(list(itertools.islice(loader, 7))) == 7
@@ -442,7 +442,7 @@ class Slow:
         return row
 
 
-def test_what_a_break_left_behind_is_waited_for_by_the_next_epoch(
+def test_the_next_epoch_waits_for_abandoned_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "_POLL_SECONDS", 0.05)
@@ -456,9 +456,7 @@ def test_what_a_break_left_behind_is_waited_for_by_the_next_epoch(
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.slow
-def test_a_worker_that_ends_with_a_lock_in_its_hand_holds_nobody_up(
-    root: Path, dropped: bool
-) -> None:
+def test_a_worker_that_dies_with_a_lock_blocks_nobody(root: Path, dropped: bool) -> None:
     """SIGTERM may come while a worker looks whether it is to end; the lock of that stays locked."""
     dataset = open_dataset(root / "lmdb", decode=CROP)
     loader = make_loader(dataset, BATCH, options=LoaderOptions(engine="process", num_workers=1))
@@ -552,7 +550,7 @@ print(status, rows == list(range(16)), list(map(len, loader)) == [2] * 8)
     [("thread", "persistent"), ("process", "persistent"), ("process", "short")],
 )
 @pytest.mark.slow
-def test_a_fork_cannot_continue_its_parents_iterator_and_leaves_it_alone(
+def test_a_fork_cannot_continue_its_parents_iterator_and_leaves_it_only(
     tmp_path: Path, engine: str, lifetime: str
 ) -> None:
     script = tmp_path / "script.py"

@@ -80,9 +80,7 @@ def run(folder: Path, code: str, how: str) -> tuple[str, str]:
 @pytest.mark.parametrize("use", [ALONE, PROGRESS], ids=["alone", "progress"])
 @pytest.mark.parametrize("how", ["stdin", "script"])
 @pytest.mark.slow
-def test_workers_are_forked_where_nothing_can_break(
-    tmp_path: Path, code: str, how: str, use: str
-) -> None:
+def test_workers_are_forked_if_that_is_safe(tmp_path: Path, code: str, how: str, use: str) -> None:
     told, warned = run(tmp_path, code + use, how)
 
     assert told == f"{ROWS} {ROWS} process"
@@ -100,7 +98,7 @@ def test_workers_are_forked_where_nothing_can_break(
     ],
 )
 @pytest.mark.slow
-def test_threads_are_used_where_workers_cannot_start(
+def test_threads_are_used_if_workers_cannot_start(
     tmp_path: Path, code: str, how: str, use: str, reason: str
 ) -> None:
     told, warned = run(tmp_path, code + use, how)
@@ -113,9 +111,7 @@ def test_threads_are_used_where_workers_cannot_start(
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_processes_that_were_asked_for_are_refused_with_the_remedy(
-    tmp_path: Path, code: str
-) -> None:
+def test_requested_processes_that_cannot_start_are_refused(tmp_path: Path, code: str) -> None:
     use = """
     try:
         count(loader(engine="process"))

@@ -55,7 +55,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     ],
     ids=str,
 )
-def test_a_wrong_option_is_refused_with_its_name_its_value_and_what_is_known(
+def test_the_error_for_a_wrong_option_lists_name_value_and_choices(
     wrong: dict[str, Any], parts: list[str]
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -75,19 +75,19 @@ def test_a_wrong_option_is_refused_with_its_name_its_value_and_what_is_known(
     ],
     ids=str,
 )
-def test_options_at_the_edge_are_taken(right: dict[str, Any]) -> None:
+def test_extreme_options_are_accepted(right: dict[str, Any]) -> None:
     options = LoaderOptions(**right)
     assert {name: getattr(options, name) for name in right} == right
 
 
-def test_options_do_not_change() -> None:
+def test_options_are_immutable() -> None:
     options = LoaderOptions()
     for field in dataclasses.fields(options):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(options, field.name, getattr(options, field.name))
 
 
-def test_options_are_given_by_name() -> None:
+def test_options_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         LoaderOptions(None)  # type: ignore[call-arg]
 
@@ -114,7 +114,7 @@ def test_every_option_is_documented() -> None:
     ],
     ids=str,
 )
-def test_what_was_left_open_is_filled_in(
+def test_missing_options_get_defaults(
     given: dict[str, Any], num_workers: int, thread: int, process: int
 ) -> None:
     found = LoaderOptions(**given).resolved(given.get("num_workers", num_workers), pinned=False)
@@ -125,14 +125,14 @@ def test_what_was_left_open_is_filled_in(
 
 @pytest.mark.parametrize("asked", [None, True, False])
 @pytest.mark.parametrize("accelerator", [True, False])
-def test_memory_is_pinned_as_asked_or_if_there_is_an_accelerator(
+def test_memory_is_pinned_as_requested_or_with_an_accelerator(
     asked: bool | None, accelerator: bool
 ) -> None:
     found = LoaderOptions(pin_memory=asked).resolved(2, pinned=accelerator)
     assert found.pinned is (accelerator and asked is not False)
 
 
-def test_the_default_is_the_processors_of_this_process_divided_among_its_ranks(
+def test_the_default_is_the_cpus_divided_among_local_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(preflight, "usable_cpus", lambda: 7)
@@ -161,7 +161,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere fork is not safe")
-def test_a_process_that_is_alone_forks(alone: pytest.MonkeyPatch) -> None:
+def test_a_single_threaded_process_forks(alone: pytest.MonkeyPatch) -> None:
     assert chosen() == "fork"
 
 
@@ -175,12 +175,12 @@ def test_a_process_that_uses_cuda_does_not_fork(alone: pytest.MonkeyPatch) -> No
     assert chosen() == "forkserver"
 
 
-def test_another_system_does_not_fork(alone: pytest.MonkeyPatch) -> None:
+def test_other_systems_do_not_fork(alone: pytest.MonkeyPatch) -> None:
     alone.setattr(sys, "platform", "darwin")
     assert chosen() == "forkserver"
 
 
-def test_where_there_is_no_fork_server_workers_are_spawned(alone: pytest.MonkeyPatch) -> None:
+def test_without_a_fork_server_workers_are_spawned(alone: pytest.MonkeyPatch) -> None:
     alone.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert chosen() == "spawn"
     with pytest.raises(UsageError, match=r"start_method='fork' is unknown here; known: spawn"):
@@ -188,17 +188,17 @@ def test_where_there_is_no_fork_server_workers_are_spawned(alone: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("asked", ["fork", "forkserver", "spawn"])
-def test_a_start_method_that_is_asked_for_is_taken(alone: pytest.MonkeyPatch, asked: str) -> None:
+def test_a_requested_start_method_is_used(alone: pytest.MonkeyPatch, asked: str) -> None:
     alone.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread()])
     assert chosen(start_method=asked) == asked
 
 
 @pytest.mark.parametrize("asked", START_METHODS)
-def test_without_workers_no_process_begins(asked: str) -> None:
+def test_without_workers_no_process_starts(asked: str) -> None:
     assert chosen(start_method=asked, num_workers=0) is None
 
 
-def test_what_a_fork_leaves_running_is_seen() -> None:
+def test_threads_that_prevent_a_fork_are_detected() -> None:
     release = threading.Event()
     thread = threading.Thread(target=release.wait)
     thread.start()
@@ -226,7 +226,7 @@ def test_the_fork_server_loads_torch_once(server: Any) -> None:
     assert server._preload_modules == ["__main__", "torch", "shardkit.torch.loader"]
 
 
-def test_what_its_user_has_the_fork_server_load_stays(server: Any) -> None:
+def test_the_users_fork_server_preload_is_kept(server: Any) -> None:
     multiprocessing.set_forkserver_preload(["json"])
     workers.preload()
     assert server._preload_modules == ["json"]
@@ -249,7 +249,7 @@ def large(samples: Any) -> Any:
 
 @pytest.mark.usefixtures("_same_strategy_after")
 @pytest.mark.parametrize("strategy", ["file_system", "file_descriptor"])
-def test_a_sharing_strategy_holds_at_both_ends(tmp_path: Path, strategy: str) -> None:
+def test_a_sharing_strategy_applies_in_both_processes(tmp_path: Path, strategy: str) -> None:
     place = make_dataset(make_folder(tmp_path / "photos", each=8), tmp_path / "made")
     for dataset, collate in ((open_dataset(place, decode="bytes"), list), (range(16), large)):
         here = make_loader(dataset, 4, options=LoaderOptions(num_workers=0, collate_fn=collate))

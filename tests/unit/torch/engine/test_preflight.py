@@ -111,7 +111,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         ("2.5", 12),
     ],
 )
-def test_processors_are_divided_among_the_ranks_of_a_machine(
+def test_cpus_are_divided_among_the_ranks_of_a_machine(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, ranks: str | None, expected: int
 ) -> None:
     machine.set(processors=12)
@@ -120,7 +120,7 @@ def test_processors_are_divided_among_the_ranks_of_a_machine(
     assert default_workers() == expected
 
 
-def test_a_loader_takes_as_many_workers_as_there_are_processors(
+def test_a_loader_uses_one_worker_per_cpu(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, dataset: ShardDataset
 ) -> None:
     machine.set(processors=6)
@@ -150,7 +150,7 @@ def with_transforms(
 
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes", CenterCrop(8)])
-def test_a_dataset_of_shardkit_alone_needs_no_processes(place: Path, decode: Any) -> None:
+def test_a_plain_shardkit_dataset_needs_no_processes(place: Path, decode: Any) -> None:
     assert why_processes(with_transforms(place, decode=decode)) is None
     assert why_processes(with_transforms(place, careful, decode=decode)) is None
     assert why_processes(with_transforms(place, careful, careful, decode)) is None
@@ -166,7 +166,7 @@ def test_a_dataset_of_shardkit_alone_needs_no_processes(place: Path, decode: Any
         (np.asarray, "asarray"),
     ],
 )
-def test_a_transform_asks_for_processes_and_is_named(
+def test_a_transform_requires_processes_and_is_named(
     place: Path, transform: Callable[..., Any], name: str
 ) -> None:
     reason = why_processes(with_transforms(place, transform))
@@ -175,7 +175,7 @@ def test_a_transform_asks_for_processes_and_is_named(
     assert reason == f"the target_transform {name} may hold the GIL"
 
 
-def test_what_is_wrapped_counts(place: Path, dataset: ShardDataset) -> None:
+def test_wrapped_datasets_count(place: Path, dataset: ShardDataset) -> None:
     bad = with_transforms(place, slow)
     wrapped: Any
     for wrapped in (
@@ -187,7 +187,7 @@ def test_what_is_wrapped_counts(place: Path, dataset: ShardDataset) -> None:
     assert why_processes(ConcatDataset([dataset, Subset(dataset, [1])])) is None
 
 
-def test_a_dataset_of_others_asks_for_processes_and_is_named(dataset: ShardDataset) -> None:
+def test_another_dataset_requires_processes_and_is_named(dataset: ShardDataset) -> None:
     foreign: list[Dataset[Any]] = [
         TensorDataset(torch.zeros(3)),
         StackDataset(dataset, dataset),
@@ -213,19 +213,21 @@ def test_a_dataset_of_others_asks_for_processes_and_is_named(dataset: ShardDatas
         (Resize(10), None, 600 * 3),
     ],
 )
-def test_the_size_of_a_batch_is_foreseen(
+def test_the_size_of_a_batch_is_estimated(
     place: Path, decode: Any, transform: Any, each: int
 ) -> None:
     assert batch_bytes(with_transforms(place, transform, decode=decode), 7) == 7 * each
 
 
-def test_the_largest_part_gives_the_size_of_a_batch(place: Path, dataset: ShardDataset) -> None:
+def test_the_largest_part_determines_the_size_of_a_batch(
+    place: Path, dataset: ShardDataset
+) -> None:
     small = with_transforms(place, decode=CenterCrop(4))
     assert batch_bytes(ConcatDataset([small, Subset(dataset, [1])]), 2) == 2 * 1800
     assert batch_bytes(Subset(small, [1]), 2) == 2 * 48
 
 
-def test_the_size_of_what_is_not_known_is_not_guessed(place: Path, dataset: ShardDataset) -> None:
+def test_an_unknown_size_is_not_guessed(place: Path, dataset: ShardDataset) -> None:
     foreign = TensorDataset(torch.zeros(3))
     empty = open_dataset(place / "test", decode="torch")
     assert len(empty) == 0
@@ -234,7 +236,7 @@ def test_the_size_of_what_is_not_known_is_not_guessed(place: Path, dataset: Shar
         assert batch_bytes(each, 8) is None
 
 
-def test_shared_memory_is_enough_or_the_message_says_how_to_have_more(machine: Machine) -> None:
+def test_a_lack_of_shared_memory_has_a_remedy(machine: Machine) -> None:
     machine.set(free=40_960_000)
     assert shared_memory_problem(40_960_000) is None
     assert shared_memory_problem(0) is None
@@ -244,7 +246,7 @@ def test_shared_memory_is_enough_or_the_message_says_how_to_have_more(machine: M
     assert set(machine.asked) == {SHARED_MEMORY}
 
 
-def test_a_system_without_dev_shm_has_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_dev_shm_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: str) -> Any:
         raise FileNotFoundError(path)
 
@@ -252,7 +254,7 @@ def test_a_system_without_dev_shm_has_no_problem(monkeypatch: pytest.MonkeyPatch
     assert shared_memory_problem(2**50) is None
 
 
-def test_descriptors_are_enough_with_some_to_spare_or_the_message_says_so(
+def test_a_lack_of_file_file_descriptors_is_reported(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.set(files=256)
@@ -265,7 +267,7 @@ def test_descriptors_are_enough_with_some_to_spare_or_the_message_says_so(
     assert descriptor_problem(2**40) is None
 
 
-def test_the_soft_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_soft_limit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def getrlimit(which: int) -> tuple[int, int]:
@@ -286,7 +288,7 @@ def choice(dataset: Any, **options: Any) -> tuple[str, str]:
     return loader.engine, loader.reason
 
 
-def test_auto_takes_threads_where_nothing_holds_the_gil(
+def test_auto_uses_threads_if_nothing_holds_the_gil(
     machine: Machine, place: Path, dataset: ShardDataset
 ) -> None:
     for each in (dataset, with_transforms(place, careful), Subset(dataset, [0, 1])):
@@ -295,7 +297,7 @@ def test_auto_takes_threads_where_nothing_holds_the_gil(
     assert choice(dataset)[0] == "thread"
 
 
-def test_auto_takes_processes_where_something_may(machine: Machine, place: Path) -> None:
+def test_auto_uses_processes_if_something_may_hold_the_gil(machine: Machine, place: Path) -> None:
     assert choice(with_transforms(place, slow)) == (
         "process",
         "the transform slow may hold the GIL",
@@ -310,7 +312,7 @@ def needed(batch: int, num_workers: int = 2, prefetch: int = 4) -> int:
     return batch * (prefetch + 3 * num_workers)
 
 
-def test_auto_takes_threads_where_shared_memory_is_too_small(machine: Machine, place: Path) -> None:
+def test_auto_uses_threads_if_shared_memory_is_too_small(machine: Machine, place: Path) -> None:
     bad = with_transforms(place, slow, decode=CenterCrop(64))
     bytes_each = 8 * 64 * 64 * 3 * 4
     machine.set(free=needed(bytes_each) // 4096 * 4096 + 4096)
@@ -326,7 +328,7 @@ def test_auto_takes_threads_where_shared_memory_is_too_small(machine: Machine, p
         assert choice(bad, num_workers=4)[0] == "thread"
 
 
-def test_auto_takes_threads_where_descriptors_are_too_few(machine: Machine) -> None:
+def test_auto_uses_threads_if_file_file_descriptors_are_too_few(machine: Machine) -> None:
     foreign = TensorDataset(torch.zeros(9))
     machine.set(files=64 + 2 * 10)
     assert choice(foreign)[0] == "process"
@@ -338,12 +340,12 @@ def test_auto_takes_threads_where_descriptors_are_too_few(machine: Machine) -> N
         assert part in reason
 
 
-def test_without_workers_nothing_is_too_small(machine: Machine, place: Path) -> None:
+def test_without_workers_there_is_no_limit(machine: Machine, place: Path) -> None:
     machine.set(free=0, files=1)
     assert choice(with_transforms(place, slow), num_workers=0)[0] == "process"
 
 
-def test_an_engine_that_is_asked_for_is_taken_with_a_warning(machine: Machine, place: Path) -> None:
+def test_a_requested_engine_is_used_with_a_warning(machine: Machine, place: Path) -> None:
     bad = with_transforms(place, slow)
     assert choice(bad, engine="thread") == ("thread", "requested")
     assert choice(bad, engine="process") == ("process", "requested")

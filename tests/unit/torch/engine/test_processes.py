@@ -93,7 +93,7 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     ("to", "method", "read_before"), pairwise(FORMATS, ["fork", "forkserver"], [False, True])
 )
-def test_workers_give_the_batches_that_this_process_gives(
+def test_workers_give_the_batches_of_the_main_process(
     root: Path, to: str, method: str, read_before: bool
 ) -> None:
     expected = batches(open_dataset(root / to, decode="torch"), num_workers=0)
@@ -214,7 +214,7 @@ def damaged(root: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_damage_met_by_a_worker_arrives_with_type_and_message(damaged: Path, method: str) -> None:
+def test_damage_found_by_a_worker_keeps_type_and_message(damaged: Path, method: str) -> None:
     dataset = open_dataset(damaged, decode="torch")
     error = first_error(dataset, method=method, num_workers=2)
     assert type(error) is CorruptRecord
@@ -222,7 +222,7 @@ def test_damage_met_by_a_worker_arrives_with_type_and_message(damaged: Path, met
         assert part in str(error)
 
 
-def test_a_missing_shard_met_by_a_worker_arrives_with_its_type(damaged: Path) -> None:
+def test_a_missing_shard_found_by_a_worker_keeps_its_type(damaged: Path) -> None:
     dataset = open_dataset(damaged, decode="torch")
     (damaged / "shard-000000.tar").unlink()
     error = first_error(dataset, method="fork")
@@ -230,7 +230,7 @@ def test_a_missing_shard_met_by_a_worker_arrives_with_its_type(damaged: Path) ->
     assert "shard-000000.tar" in str(error)
 
 
-def test_a_row_outside_met_by_a_worker_is_an_index_error(root: Path) -> None:
+def test_a_row_out_of_range_in_a_worker_is_an_index_error(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", decode="torch")
     error = first_error(dataset, method="fork", sampler=[0, ROWS])
     assert type(error) is IndexError
@@ -252,7 +252,7 @@ class Size(Dataset[int]):
         return len(pickle.dumps(self.dataset))
 
 
-def test_what_goes_to_a_worker_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
+def test_the_data_sent_to_a_worker_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     sizes = []
     for count in (4, 400):
         files: dict[str, bytes | None] = {f"a/{n:04d}.png": png(2, 2) for n in range(count)}

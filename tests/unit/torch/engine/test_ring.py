@@ -78,7 +78,7 @@ class Held:
 # One block, one slot.
 
 
-def test_a_slot_is_used_again_only_when_the_last_tensor_is_gone(link: Link) -> None:
+def test_a_slot_is_reused_only_after_its_last_tensor_is_freed(link: Link) -> None:
     received = link.send(link.block(1))
     assert link.taken() == [1, 0, 0]
     other = link.send(link.block(2))
@@ -92,7 +92,7 @@ def test_a_slot_is_used_again_only_when_the_last_tensor_is_gone(link: Link) -> N
     assert_all(again, 3)
 
 
-def test_memory_is_sent_once_and_later_its_number_alone(link: Link) -> None:
+def test_memory_is_sent_once_and_then_by_number(link: Link) -> None:
     places = set()
     for value in range(6):
         received = link.send(link.block(value))
@@ -164,7 +164,7 @@ def test_an_alias_of_the_memory_in_another_batch_does_not_matter(link: Link) -> 
         lambda b: b.as_strided((2, 3), (1, 2), 5),
     ],
 )
-def test_views_arrive_with_their_values_shape_and_strides(link: Link, view: Any) -> None:
+def test_views_keep_values_shape_and_strides(link: Link, view: Any) -> None:
     block = link.slots.new((4, 6))
     block.copy_(torch.arange(24).view(4, 6))
     part = view(block)
@@ -177,7 +177,7 @@ def test_views_arrive_with_their_values_shape_and_strides(link: Link, view: Any)
     assert torch.equal(received, expected)
 
 
-def test_channels_last_blocks_stay_so(link: Link) -> None:
+def test_channels_last_blocks_stay_channels_last(link: Link) -> None:
     block = link.block(3, (2, 4, 5, 3)).permute(0, 3, 1, 2)
     received = link.send((block, torch.arange(2)))[0]
     assert received.is_contiguous(memory_format=torch.channels_last)
@@ -185,7 +185,7 @@ def test_channels_last_blocks_stay_so(link: Link) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int16, torch.float32])
-def test_a_block_seen_as_another_type_arrives_as_that_type(link: Link, dtype: torch.dtype) -> None:
+def test_a_block_viewed_as_another_type_keeps_that_type(link: Link, dtype: torch.dtype) -> None:
     block = link.slots.new((4, 8))
     block.copy_(
         torch.arange(32).view(4, 8) % 2 if dtype == torch.bool else torch.arange(32).view(4, 8)
@@ -214,7 +214,7 @@ def test_a_type_that_does_not_fill_the_slot_arrives_as_a_copy(link: Link) -> Non
 # Several tensors, and things that cannot be seen into.
 
 
-def test_two_views_of_one_slot_both_arrive_and_stay(link: Link) -> None:
+def test_two_views_of_one_slot_stay_valid(link: Link) -> None:
     block = link.slots.new((4, 6))
     block.copy_(torch.arange(24).view(4, 6))
     one, two, three = link.send({"all": block, "top": block[:2], "rest": [block[2:]]}).values()
@@ -235,7 +235,7 @@ def test_two_blocks_take_two_slots(link: Link) -> None:
 
 
 @pytest.mark.parametrize("visible", [False, True])
-def test_a_block_in_an_unseen_object_is_never_written_again(link: Link, visible: bool) -> None:
+def test_a_block_in_an_unknown_object_is_never_reused(link: Link, visible: bool) -> None:
     """The worker cannot know how long the object lives: its memory goes with it."""
     received = link.send(link.block(1))  # the slot is known to the main process
     del received
@@ -255,7 +255,7 @@ def test_a_block_in_an_unseen_object_is_never_written_again(link: Link, visible:
         del received
 
 
-def test_a_block_that_is_not_sent_is_left_to_whoever_has_it(link: Link) -> None:
+def test_a_block_that_is_not_sent_stays_with_its_owner(link: Link) -> None:
     kept = link.block(4)
     assert_all(link.send(link.block(5)), 5)
     fill_every_slot(link)
@@ -271,7 +271,7 @@ def test_a_worker_that_keeps_a_block_it_sent_keeps_its_values(link: Link) -> Non
     assert_all(kept, 4)
 
 
-def test_a_batch_that_failed_gives_its_slots_back(link: Link) -> None:
+def test_a_failed_batch_releases_its_slots(link: Link) -> None:
     for _ in range(10):
         link.block(1)
         link.block(2)
@@ -282,7 +282,7 @@ def test_a_batch_that_failed_gives_its_slots_back(link: Link) -> None:
     assert_all(received, 3)
 
 
-def test_more_batches_than_slots_may_be_held(link: Link) -> None:
+def test_more_batches_than_slots_may_be_kept(link: Link) -> None:
     held = [link.send(link.block(value)) for value in range(9)]
     assert link.taken() == [1, 1, 1]
     for value, received in enumerate(held):
@@ -370,7 +370,7 @@ def test_small_channels_last_tensors_keep_their_memory_order(link: Link) -> None
     assert received.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_an_empty_block_arrives_beside_other_empty_tensors(link: Link) -> None:
+def test_an_empty_block_arrives_with_other_empty_tensors(link: Link) -> None:
     block = link.slots.new((0, 4))
     one, two = link.send((block, torch.empty(0, 5)))
     assert (one.shape, one.dtype) == ((0, 4), torch.uint8)
@@ -396,7 +396,7 @@ class Named(dict[str, Any]):
     ],
     ids=["tuple", "list", "dict", "namedtuple", "OrderedDict", "a dict's subclass"],
 )
-def test_containers_arrive_as_what_they_are(link: Link, make: Any) -> None:
+def test_containers_keep_their_type(link: Link, make: Any) -> None:
     batch = make(link.block(3), [torch.arange(4), "name", 5, None, 1.5, b"x"])
     received = link.send(batch)
     fill_every_slot(link)
@@ -407,7 +407,7 @@ def test_containers_arrive_as_what_they_are(link: Link, make: Any) -> None:
     assert parts[1][1:] == ["name", 5, None, 1.5, b"x"]
 
 
-def test_arrays_of_numpy_over_a_slot_arrive_and_stay(link: Link) -> None:
+def test_numpy_arrays_of_a_slot_stay_valid(link: Link) -> None:
     block = link.block(6)
     received, array = link.send((block, block.numpy()[1:]))
     fill_every_slot(link)
@@ -455,7 +455,7 @@ def check(block: torch.Tensor, numbers: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_batches_of_workers_stay_right_however_long_they_are_held(num_workers: int) -> None:
+def test_batches_of_workers_stay_valid(num_workers: int) -> None:
     options = LoaderOptions(
         engine="process",
         num_workers=num_workers,
@@ -479,7 +479,7 @@ def test_batches_of_workers_stay_right_however_long_they_are_held(num_workers: i
         check(kept, kept_numbers)
 
 
-def test_unseen_objects_from_workers_stay_right() -> None:
+def test_unknown_objects_from_workers_stay_valid() -> None:
     options = LoaderOptions(
         engine="process", num_workers=1, start_method="fork", timeout=DEADLINE, collate_fn=hidden
     )
@@ -490,7 +490,7 @@ def test_unseen_objects_from_workers_stay_right() -> None:
     loader.close()
 
 
-def test_after_a_batch_that_failed_a_loader_goes_on() -> None:
+def test_a_loader_continues_after_a_failed_batch() -> None:
     options = LoaderOptions(
         engine="process", num_workers=1, start_method="fork", timeout=DEADLINE, collate_fn=as_blocks
     )
@@ -508,7 +508,7 @@ def test_after_a_batch_that_failed_a_loader_goes_on() -> None:
     loader.close()
 
 
-def test_a_fork_that_lets_its_copy_go_frees_nothing(link: Link) -> None:
+def test_freeing_a_copy_in_a_fork_frees_nothing(link: Link) -> None:
     """The child has our callbacks and shares the flags; only we know what is still seen here."""
     received = link.send(link.block(1))
     child = os.fork()

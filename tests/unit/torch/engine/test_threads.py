@@ -107,7 +107,7 @@ def test_batches_come_in_order_each_with_its_request(num_workers: int) -> None:
     assert [request.rows.tolist() for request, _ in found] == IN_ORDER
 
 
-def test_a_slow_batch_comes_before_those_that_were_done_earlier() -> None:
+def test_a_slow_batch_is_delivered_in_order() -> None:
     later_done = threading.Event()
 
     def hook(row: int) -> None:
@@ -119,7 +119,7 @@ def test_a_slow_batch_comes_before_those_that_were_done_earlier() -> None:
     assert numbers(make_engine(Rows(hook), num_workers=2, prefetch=6)) == IN_ORDER
 
 
-def test_without_order_the_slow_batch_comes_when_it_is_done() -> None:
+def test_without_order_a_slow_batch_comes_when_ready() -> None:
     release = threading.Event()
 
     def hook(row: int) -> None:
@@ -155,7 +155,7 @@ def test_all_threads_work_at_once_and_no_more() -> None:
 
 @pytest.mark.parametrize(("num_workers", "prefetch"), [(1, 1), (1, 4), (2, 2), (3, 5), (2, 100)])
 @pytest.mark.parametrize("in_order", [True, False])
-def test_no_more_than_prefetch_batches_are_under_way(
+def test_prefetch_limits_the_batches_in_progress(
     num_workers: int, prefetch: int, in_order: bool
 ) -> None:
     taken: list[Request] = []
@@ -174,7 +174,7 @@ def test_without_threads_nothing_is_read_ahead() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_two_batches_of_memory_beside_the_prefetched_are_all(
+def test_memory_is_two_batches_plus_the_prefetched(
     images: Path, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
@@ -194,7 +194,7 @@ def test_two_batches_of_memory_beside_the_prefetched_are_all(
     assert 0 < made <= prefetch + 2
 
 
-def test_the_memory_of_a_batch_that_is_kept_is_left_alone(images: Path) -> None:
+def test_the_memory_of_a_kept_batch_is_not_reused(images: Path) -> None:
     engine = make_engine(open_dataset(images, decode="torch"), num_workers=2, prefetch=2)
     kept = [batch for _ in range(2) for _, batch in engine.run(requests())]
     alone = make_engine(open_dataset(images, decode="torch"), num_workers=0)
@@ -207,7 +207,7 @@ def test_the_memory_of_a_batch_that_is_kept_is_left_alone(images: Path) -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("bad row", 5), KeyError("gone"), SystemExit(3), KeyboardInterrupt()]
 )
-def test_an_exception_arrives_as_it_is_and_ends_the_iteration(
+def test_an_exception_is_raised_unchanged_and_ends_the_iteration(
     num_workers: int, error: BaseException
 ) -> None:
     def hook(row: int) -> None:
@@ -249,7 +249,7 @@ def test_a_transform_that_fails_names_the_sample_and_keeps_its_cause(
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_failures_of_batches_that_nobody_asked_for_are_no_matter() -> None:
+def test_failures_of_unrequested_batches_are_ignored() -> None:
     failed = threading.Event()
 
     def hook(row: int) -> None:
@@ -264,7 +264,7 @@ def test_failures_of_batches_that_nobody_asked_for_are_no_matter() -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_batch_that_does_not_come_is_an_error_that_names_it(images: Path, in_order: bool) -> None:
+def test_a_timeout_is_an_error_that_names_the_batch(images: Path, in_order: bool) -> None:
     release = threading.Event()
 
     @with_rng
@@ -317,7 +317,7 @@ def test_an_iteration_that_is_abandoned_leaves_no_threads(
     assert numbers(engine) == IN_ORDER
 
 
-def test_what_an_abandoned_iteration_had_ordered_is_not_made_any_more() -> None:
+def test_requests_of_an_abandoned_iteration_are_dropped() -> None:
     release, reached = threading.Event(), threading.Event()
     read: list[int] = []
 
@@ -404,7 +404,7 @@ def end_of(child: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("hang", ["threading.Event().wait()", "while True: pass"])
-def test_the_interpreter_ends_cleanly_in_the_midst_of_an_epoch(hang: str) -> None:
+def test_the_interpreter_ends_cleanly_during_an_epoch(hang: str) -> None:
     assert end_of(begin(hang=hang, end="hangs.wait()")) == (0, "")
 
 
@@ -422,7 +422,7 @@ def test_ctrl_c_ends_a_wait_for_a_long_batch_at_once() -> None:
     assert told.endswith("KeyboardInterrupt\n")
 
 
-def test_a_thread_in_the_midst_of_a_batch_is_known_to_the_end_of_the_interpreter() -> None:
+def test_a_thread_that_is_reading_is_stopped_before_interpreter_shutdown() -> None:
     """One that nobody waits for would go on while the interpreter is taken down, and crash it."""
     entered, leave = threading.Event(), threading.Event()
 
