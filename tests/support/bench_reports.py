@@ -1,4 +1,4 @@
-"""Reports of `shardkit bench` with made-up numbers, so that what is told of them is known."""
+"""Reports of `shardkit bench` with made-up numbers, for tests of their display."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = (
 
 
 def seen(rate: float, *, wait: float = 0.01, batches: int = 100, workers: int = 2) -> Seen:
-    """Return a round in which ``rate`` images/s were seen, in batches of 10."""
+    """Return a round with ``rate`` images/s, in batches of 10."""
     images = 10 * batches
     seconds = images / rate
     look = Look(
@@ -53,7 +53,7 @@ def outcome(
     rates: Sequence[float] = (100, 100, 100),
     **more: Any,
 ) -> Outcome:
-    """Return what was seen of a line."""
+    """Return the measurements of a line."""
     subject = Subject(path=path, decode="CenterCrop(8)")
     loading = parse_loading(loader, 10)
     contender = Contender(name=path, subject=subject, loading=loading, cache=cache)
@@ -138,7 +138,7 @@ def usual() -> BenchReport:
 
 
 def hostile() -> BenchReport:
-    """Return forty lines with names that break what takes them at their word."""
+    """Return forty lines with hostile names."""
     outcomes = [outcome("photos")]
     for number in range(40):
         name = f"{HOSTILE[number % len(HOSTILE)]}{number}"

@@ -1,4 +1,4 @@
-"""Small files that made readers take much memory or time."""
+"""Small files that made readers use much memory or time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lmdb_sharing_a_page(path: Path, *, rows: int, value: int, field: str = "__ke
 
 
 def lmdb_overlapping_nodes(path: Path) -> Path:
-    """Write a page of which many nodes reach to its end."""
+    """Write a page with many nodes that extend to its end."""
     with (
         lmdb.open(str(path), subdir=False, lock=False, sync=False, lib_version=0) as environment,
         environment.begin(write=True) as transaction,
@@ -72,7 +72,7 @@ def lmdb_with_a_long_key(path: Path) -> Path:
 
 
 def _nodes(data: bytes | bytearray, ending: bytes) -> list[int]:
-    """Return where the leaf nodes begin whose key has this ending."""
+    """Return the offsets of leaf nodes whose key ends so."""
     found = []
     for page in range(2 * _PAGE, len(data), _PAGE):
         number, flags = (
@@ -90,7 +90,7 @@ def _nodes(data: bytes | bytearray, ending: bytes) -> list[int]:
 
 
 def tar_of_pax_records(path: Path, *, headers: int, size: int) -> Path:
-    """Write PAX headers of ``size`` bytes, of the shortest records that there are."""
+    """Write PAX headers of ``size`` bytes, made of the shortest possible records."""
     content = b"5 a=\n" * (size // 5)
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, len(content)

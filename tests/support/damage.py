@@ -1,4 +1,4 @@
-"""Damage to datasets: a table of what disks, copies and users do to them, and what must follow."""
+"""Damage to datasets by disks, copies and users, and the expected findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INDEX_FILES = tuple(
 
 
 class Stock(NamedTuple):
-    """Datasets that damage is made from; nobody changes them. All shards have one size."""
+    """Read-only datasets to damage copies of. All shards have one size."""
 
     made: Path
     """The dataset that is damaged: one, or two splits."""
@@ -38,7 +38,7 @@ class Stock(NamedTuple):
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What was damaged, and what must be found."""
+    """One damage and the expected finding."""
 
     files: set[str] = field(default_factory=set)
     """One of these must be blamed, and nothing else."""
@@ -71,7 +71,7 @@ def place_of(dataset: Path) -> Path:
 
 
 def prefix_of(dataset: Path) -> str:
-    """Return what stands in front of the names of files in the `place_of` a dataset."""
+    """Return the prefix of file names in the `place_of` a dataset."""
     return "val/" if (dataset / "val").exists() else ""
 
 
@@ -81,7 +81,7 @@ def shards_of(place: Path) -> list[str]:
 
 
 def kinds_of(dataset: Path) -> dict[str, str]:
-    """Return a file of each kind: kind to name, from the top."""
+    """Return the name of one file of each kind, by kind."""
     place, prefix = place_of(dataset), prefix_of(dataset)
     kinds = {"shard": shards_of(place)[1], "report": "ignored.jsonl", "manifest": MANIFEST_NAME}
     kinds |= {Path(name).stem: name for name in INDEX_FILES}
@@ -90,14 +90,14 @@ def kinds_of(dataset: Path) -> dict[str, str]:
 
 
 def values_of(place: Path) -> tuple[np.ndarray[Any, Any], int]:
-    """Return the rows of an index, to be changed, and where they begin in their file."""
+    """Return the rows of an index, writable, and their offset in the file."""
     content = (place / "index/rows.npy").read_bytes()
     rows = np.load(place / "index/rows.npy")
     return rows, len(content) - rows.nbytes
 
 
 def rewrite(path: Path, value: dict[str, Any]) -> None:
-    """Write a manifest as shardkit writes it, with the digest that it must have."""
+    """Write a manifest with its correct digest."""
     value.pop("digest", None)
     digest = hashlib.sha256(dump_json(value)).hexdigest()
     text = json.dumps({**value, "digest": digest}, indent=1, sort_keys=True)
@@ -105,7 +105,7 @@ def rewrite(path: Path, value: dict[str, Any]) -> None:
 
 
 def edit(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a manifest and give it the right digest; so does whoever holds the splits' one."""
+    """Change a manifest and correct its digest, and that in the manifest of splits."""
     value = json.loads((place / MANIFEST_NAME).read_bytes())
     change(value)
     rewrite(place / MANIFEST_NAME, value)
@@ -363,7 +363,7 @@ def a_newer_manifest(dataset: Path, stock: Stock, rng: random.Random) -> Outcome
 
 
 def _edited(change: Callable[[dict[str, Any]], object], *, quick: bool) -> Callable[..., Outcome]:
-    """Edit a manifest and make its digest anew, as an attacker or a clever user does."""
+    """Edit a manifest and correct its digest, as an attacker or a clever user would."""
 
     def apply(dataset: Path, stock: Stock, rng: random.Random) -> Outcome:
         place, prefix = place_of(dataset), prefix_of(dataset)
@@ -505,7 +505,7 @@ _OF_SPLITS: dict[str, Callable[..., Outcome]] = {
 
 
 def damages(*, splits: bool) -> Iterator[Damage]:
-    """Give all damages, for a dataset of splits or one without."""
+    """Yield all kinds of damage, for a dataset with or without splits."""
     kinds = ["shard", "report", "manifest", *(Path(name).stem for name in INDEX_FILES)]
     for kind in kinds + ["splits"] * splits:
         for name, (change, by_size) in CHANGES.items():

@@ -1,4 +1,4 @@
-"""Faults on the way to the disk: the library of faults.c, its control, and conversions under it."""
+"""Disk faults: the library of faults.c, its control, and conversions that run with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOREVER = 1 << 40
 
 
 class Control(ctypes.Structure):
-    """What the library is to do: the twin of ``struct control`` in faults.c."""
+    """Instructions for the library: the counterpart of ``struct control`` in faults.c."""
 
     count: int
     session: int
@@ -49,7 +49,7 @@ class Control(ctypes.Structure):
 
     @classmethod
     def of(cls, path: Path) -> Control:
-        """Return the control in the file ``path``, which all processes share; made if need be."""
+        """Return the control in the file ``path``, shared by all processes; create it if needed."""
         with path.open("ab+") as file:
             file.truncate(ctypes.sizeof(cls))
             return cls.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(cls)))
@@ -62,7 +62,7 @@ class Control(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens, and at which calls."""
+    """A fault, and the calls it affects."""
 
     action: int = NOTHING
     at: int = 0
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run of the command line ended."""
+    """The outcome of a run of the command line."""
 
     code: int
     """The exit code, or less the number of the signal that it died of."""
@@ -101,12 +101,12 @@ class Outcome:
         return found
 
     def story(self) -> str:
-        """Return the end for a message."""
+        """Describe the outcome for a message."""
         return f"exit {self.code} after {self.calls} calls: {self.stderr[-1500:].strip()}"
 
 
 def compiler() -> str | None:
-    """Return the C compiler, if there is one that can be used."""
+    """Return the C compiler, or None."""
     return shutil.which("gcc") if sys.platform == "linux" else None
 
 
@@ -120,7 +120,7 @@ def build(folder: Path) -> Path:
 
 
 class Bench:
-    """A place for conversions under faults, one after another; all of them lie below ``root``."""
+    """A folder for conversions with faults, one after another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder = folder.resolve()
@@ -152,7 +152,7 @@ class Bench:
     def run(
         self, *arguments: object, fault: Fault | None = None, mistake: str | None = None
     ) -> Outcome:
-        """Run ``shardkit`` with ``arguments`` in a forked child, to its end."""
+        """Run ``shardkit`` with ``arguments`` in a forked child."""
         self._arm(fault or Fault())
         driver = self._start()
         assert driver.stdin is not None
@@ -174,7 +174,7 @@ class Bench:
 
     @contextmanager
     def start(self, *arguments: object, fault: Fault | None = None) -> Iterator[Running]:
-        """Start ``shardkit`` as a process of its own; what is left of it at the end is killed."""
+        """Start ``shardkit`` as a separate process; kill its remaining processes at the end."""
         self._arm(fault or Fault())
         words = [os.fspath(a) if isinstance(a, Path) else str(a) for a in arguments]
         process = subprocess.Popen(
@@ -237,14 +237,14 @@ class Bench:
 
 
 class Running:
-    """A ``shardkit`` that was started and runs."""
+    """A running ``shardkit`` process."""
 
     def __init__(self, bench: Bench, process: subprocess.Popen[str]) -> None:
         self._bench = bench
         self.process = process
 
     def others(self) -> list[int]:
-        """Return the processes of its session but itself."""
+        """Return the other processes of its session."""
         return [number for number in session_of(self.process.pid) if number != self.process.pid]
 
     def end(self) -> Outcome:
@@ -255,7 +255,7 @@ class Running:
 
 
 def session_of(leader: int) -> list[int]:
-    """Return the processes of a session that are more than an entry nobody has waited for."""
+    """Return the processes of a session, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
@@ -266,7 +266,7 @@ def session_of(leader: int) -> list[int]:
 
 
 def end_session(leader: int) -> None:
-    """Kill what is left of a session."""
+    """Kill the remaining processes of a session."""
     for process in session_of(leader):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

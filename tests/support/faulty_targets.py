@@ -1,4 +1,4 @@
-"""Targets whose parser does, on some inputs, what it must not: `scripts/fuzz` must find out."""
+"""Targets with a faulty parser, which `scripts/fuzz` must detect."""
 
 from __future__ import annotations
 

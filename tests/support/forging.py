@@ -1,4 +1,4 @@
-"""Datasets that are sound in themselves and lie: what a buggy converter or a forger would leave."""
+"""Consistent datasets with wrong content, as from a buggy converter or a forger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Change = Callable[[list[Record]], list[Record]]
 
 
 def make_jpegs(root: Path) -> Path:
-    """Make a source of ten JPEG files alone, of two classes."""
+    """Make a source of ten JPEG files in two classes."""
     return make_tree(
         root, {f"{c}/{n}.jpg": jpeg(20, 18, n) for c in ("cat", "dog") for n in range(5)}
     )
@@ -90,7 +90,7 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
 
 
 def restate(place: Path, change: Callable[[Manifest], Manifest]) -> None:
-    """Write another manifest, with its right digest, over the one in ``place``."""
+    """Overwrite the manifest in ``place`` with another one and its correct digest."""
     save_manifest(change(load_manifest(place)), place)
 
 
@@ -105,7 +105,7 @@ def with_meta(record: Record, **meta: Any) -> Record:
 
 
 def proved(place: Path, source: Path, **options: Any) -> SourceReport:
-    """Return what a verification against the source reports that found nothing wrong."""
+    """Return the report of a successful verification against the source."""
     result = verify(place, against=source, **options)
     assert result.findings == []
     assert result.source is not None
@@ -114,7 +114,7 @@ def proved(place: Path, source: Path, **options: Any) -> SourceReport:
 
 
 def blamed(place: Path, source: Path) -> dict[str, str]:
-    """Return file, or source path where a record is blamed, to the last reason for it."""
+    """Return the last reason for each damaged file, or source path of a damaged record."""
     result = verify(place, against=source)
     assert not result.ok
     assert result.source is None
@@ -122,5 +122,5 @@ def blamed(place: Path, source: Path) -> dict[str, str]:
 
 
 def with_other_pillow(place: Path) -> None:
-    """Have the manifest say that another version of Pillow made the dataset."""
+    """Make the manifest state another version of Pillow."""
     restate(place, lambda m: replace(m, software={**m.software, "pillow": "1.0"}))

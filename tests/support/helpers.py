@@ -1,4 +1,4 @@
-"""What several test files need: images of all kinds, folders of them, and the command line."""
+"""Helpers shared by test modules: images, image folders and the command line."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def jpeg_stating(width: int, height: int) -> bytes:
 
 
 def opened(data: bytes) -> Image.Image:
-    """Return Pillow's opinion of an encoded image."""
+    """Return the pixels that Pillow decodes."""
     return Image.open(io.BytesIO(data))
 
 
@@ -147,7 +147,7 @@ def make_folder(root: Path, classes: Sequence[str] = ("cat", "dog"), each: int =
 
 
 def tree(root: Path) -> dict[str, str]:
-    """Return all that is below ``root``: path to SHA-256, and "folder" for folders."""
+    """Return the SHA-256 of each file below ``root``, and "folder" for folders, by path."""
     return {
         str(path.relative_to(root)): "folder"
         if path.is_dir()
@@ -165,12 +165,12 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def invoke(*arguments: object) -> Result:
-    """Call the command line in this process; the errors of shardkit come out as exceptions."""
+    """Call the command line in this process; errors of shardkit are raised."""
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 def shardkit_command(*arguments: object) -> list[str]:
-    """Return the command line that runs ``shardkit`` in a process of its own."""
+    """Return the command that runs ``shardkit`` in a separate process."""
     return [
         sys.executable,
         "-m",
@@ -182,7 +182,7 @@ def shardkit_command(*arguments: object) -> list[str]:
 def run(
     *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``shardkit`` in a process of its own to its end."""
+    """Run ``shardkit`` in a separate process."""
     return subprocess.run(
         shardkit_command(*arguments),
         env={**os.environ, **(env or {})},
@@ -195,7 +195,7 @@ def run(
 
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own to its end."""
+    """Run Python code in a separate process."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What tests of loaders share: small datasets, prints of batches, and an epoch read by hand."""
+"""Helpers for loader tests: small datasets, fingerprints of batches, epochs without a loader."""
 
 from __future__ import annotations
 
@@ -72,23 +72,23 @@ def make_datasets(root: Path, rows: int = ROWS, first: int = 0) -> Path:
 
 
 def crc(image: Any) -> int:
-    """Return the CRC-32 of an image's values, in whatever memory order they are."""
+    """Return the CRC-32 of an image's values, in any memory layout."""
     return zlib.crc32(np.ascontiguousarray(np.asarray(image)).tobytes())
 
 
 def prints(batch: Any) -> Prints:
-    """Return what tells the samples of a batch apart from all others, in their order."""
+    """Return a fingerprint of each sample of a batch."""
     images, labels = batch[0], batch[1]
     return [(crc(image), int(label)) for image, label in zip(images, labels, strict=True)]
 
 
 def prints_of(batches: Iterable[Any]) -> list[Prints]:
-    """Return the prints of each batch."""
+    """Return the fingerprints of each batch."""
     return [prints(batch) for batch in batches]
 
 
 def difference(found: Iterable[Any], expected: list[Prints]) -> str:
-    """Return where batches are not those that are expected, or nothing; pytest takes minutes."""
+    """Return the first difference from the expected batches, or ""; pytest's diff takes minutes."""
     for number, (one, other) in enumerate(itertools.zip_longest(prints_of(found), expected)):
         if one != other:
             return f"batch {number} of {len(expected)} is {one}, not {other}"
@@ -120,7 +120,7 @@ def epoch_by_hand(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two batches are equal: their types, structure and every value."""
+    """Return whether two batches are equal in types, structure and values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -151,7 +151,7 @@ def start_fork_server() -> None:
 
 
 def close(batches: Iterator[Any]) -> None:
-    """End an iteration where it stands, as the end of its process would."""
+    """Abandon an iteration, as if its process ended."""
     batches.close()  # type: ignore[attr-defined]
 
 
@@ -170,7 +170,7 @@ class Counted(Dataset[torch.Tensor]):
 
 
 class Topology(NamedTuple):
-    """What may change at a stop."""
+    """Options that may change when resuming."""
 
     kind: str
     engine: str
@@ -211,7 +211,7 @@ class Topology(NamedTuple):
 
 
 class Samples:
-    """Which row of an epoch a print is."""
+    """Maps fingerprints to rows of an epoch."""
 
     def __init__(self, path: Path, shuffle: bool | BlockShuffle) -> None:
         self.order = Order(size=ROWS, shuffle=shuffle, seed=SEED)
@@ -222,7 +222,7 @@ class Samples:
         return [int(row) for row in self.order.rows(epoch, np.arange(ROWS))]
 
     def of(self, epoch: int) -> dict[Print, int]:
-        """Return the row of each print; no two samples of an epoch have the same."""
+        """Return the row of each fingerprint; all samples of an epoch differ."""
         self._dataset.set_epoch(epoch, SEED)
         every = prints((*zip(*self._dataset[:], strict=True),))
         assert len(set(every)) == ROWS
@@ -230,7 +230,7 @@ class Samples:
 
 
 def rows_in(batch: Any, known: Mapping[Print, int]) -> list[int]:
-    """Return the rows that a batch holds; what the batch says of them must be true."""
+    """Return the rows of a batch after checking its labels."""
     if batch is None:
         return []
     found = [known[one] for one in prints(batch)]
@@ -241,11 +241,11 @@ def rows_in(batch: Any, known: Mapping[Print, int]) -> list[int]:
 
 
 def step(iterators: list[Iterator[Any]], known: Mapping[Print, int]) -> list[int]:
-    """Return what all ranks together give in one step."""
+    """Return the rows of all ranks in one step."""
     return [row for one in iterators for row in rows_in(next(one, None), known)]
 
 
 def read_epoch(ranks: list[Any], known: Mapping[Print, int]) -> list[int]:
-    """Return the rows that all ranks give until the last has no more, step by step."""
+    """Return the rows of all ranks, step by step, to the end."""
     iterators = list(map(iter, ranks))
     return list(itertools.chain(*iter(lambda: step(iterators, known), [])))

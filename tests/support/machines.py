@@ -18,7 +18,7 @@ def place(**changed: Any) -> Place:
 
 
 def facts(**changed: Any) -> Facts:
-    """A machine without fault."""
+    """A machine without problems."""
     values: dict[str, Any] = {
         "workers": 8,
         "asked": False,

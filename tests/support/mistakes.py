@@ -1,4 +1,4 @@
-"""Converters with a mistake, which the crash oracle must find; applied in the child that converts.
+"""Converters with a mistake, which the crash oracle must detect; applied in the converting child.
 
 They change what Python's own functions do, not shardkit: so they hold whatever shardkit is made of.
 """
@@ -40,7 +40,7 @@ def manifest_first() -> None:
 
 
 def spoiled_shards() -> None:
-    """Change a byte of each shard when it gets its name, as if an older one were taken for it."""
+    """Change a byte of each shard on renaming, as if an old one were reused."""
     rename = os.replace
 
     def replace(source: Any, target: Any, **more: Any) -> None:
@@ -64,7 +64,7 @@ def rubbish_stays() -> None:
 
 
 def old_dataset_first() -> None:
-    """Remove the older dataset before the new one is made."""
+    """Remove the old dataset before building the new one."""
     makedirs = os.mkdir
 
     @functools.wraps(makedirs)

@@ -1,4 +1,4 @@
-"""The crash oracle: a conversion is disturbed, looked at, run again, and held against another.
+"""The crash oracle: disturb a conversion, check it, rerun it, and compare the result.
 
 Shared by the tests and by scripts/crash.py. It knows the command line, what a dataset is, and the
 name of the folder that a conversion works in; nothing of how it works there.
@@ -42,7 +42,7 @@ Tree = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A conversion that is done many times."""
+    """A conversion to repeat."""
 
     name: str
     source: str
@@ -57,7 +57,7 @@ class Case:
     """Where the dataset goes; the folders above it are made on the way."""
 
     def of(self, to: str) -> Case:
-        """Return the case in a format."""
+        """Return the case for a format."""
         return replace(self, to=to)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ CASES = (
 
 
 def make_sources(root: Path) -> None:
-    """Make the folders that the cases convert, if they are not there yet."""
+    """Create the source folders of the cases, unless they exist."""
     if root.exists():
         return
     make_folder(root / "photos", each=6)
@@ -98,14 +98,14 @@ def make_sources(root: Path) -> None:
 
 
 class Oracles:
-    """The oracles of cases in one bench, each made when it is asked for."""
+    """The oracles of the cases, created on request."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self._made: dict[Case, Oracle] = {}
 
     def of(self, name: str, to: str) -> Oracle:
-        """Return the oracle of a case in a format."""
+        """Return the oracle of a case for a format."""
         case = next(case for case in CASES if case.name == name).of(to)
         if case not in self._made:
             self._made[case] = Oracle(self.bench, case)
@@ -113,7 +113,7 @@ class Oracles:
 
 
 class Oracle:
-    """Runs a case undisturbed, and then disturbed as often as is asked for."""
+    """Runs a case undisturbed, then with faults."""
 
     def __init__(self, bench: Bench, case: Case) -> None:
         self.case = case
@@ -146,7 +146,7 @@ class Oracle:
 
     @property
     def command(self) -> list[object]:
-        """The command whose result must always be the same."""
+        """The command under test."""
         case = self.case
         source = self._sources / case.source
         given = ["--to", case.to, "--json", *case.options]
@@ -155,20 +155,20 @@ class Oracle:
         return ["convert", "imagefolder", source, self.target, *given]
 
     def reset(self) -> None:
-        """Put everything back to where it was before the first run."""
+        """Restore the state before the first run."""
         shutil.rmtree(self.bench.root)
         shutil.copytree(self._before, self.bench.root)
 
     def run(self, fault: Fault | None = None, mistake: str | None = None) -> Outcome:
-        """Give the command."""
+        """Run the command."""
         return self.bench.run(*self.command, fault=fault, mistake=mistake)
 
     def found(self) -> dict[str, str]:
-        """Return what stands in the target."""
+        """Return the content of the target."""
         return tree(self.target) if self.target.exists() else {}
 
     def disturb(self, fault: Fault, mistake: str | None = None) -> Point:
-        """Disturb a run from the beginning, and return all that is wrong with what it leaves."""
+        """Disturb a new run, and return all problems that it leaves."""
         self.reset()
         outcome = self.run(fault, mistake)
         point = Point(fault=fault, outcome=outcome)
@@ -177,13 +177,13 @@ class Oracle:
         return point
 
     def fail(self, fault: Fault) -> Point:
-        """Let calls fail as ``fault`` says, and return all that is wrong with what follows."""
+        """Let calls fail as in ``fault``, and return all problems that follow."""
         point = self.disturb(fault)
         point.wrong += complaints(fault, point.outcome, self.target)
         return point
 
     def look(self, outcome: Outcome | None = None) -> list[str]:
-        """Return what is wrong with the target between a disturbed run and the next."""
+        """Return the problems of the target between a disturbed run and the next one."""
         wrong = []
         if outcome is not None:
             if "Traceback" in outcome.stderr:
@@ -201,7 +201,7 @@ class Oracle:
         return wrong
 
     def finish(self, point: Point, mistake: str | None = None, *, exact: bool = True) -> None:
-        """Give the same command again; add to ``point`` what is wrong with that.
+        """Rerun the command; add its problems to ``point``.
 
         Args:
             point: What was found so far.
@@ -228,7 +228,7 @@ class Oracle:
         return [str(path) for path in found if self.target not in path.parents]
 
     def finished_shards(self) -> int:
-        """Return how many shards are complete: in their place, at work, or to be exchanged."""
+        """Return the number of complete shards: published, in work, or about to be exchanged."""
         sums = [
             value
             for name, value in self.expected.items()
@@ -244,7 +244,7 @@ class Oracle:
         return sum(value in there for value in sums)
 
     def is_published(self) -> bool:
-        """Whether the new dataset is there for readers."""
+        """Whether readers see the new dataset."""
         return (self.target / MANIFEST_NAME).exists() and (
             without_work(tree(self.target)) == self.expected
         )
@@ -255,7 +255,7 @@ NAMES = tuple(case.name for case in CASES)
 
 @dataclass(kw_only=True)
 class Point:
-    """What was found after one fault."""
+    """The findings after one fault."""
 
     fault: Fault
     outcome: Outcome
@@ -274,7 +274,7 @@ _WORDS = {errno.ENOSPC: "is full", errno.EDQUOT: "is full", errno.EIO: os.strerr
 
 
 def complaints(fault: Fault, outcome: Outcome, target: Path) -> list[str]:
-    """Return what is wrong with how the command line tells of an error of the disk."""
+    """Return the problems with the command line's report of a disk error."""
     if outcome.code == 0:  # it could do without, as at the end, when it clears up
         return []
     wrong = []
@@ -291,7 +291,7 @@ def complaints(fault: Fault, outcome: Outcome, target: Path) -> list[str]:
 
 
 def damaged_rows(directory: Path) -> list[str]:
-    """Return what `verify` finds in a dataset that readers can open."""
+    """Return the findings of `verify` in a dataset that readers can open."""
     try:
         found = verify(directory)
     except UsageError as error:
@@ -300,7 +300,7 @@ def damaged_rows(directory: Path) -> list[str]:
 
 
 def without_work(there: Tree) -> dict[str, str]:
-    """Return a tree without the folder that a conversion works in."""
+    """Return a tree without the work folder."""
     return {name: value for name, value in there.items() if name.split("/")[0] not in (WORK, TRASH)}
 
 
@@ -315,7 +315,7 @@ def different(expected: Tree, found: Tree) -> str:
 
 
 def kinds_of(trace: Path) -> dict[int, str]:
-    """Return what each call of a traced run did, by its number."""
+    """Return the operation of each call of a traced run, by its number."""
     lines = (line.split("\t") for line in trace.read_text("utf-8").splitlines())
     return {int(number): kind for number, kind, *_ in lines}
 

@@ -1,4 +1,4 @@
-"""Covering combinations, for tests of options that hardly depend on each other."""
+"""Covering combinations, for tests of almost independent options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a power cut leaves: a model of a disk that keeps what was synced, and of the rest anything.
+"""A model of a power cut: the disk keeps synced data, and anything may happen to the rest.
 
 A traced run (faults.c) tells what was written, synced, entered into folders and removed from them.
 Of a file, what was not synced since may be lost: all of it, what was added, or it reads as zeros.
@@ -28,7 +28,7 @@ LOST_NAMES = ("all", "some", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How much a power cut takes."""
+    """The extent of a power cut."""
 
     data: str = "gone"
     names: str = "all"
@@ -47,7 +47,7 @@ class _Numbers(dict[int, int]):
 
 
 class Change(NamedTuple):
-    """What happened to an entry of a folder."""
+    """A change of a folder's entry."""
 
     name: str
     inode: int | None
@@ -61,7 +61,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Disk:
-    """What is safe on the disk; everything by inode."""
+    """The synced content of the disk, by inode."""
 
     root: int
     names: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Disk:
 
     @classmethod
     def of(cls, root: Path) -> Disk:
-        """Return the disk on which all that is below ``root`` is safe."""
+        """Return a disk with everything below ``root`` synced."""
         disk = cls(root.stat().st_ino)
         for path in (root, *root.rglob("*")):
             status = path.stat()
@@ -93,7 +93,7 @@ class Disk:
         return disk
 
     def replay(self, trace: Path, deaf: str = "") -> None:
-        """Take over what a run did; ``deaf`` is that of `Cut`."""
+        """Apply the operations of a run; ``deaf`` is from `Cut`."""
         source, origin = Change("", None, 0), 0
         for line in trace.read_text("utf-8").splitlines():
             first, kind, second, *rest = line.split("\t")
@@ -123,7 +123,7 @@ class Disk:
                 self.sizes[inode] = size
 
     def _create(self, number: int, *, folder: bool) -> int:
-        """Return the inode of something new; a folder's number may have been used before."""
+        """Return the inode of a new file; a folder's number may have been used before."""
         inode = self._now[number]
         if inode in self.names:
             inode = self._now[number] = inode + _ANEW
@@ -161,7 +161,7 @@ class Disk:
         return entries
 
     def _choose(self, cut: Cut) -> dict[int, int]:
-        """Return for each folder how many of its changes survive."""
+        """Return the number of surviving changes of each folder."""
         chosen = random.Random(cut.seed)
         counts = defaultdict(int, {f: len(changes) for f, changes in self.changes.items()})
         if cut.names != "none":

@@ -1,4 +1,4 @@
-"""What the tests of repair share: a source, its dataset, and ways to damage it."""
+"""Helpers for repair tests: a source, its dataset, and ways to damage it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardkit.dataset.manifest import load_manifest
 
 
 def make_source(root: Path) -> Path:
-    """Make a source of eleven good images, two bad ones, and things that are none."""
+    """Make a source of eleven good images, two bad ones, and other files."""
     make_folder(root, ("ant", "bee", "cow"))
     make_tree(root, {"bee/x.jpg": jpeg(seed=5), "bee/y.jpg": jpeg(seed=6)})
     make_tree(root, {"ant/bad.jpg": b"bad", "bee/000.png": b"bad", "cow/list.txt": b"x"})
@@ -47,7 +47,7 @@ def flip(path: Path) -> None:
 
 
 def healed(place: Path, source: Path, before: dict[str, str], **options: Any) -> Repaired:
-    """Repair all; return what was done."""
+    """Repair everything; return the result."""
     result = repair(place, source, **options)
     assert result.findings == []
     assert tree(place) == before

@@ -1,4 +1,4 @@
-"""Rounds without processes: what they are asked is noted, what they answer is known."""
+"""Rounds without processes: requests are recorded, answers are given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardkit.measure.runner.timing import StopCondition
 
 
 class Stage:
-    """Stands for the processes, and notes what they are asked."""
+    """Replaces the processes and records requests."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, ...]] = []
@@ -28,7 +28,7 @@ class Stage:
 
     @classmethod
     def put_up(cls, monkeypatch: pytest.MonkeyPatch) -> Stage:
-        """Return a stage that rounds are played on, until the test ends."""
+        """Return a stage that replaces the processes until the test ends."""
         found = cls()
         monkeypatch.setattr(rounds, "MeasurementProcess", found.served)
         return found

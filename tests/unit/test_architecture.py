@@ -1,4 +1,4 @@
-"""The package structure holds: imports point downwards, between packages and inside each."""
+"""Imports point downward, between packages and inside each."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def package_of(module: str) -> str:
 
 
 def layer_of(module: str) -> tuple[int, str]:
-    """Return the number and the name of the longest entry of LAYERS that holds the module."""
+    """Return the number and name of the longest entry of LAYERS that contains the module."""
     found = [
         (len(place), number, place)
         for number, places in enumerate(LAYERS)
@@ -184,7 +184,7 @@ def layer_of(module: str) -> tuple[int, str]:
 
 
 def tier_of(module: str) -> int:
-    """Return the number of the tier in INSIDE; a package's own ``__init__`` is above them all."""
+    """Return the number of the tier in INSIDE; a package's own ``__init__`` is above all."""
     package, _, name = module.rpartition(".")
     tiers = INSIDE[package]
     return next((n for n, tier in enumerate(tiers) if name in tier.split()), len(tiers))

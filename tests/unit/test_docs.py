@@ -1,4 +1,4 @@
-"""The documentation is run: commands, code blocks, examples, links; the reference is fresh."""
+"""Documentation: commands, code blocks, examples and links work; the reference is up to date."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def blocks_of(page: Path) -> list[Block]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with sample_data in it, as a reader of the documentation has it."""
+    """A folder with sample_data, as a reader of the documentation has."""
     shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which ``shardkit`` and ``python`` are those under test."""
+    """An environment in which ``shardkit`` and ``python`` are the ones under test."""
     folder = tmp_path_factory.mktemp("bin")
     for name, command in (("shardkit", " -m shardkit"), ("python", "")):
         script = folder / name
@@ -87,7 +87,7 @@ def test_each_code_block_runs_or_is_excused(
 
 
 def run_console(block: Block, place: Path, environment: dict[str, str]) -> None:
-    """Run each command of a block, and compare what it prints with what the page shows."""
+    """Run each command of a block, and compare its output with the page."""
     expected = re.fullmatch(r"exits with (\d)", block.mark)
     code = int(expected[1]) if expected else 0
     assert block.mark == "" or expected, f"unknown mark {block.mark!r}"
@@ -113,7 +113,7 @@ def commands_of(body: str) -> list[tuple[str, str]]:
 
 
 def shows(shown: str, printed: str) -> bool:
-    """Whether ``shown`` is what was printed, but for numbers, and ``...`` for any lines."""
+    """Return whether ``shown`` equals the output; numbers and ``...`` match anything."""
     pattern = re.escape(masked(shown)).replace(re.escape("..."), ".*")
     return re.fullmatch(pattern, masked(printed), re.DOTALL) is not None
 
@@ -162,7 +162,7 @@ def test_the_comparison_of_output_detects_differences() -> None:
 
 
 def test_tests_named_in_the_reliability_page_exist() -> None:
-    """A promise whose test has another name is held by nobody."""
+    """A promise without its test is not checked."""
     text = (DOCS / "reliability.md").read_text("utf-8")
     named = set(re.findall(r"`((?:tests|scripts|shardkit)/[\w./]+)`", text))
     assert len(named) > 20

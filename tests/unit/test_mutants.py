@@ -1,4 +1,4 @@
-"""Each bug of `scripts/mutate.py` can still be seeded: its text is in the package once."""
+"""Each bug of `scripts/mutate.py` can be seeded: its text is in the package once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as a user installs it: public names, light imports, a wheel that works alone."""
+"""The installed package: public names, light imports, a wheel that works by itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_public_names_are_sorted_and_exist() -> None:
 
 
 def test_the_types_of_public_functions_are_public() -> None:
-    """What they take, what they return, and what the options they take are made of."""
+    """Types of parameters, results, and fields of options."""
     functions = [getattr(shardkit, name) for name in shardkit.__all__]
     functions = [each for each in functions if inspect.isfunction(each)]
     taken = {kind for each in functions for name, kind in types_of(each) if name != "return"} - {
@@ -95,7 +95,7 @@ def test_converting_does_not_load_torch() -> None:
 
 
 def runtime_distributions() -> dict[str, Distribution]:
-    """Return what installing shardkit alone brings along: its requirements, and theirs."""
+    """Return the requirements of shardkit, including indirect ones."""
     found: dict[str, Distribution] = {}
     waiting = ["shardkit"]
     while waiting:

@@ -1,4 +1,4 @@
-"""What docs/recipes.md says of its recipes: what is the same, what repeats, what is different.
+"""The claims of docs/recipes.md: which values are equal, repeat or differ.
 
 That each of them runs is seen by tests/unit/test_docs.py.
 """
@@ -50,7 +50,7 @@ PLAIN = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 96 images in four classes, as the recipes have it; sizes differ."""
+    """A dataset of 96 images of different sizes in four classes, as in the recipes."""
     root = tmp_path_factory.mktemp("recipes")
     files: dict[str, bytes | None] = {
         f"{'abcd'[n % 4]}/{n:03d}.jpg": jpeg(60 + n % 7, 64, n) for n in range(ROWS)
@@ -83,12 +83,12 @@ def options(engine: str = "thread", num_workers: int = 2, **others: Any) -> Load
 
 
 def epochs(loader: Any, count: int = 2) -> list[list[Prints]]:
-    """Return the prints of the next epochs."""
+    """Return the fingerprints of the next epochs."""
     return [prints_of(loader) for _ in range(count)]
 
 
 def stop_and_go(make: Callable[[], Loader], after: int) -> list[Prints]:
-    """Return an epoch that is stopped after some batches, and read on by another loader."""
+    """Return an epoch that is stopped after some batches and resumed by another loader."""
     first, second = make(), make()
     batches = iter(first)
     seen = prints_of(itertools.islice(batches, after))
@@ -341,7 +341,7 @@ def test_parts_of_a_random_split_are_disjoint_and_independent(path: Path, recipe
 
 
 class Network(torch.nn.Module):
-    """Finds class 1 everywhere."""
+    """A model that always predicts class 1."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return torch.eye(4)[torch.ones(len(images), dtype=torch.int64)]

@@ -13,7 +13,7 @@ from shardkit.registry import DEFAULT_SOURCE, format_names, get_format, get_sour
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder on ``sys.path``."""
+    """Provide a folder on ``sys.path``."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""The pictures that come with shardkit, and the script that draws them."""
+"""The sample data and the script that draws it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def started(*command: object) -> Iterator[subprocess.Popen[str]]:
-    """Start Python; at the end of the block nothing of it is left, nor of its children."""
+    """Start Python; kill it and its children at the end of the block."""
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
     with subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -69,7 +69,7 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 def accuracy_of(*command: object) -> float:
-    """Run Python to its end; return the accuracy that it prints, once."""
+    """Run Python; return the accuracy that it prints."""
     with started(*command) as process:
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
@@ -78,7 +78,7 @@ def accuracy_of(*command: object) -> float:
 
 
 def lines_of(log: Path) -> int:
-    """Return the number of whole lines in a log."""
+    """Return the number of complete lines in a log."""
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 

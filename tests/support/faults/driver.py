@@ -1,4 +1,4 @@
-"""Runs the command line in forked children of one process, which has loaded all that it needs.
+"""Run the command line in forked children of a process that has imported everything.
 
 A line of JSON comes in for each run: ``arguments`` of shardkit, ``folder`` for what it prints, and
 a ``mistake`` (a function of mistakes.py) or null. What goes out is the status that waiting for the
@@ -27,7 +27,7 @@ from shardkit.registry import format_names, get_format
 
 
 def serve() -> None:
-    """Do what is asked for on standard input until it ends."""
+    """Run the commands on standard input until it ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not inherited from a background job
     tqdm.monitor_interval = 0  # it would start a thread
     Image.init()
@@ -46,7 +46,7 @@ def serve() -> None:
 
 
 def run(control: Control, folder: Path, arguments: list[str], mistake: str | None) -> None:
-    """Be the command line; never return."""
+    """Run the command line; never return."""
     os.setsid()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         path = folder / name if number else Path(os.devnull)

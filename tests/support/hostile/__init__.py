@@ -1,4 +1,4 @@
-"""The corpus of odd and hostile files: each with what is to become of it, written down."""
+"""The corpus of odd and hostile files, each with its expected outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case is: files that somebody might have, and what is to become of each."""
+"""Cases of the corpus: files and their expected outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = ("decode", "header", "none", "resize", "raw")
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """The file is stored: its bytes as they are, or its pixels changed as asked for."""
+    """The file is stored: unchanged, or with its pixels changed as requested."""
 
     kind: str
     pixels: Callable[[], Pixels] | None = None
@@ -32,7 +32,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """The file is named as bad, with a reason."""
+    """The file is reported as bad, with a reason."""
 
     words: str
     """What the reason says, among other words."""
@@ -44,14 +44,14 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The scan names it as bad: it cannot be opened at all."""
+    """The scan reports it as bad: it cannot be opened."""
 
     words: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ignored:
-    """The scan leaves it out, and says so: it does not claim to be an image."""
+    """The scan ignores and reports it: it has no image suffix."""
 
     words: str
 
@@ -61,7 +61,7 @@ Outcome = Stored | Rejected | Problem | Ignored
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Some files in a folder of their own, and what is to become of each."""
+    """Files in a separate folder and their expected outcomes."""
 
     name: str
     group: str
@@ -78,7 +78,7 @@ class Case:
 
 
 def at_level(case: Case, path: str, level: str) -> Outcome:
-    """Return what is to become of a case's file at one of `LEVELS`."""
+    """Return the expected outcome of a case's file at one of `LEVELS`."""
     outcome = case.outcomes[path]
     if level in case.differing:
         return case.differing[level]
@@ -106,7 +106,7 @@ def simple(
 
 
 def pillow(content: Callable[[], bytes]) -> Callable[[], Pixels]:
-    """Return what Pillow makes of an opaque image."""
+    """Return the RGB pixels of an opaque image in Pillow."""
 
     def pixels() -> Pixels:
         with warnings.catch_warnings():
@@ -117,7 +117,7 @@ def pillow(content: Callable[[], bytes]) -> Callable[[], Pixels]:
 
 
 def over_white(values: Pixels) -> Pixels:
-    """Return pixels of red, green, blue and opacity laid over white, by the formula."""
+    """Return RGBA pixels composited over white, computed with NumPy."""
     color, opacity = values[..., :3].astype(np.float64), values[..., 3:].astype(np.float64) / 255
     laid: Pixels = np.rint(color * opacity + 255 * (1 - opacity)).astype(np.uint8)
     return laid

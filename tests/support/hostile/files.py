@@ -1,4 +1,4 @@
-"""Files that are odd as files: by their name, by what they are, or by what becomes of them."""
+"""Files with odd names, of odd types, or that change."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def special(
     outcomes: Outcome | Mapping[str, Outcome],
     later: Callable[[Path], None] | None = None,
 ) -> Case:
-    """Return a case whose function is given the path of ``odd.jpg``."""
+    """Return a case whose function receives the path of ``odd.jpg``."""
 
     def make_in(folder: Path) -> None:
         make(folder / "odd.jpg")
@@ -156,7 +156,7 @@ def _circle(path: Path) -> None:
 
 
 def _nested(path: Path) -> None:
-    """Make a folder that holds itself."""
+    """Make a folder that contains a link to itself."""
     _file(path)
     path.with_name("again").symlink_to(".")
 

@@ -1,4 +1,4 @@
-"""JPEG files: truncated, damaged, of rare kinds, and with much besides the pixels."""
+"""JPEG files: truncated, damaged, of rare kinds, or with much metadata."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_segments(*segments: bytes, base: bytes = BASE) -> bytes:
 
 
 def marker(name: int, data: bytes = BASE) -> int:
-    """Return where a marker stands."""
+    """Return the offset of a marker."""
     return data.index(bytes((0xFF, name)))
 
 
@@ -247,7 +247,7 @@ def extra_cases() -> Iterator[Case]:
 
 
 def warned_cases() -> Iterator[Case]:
-    """Give files that libjpeg warns about: with a pixel's data lost, or not."""
+    """Yield files that libjpeg warns about, with and without data loss."""
     scan, second = marker(0xDA), PROGRESSIVE.index(b"\xff\xc4", marker(0xDA, PROGRESSIVE))
     bad_icc = segment(0xE2, b"ICC_PROFILE\0\5\1abc")
     adobe = segment(0xEE, b"Adobe\0\x64\0\0\0\0\7")

@@ -24,7 +24,7 @@ def header(color: int = 2, depth: int = 8, width: int = WIDTH, height: int = HEI
 
 
 def rows(values: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    """Return rows of bytes, each with the filter that does nothing."""
+    """Return rows of bytes, each with filter 0."""
     flat = values.reshape(values.shape[0], -1)
     return np.concatenate([np.zeros((len(flat), 1), np.uint8), flat], axis=1).tobytes()
 

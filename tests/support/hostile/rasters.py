@@ -1,4 +1,4 @@
-"""TIFF, BMP and Netpbm files: headers that lie, rare depths, packed data that are bombs."""
+"""TIFF, BMP and Netpbm files: wrong headers, rare depths, decompression bombs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A format of somebody else's: zip files, compressed, so that nothing lies in them as plain bytes.
+"""A third-party format: compressed zip files, without plain byte ranges.
 
 A member ``000000003/jpg`` is the field ``jpg`` of row 3; its key is the member ``000000003/key`` in
 capitals, which no field's name has. The archive's comment is too short for the description, which

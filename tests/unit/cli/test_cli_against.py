@@ -1,4 +1,4 @@
-"""``shardkit verify --against`` and its receipts: what they print, write, and exit with."""
+"""``shardkit verify --against`` and receipts: output, files and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``shardkit bench``: one real run, and what it prints of reports whose numbers are known."""
+"""``shardkit bench``: one real run, and the display of made-up reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(place: Path) -> Result:
-    """A real run of a folder and a dataset, warm and cold, in processes of their own."""
+    """A real run of a folder and a dataset, warm and cold, in separate processes."""
     return invoke(
         "bench",
         place / "photos",

@@ -312,7 +312,7 @@ def test_missing_arguments_exit_with_2(folder: Path) -> None:
 
 
 def fails(*arguments: object, code: int) -> str:
-    """Return the one line that a process of its own prints before it exits with ``code``."""
+    """Return the single line that a process prints before it exits with ``code``."""
     done = run("convert", "imagefolder", *arguments)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
@@ -449,7 +449,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process exists and is more than an entry that nobody has waited for."""
+    """Return whether a process runs and is not a zombie."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -462,7 +462,7 @@ CROWD = ["--shard-samples", "3", "--resize", "12"]
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder "photos" with many images, and "expected", the dataset of an undisturbed run."""
+    """A folder "photos" with many images, and "expected", the dataset of an uninterrupted run."""
     root = tmp_path_factory.mktemp("crowd")
     made(make_folder(root / "photos", each=150), root / "expected", *CROWD)
     return root

@@ -1,4 +1,4 @@
-"""How `shardkit doctor` tells what it found: made-up reports on one screen, and as JSON."""
+"""Display of `shardkit doctor`: made-up reports on one screen and as JSON."""
 
 from __future__ import annotations
 

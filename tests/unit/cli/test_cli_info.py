@@ -1,4 +1,4 @@
-"""``shardkit info``: what a dataset is, for people and for machines."""
+"""``shardkit info``: the description as text and as JSON."""
 
 from __future__ import annotations
 

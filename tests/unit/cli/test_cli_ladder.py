@@ -1,4 +1,4 @@
-"""``shardkit ladder``: what the command accepts, and what it refuses before it measures."""
+"""``shardkit ladder``: arguments that it accepts and refuses before measuring."""
 
 from __future__ import annotations
 

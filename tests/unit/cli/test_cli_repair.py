@@ -1,4 +1,4 @@
-"""``shardkit repair``: what it prints, and what it exits with."""
+"""``shardkit repair``: output and exit codes."""
 
 from __future__ import annotations
 

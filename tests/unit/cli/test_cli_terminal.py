@@ -1,4 +1,4 @@
-"""What files name cannot command a terminal, and what the caller closed cannot change the work.
+"""Names in files cannot control a terminal, and closed streams do not affect the work.
 
 Click removes escape sequences where the output is no terminal, so these tests have one.
 """
@@ -55,7 +55,7 @@ for arguments in json.loads(open(sys.argv[1]).read()):
 
 
 def on_terminal(command: Sequence[str], **options: Any) -> bytes:
-    """Return what a command prints whose standard streams are a terminal."""
+    """Return the output of a command that runs on a terminal."""
     mine, other = pty.openpty()
     with subprocess.Popen(command, stdin=other, stdout=other, stderr=other, **options) as process:
         os.close(other)
@@ -72,7 +72,7 @@ def on_terminal(command: Sequence[str], **options: Any) -> bytes:
 
 
 def show(tmp_path: Path, commands: Sequence[Sequence[object]]) -> str:
-    """Run commands on one terminal, check all that they print, and return it."""
+    """Run commands on one terminal; check and return all output."""
     (tmp_path / "commands").write_text(json.dumps([[str(a) for a in each] for each in commands]))
     shown = on_terminal([sys.executable, "-c", MANY, str(tmp_path / "commands")])
     text = ALLOWED.sub(b"", shown).decode()
@@ -84,7 +84,7 @@ def show(tmp_path: Path, commands: Sequence[Sequence[object]]) -> str:
 
 
 def texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Give the place of each text in JSON; a name of an entry is a place of its own."""
+    """Yield the position of each string in JSON; names of entries count too."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield (*path, name, None)
@@ -232,7 +232,7 @@ CLOSED = ((0,), (1,), (2,), (1, 2), (0, 1, 2))
 
 
 def code_without(numbers: Sequence[int], *arguments: object) -> int:
-    """Return the exit code of a command that is started without these standard streams."""
+    """Return the exit code of a command started without these standard streams."""
     closing = " ".join(f"{number}>&-" for number in numbers)
     return subprocess.run(
         ["/bin/sh", "-c", f'"$@" {closing}', "sh", *shardkit_command(*arguments)],

@@ -1,4 +1,4 @@
-"""``shardkit verify`` and ``shardkit index``: exit codes, and texts that name what is damaged."""
+"""``shardkit verify`` and ``shardkit index``: exit codes and reports of damage."""
 
 from __future__ import annotations
 

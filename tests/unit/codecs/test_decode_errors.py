@@ -1,4 +1,4 @@
-"""Whose fault it is that an image cannot be decoded: its own, or the machine's."""
+"""Decode errors: bad images are told from lack of memory."""
 
 from __future__ import annotations
 

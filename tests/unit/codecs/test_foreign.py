@@ -1,4 +1,4 @@
-"""Images of formats that no shard stores: listed as bad, with a remedy that works."""
+"""Image types that cannot be stored unchanged: reported as bad, with a working remedy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TEXTS = {
 
 
 def shown(data: bytes) -> Pixels:
-    """Return what Pillow decodes, over white."""
+    """Return the pixels that Pillow decodes, over white."""
     with Image.open(io.BytesIO(data)) as image:
         image.load()
         layer = image.convert("RGBA")

@@ -42,12 +42,12 @@ MAGENTA = (255, 0, 255)
 
 
 def oracle(data: bytes) -> Pixels:
-    """Return what Pillow makes of an opaque 8-bit image."""
+    """Return the RGB pixels of an opaque 8-bit image in Pillow."""
     return np.asarray(opened(data).convert("RGB"))
 
 
 def over(image: Image.Image, background: tuple[int, int, int]) -> Pixels:
-    """Return an image laid over a colour, by the formula and not by Pillow."""
+    """Return an image composited over a color, without Pillow."""
     layer = np.asarray(image.convert("RGBA")).astype(np.float64)
     alpha = layer[:, :, 3:] / 255
     mixed = layer[:, :, :3] * alpha + np.array(background) * (1 - alpha)
@@ -147,7 +147,7 @@ def test_the_orientation_is_found(kind: str, orientation: int) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_tiff_is_rotated_exactly_once(orientation: int) -> None:
-    """Pillow turns a TIFF when it loads it, and no other kind."""
+    """Pillow rotates only TIFF files on loading."""
     data = with_exif(orientation, "TIFF")
     info = inspect(data, "tiff")
     image = apply_orientation(Image.fromarray(decode(data, "tiff")), info.orientation)
@@ -472,7 +472,7 @@ def test_a_truncated_animation_raises_bad_image_or_nothing(field: str) -> None:
 
 
 def overwritten(seed: int) -> bytes:
-    """Return a JPEG that has 64 bytes of rubbish in the middle."""
+    """Return a JPEG with 64 bytes of garbage in the middle."""
     data = bytearray(jpeg(64, 64, seed, quality=95))
     middle = len(data) // 2
     data[middle : middle + 64] = np.random.default_rng(seed).bytes(64)
@@ -480,7 +480,7 @@ def overwritten(seed: int) -> bytes:
 
 
 def test_garbage_in_the_middle_of_a_jpeg_is_noticed() -> None:
-    """Some rubbish is valid by chance; libjpeg warns about most of it."""
+    """Some garbage is valid by chance; libjpeg warns about most of it."""
     unnoticed = 0
     for seed in range(40):
         warnings: list[str] = []
@@ -535,7 +535,7 @@ def test_a_bomb_is_refused_by_its_header(kind: str, function: object) -> None:
 
 
 def test_a_progressive_bomb_does_not_take_the_memory() -> None:
-    """Libjpeg would take room for all coefficients: it is tried in a process with little memory."""
+    """Libjpeg would allocate all coefficients, so this runs in a process with little memory."""
     code = """
 import resource, sys
 import numpy, PIL.Image, simplejpeg

@@ -209,7 +209,7 @@ def test_an_unchecked_image_is_read_as_pillow_reads_it(tmp_path: Path) -> None:
 
 
 def test_verify_and_repair_agree_about_bad_images(tmp_path: Path) -> None:
-    """`verify` names images that were stored damaged, and does not send anyone to `repair`."""
+    """`verify` reports images that were stored damaged, without recommending `repair`."""
     place = made(tmp_path, {**LOST, **ENDLESS, **HARMLESS}, check="none")
     findings = verify(place, "decode").findings
     assert len(findings) == len(LOST) + len(ENDLESS)

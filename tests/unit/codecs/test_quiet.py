@@ -58,7 +58,7 @@ def test_quiet_ends_with_an_exception() -> None:
 
 
 def test_the_filters_can_be_pickled() -> None:
-    """As joblib does: what stands in them must be picklable, and harmless where it arrives."""
+    """Joblib does that: filters must be picklable, and harmless in the other process."""
     with quiet():
         pass
     sent = pickle.loads(pickle.dumps(warnings.filters))

@@ -1,4 +1,4 @@
-"""Scaling with torch: Pillow's sizes, and its pixels but for rounding, by any number of workers."""
+"""Scaling with torch: Pillow's sizes, and its pixels up to rounding, with any number of workers."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_header_with_more_than_a_size_is_recognized() -> None:
 
 @given(st.binary(max_size=60), st.integers(0, 700))
 def test_damage_after_a_jpegs_header_does_not_change_the_header(junk: bytes, at: int) -> None:
-    """Whatever libjpeg reads in the whole, it reads in the header alone."""
+    """Libjpeg reads the same values from the full image and from the header."""
     data = jpeg()
     data = data[:at] + junk + data[at + len(junk) :]
     try:
@@ -133,7 +133,7 @@ def test_pillow_counts_the_same_images_in_a_tiff() -> None:
 
 
 def test_many_images_of_a_tiff_are_counted_in_time() -> None:
-    """Pillow compares each with all before it: with 200,000 it is at it for minutes."""
+    """Pillow compares each with all before it, which takes minutes for 200,000."""
     data = b"II*\0\x08\0\0\0" + b"".join(
         struct.pack("<HI", 0, 8 + 6 * place) for place in range(1, 200_000)
     )

@@ -1,4 +1,4 @@
-"""Pieces of JPEGs by TurboJPEG 3 are, to the bit, what decoding the whole and cutting gives."""
+"""Regions decoded with TurboJPEG 3 equal a full decode and crop, bit for bit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ REGIONS = (Region(5, 7, 20, 20), Region(40, 40, 57, 21))
 
 
 def use(monkeypatch: pytest.MonkeyPatch, named: str | None) -> None:
-    """Have the library chosen anew, as in a fresh process with this environment variable."""
+    """Choose the library again, as in a new process with this environment variable."""
     if named is None:
         monkeypatch.delenv(turbo.VARIABLE, raising=False)
     else:
@@ -108,7 +108,7 @@ def test_mutated_jpegs_give_the_full_decodes_pixels_or_none(
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """How many pieces the library decoded, also in processes: a fast path may silently be lost."""
+    """Counts regions that the library decoded, also in processes, so the fast path is not lost."""
     count = torch.zeros(1, dtype=torch.int64)
     count.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -162,7 +162,7 @@ def whole(data: bytes, size: tuple[int, int], eighths: int = 8, fast: bool = Fal
 def wrong(
     data: bytes, size: tuple[int, int], eighths: int, region: Region, fast: bool = False
 ) -> str:
-    """Return what is wrong with a piece that the library decodes, or nothing."""
+    """Return the problem with a region that the library decodes, or None."""
     found = decode_region(data, size, eighths, region, fast=fast)
     if found is None:
         return f"{region} at {eighths}/8 is not decoded"
@@ -176,7 +176,7 @@ def cut(values: Pixels, region: Region) -> Pixels:
 
 
 def spans(side: int) -> Iterator[tuple[int, int]]:
-    """Give the begin and length of all that can be cut from a side."""
+    """Yield start and length of all crops of a side."""
     return ((begin, end - begin) for begin in range(side) for end in range(begin + 1, side + 1))
 
 
@@ -223,7 +223,7 @@ def test_every_kind_of_jpeg_is_cropped_exactly(
 
 @pytest.mark.parametrize("arithmetic", [0, 1])
 def test_a_progressive_jpeg_is_not_decoded(library: str, arithmetic: int) -> None:
-    """If its last scans are missing, a piece is smoothed otherwise than the whole."""
+    """If the last scans are missing, a region is smoothed differently from the full image."""
     data = made(*WIDE, progressive=1, arithmetic=arithmetic)
     assert decode_region(data, WIDE, 8, REGIONS[0]) is None
 
@@ -288,7 +288,7 @@ def outcomes(
 
 
 def equal(one: Part, other: Part, region: Region) -> bool:
-    """Tell whether two parts of an image, not reduced, show the same in a region."""
+    """Return whether two parts of an image, not reduced, are equal in a region."""
     first, second = (
         cut(part.pixels, region._replace(left=region.left - part.left, top=region.top - part.top))
         for part in (one, other)
@@ -300,7 +300,7 @@ def equal(one: Part, other: Part, region: Region) -> bool:
 def test_a_truncated_image_gives_correct_pixels_or_is_bad(
     library: str, monkeypatch: pytest.MonkeyPatch, progressive: int
 ) -> None:
-    """Of a baseline JPEG only what stands above a region's lower edge is looked at."""
+    """Of a baseline JPEG, only data above a region's lower edge is decoded."""
     data = made(*WIDE, progressive=progressive)
     for length, region in itertools.product([*range(700), *range(700, len(data), 9)], REGIONS):
         image = EncodedImage(data[:length], "jpg", 0, *WIDE)
@@ -491,7 +491,7 @@ NO_LIBRARIES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(params=NO_LIBRARIES)
 def no_library(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A path at which there is no library of version 3."""
+    """A path without a library of version 3."""
     path = str(NO_LIBRARIES[request.param](tmp_path))
     if request.param == "old":
         try:

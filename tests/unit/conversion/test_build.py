@@ -32,7 +32,7 @@ from shardkit.system.pool import Team
 
 
 def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTask:
-    """Return the task of making one shard of six images, the third of which is bad."""
+    """Return the task to build one shard of six images, the third of which is bad."""
     files: dict[str, bytes | None] = {f"cat/{n}.jpg": jpeg(20 + n, 18, n) for n in range(5)}
     files["cat/2.jpg"] = b"no image"
     files["dog/5.png"] = png(20, 18, 5)
@@ -92,7 +92,7 @@ def test_several_workers_change_nothing(
     tmp_path: Path, to: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Elsewhere(Team):
-        """Does as other processes would: what goes there and comes back is pickled."""
+        """Imitates other processes: pickles all arguments and results."""
 
         @property
         def ready(self) -> int:
@@ -295,7 +295,7 @@ def test_the_message_of_a_failing_disk_does_not_print_none(
 def test_a_shard_that_reads_back_differently_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """A writer (or a disk, or memory) that changes what it was given is found out at once."""
+    """A writer (or a disk, or memory) that changes its input is detected at once."""
     write = Hdf5Writer.write
     held: list[Record] = []
 

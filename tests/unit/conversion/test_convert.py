@@ -71,7 +71,7 @@ def converted(
 
 
 def stored_images(dataset: Path) -> dict[str, bytes]:
-    """Return source path to the stored bytes, cut out of the shards by the index."""
+    """Return the stored bytes of each image, by source path, read at the index's offsets."""
     manifest = load_manifest(dataset)
     index = Index(dataset, manifest.rows)
     found: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ def without_work(found: dict[str, str]) -> dict[str, str]:
 
 
 def is_whole(dataset: Path) -> bool:
-    """Return whether a directory holds nothing that opens, or a dataset with all its files."""
+    """Return whether a directory holds either no dataset or a complete one."""
     try:
         top = load_any_manifest(dataset)
     except UsageError:
@@ -374,7 +374,7 @@ def test_only_bad_files_may_be_removed_between_runs(spoilt: Path, tmp_path: Path
 
 
 def test_bad_files_of_an_earlier_run_are_still_bad(spoilt: Path, tmp_path: Path) -> None:
-    """Shards of a run that left bad files out serve a run that does not: it must name them."""
+    """A run that does not skip reports bad files even in shards of a run that skipped them."""
     skipping: dict[str, Any] = {"shard_samples": 2, "on_error": "skip"}
     with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
         made(spoilt, tmp_path / "out", **skipping)
@@ -660,7 +660,7 @@ def test_space_of_finished_shards_is_not_reserved_again(
 def test_space_is_reserved_if_sizes_are_known(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe, held: bool
 ) -> None:
-    """Six shards, one in work: room for five is held at first, for none in the end."""
+    """Six shards, one in work: space for five is reserved at first, for none in the end."""
     sizes: list[int] = []
 
     class Noted(Reservation):
@@ -744,7 +744,7 @@ main()
 def test_a_write_that_the_kernel_refuses_fails_the_conversion(
     tmp_path: Path, to: str, size: int
 ) -> None:
-    """Wherever in a file it happens, in spools or shards: one message, and nothing worse."""
+    """At any position, in spools or shards, there is one message and nothing worse."""
     source = make_folder(tmp_path / "photos", each=8)
     out = tmp_path / "out"
     done = python(LIMITED, size, "convert", "imagefolder", source, out, "--to", to, "--workers", 1)
@@ -834,7 +834,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_stopped_at_any_step_can_be_repeated(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: str | None, newer: str
 ) -> None:
-    """The result is the same; on the way there is an older dataset, a newer one, or none."""
+    """The result is the same; meanwhile there is the old dataset, the new one, or none."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # slow, and nobody pulls the plug
     refuse = Mock(side_effect=OSError(errno.ENOSYS, "not here"))  # see test_exchange.py
     monkeypatch.setattr("shardkit.conversion.exchange.exchange", refuse)

@@ -1,4 +1,4 @@
-"""An older dataset is replaced in one step, where the file system can exchange two folders."""
+"""An old dataset is replaced in one step if the file system can exchange two folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(photos: Path, tmp_path: Path) -> Path:
-    """A dataset that is to be replaced."""
+    """A dataset to replace."""
     into(photos, tmp_path / "out", seed=1)
     return tmp_path / "out"
 
@@ -62,7 +62,7 @@ def into(photos: Path, target: Path, *, seed: int = 0, force: bool = False) -> N
 
 @contextmanager
 def at_each_step(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> Iterator[list[str]]:
-    """Call ``look`` before and after each step on the disk; give the names of the steps."""
+    """Call ``look`` before and after each disk operation; yield their names."""
     seen: list[str] = []
 
     def watched(name: str, act: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Rerunning a finished conversion: nothing is done, unless anything would come out different."""
+"""Rerunning a finished conversion does nothing, unless the result would differ."""
 
 from __future__ import annotations
 

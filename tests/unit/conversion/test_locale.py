@@ -1,4 +1,4 @@
-"""The locale changes no byte of a dataset: names are UTF-8, and other bytes are kept."""
+"""The locale does not change a byte of a dataset: names are UTF-8, and other bytes are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SURROUNDINGS = {"C": {"LC_ALL": "C", **PLAIN}, "C with UTF-8": {"LC_ALL": "C"}, 
 
 @pytest.fixture(scope="module")
 def latin(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Surroundings in which each byte is a letter."""
+    """An environment in which each byte is a letter."""
     made = tmp_path_factory.mktemp("locales") / "en_US.ISO-8859-1"
     if shutil.which("localedef") is None:
         pytest.skip("localedef is missing")
@@ -37,7 +37,7 @@ def latin(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two splits: one's name is not ASCII, and some files' names are not even text."""
+    """Two splits: one name is not ASCII, and some file names are not even text."""
     root = tmp_path_factory.mktemp("photos")
     for split in ("train", "größe"):
         for number, name in enumerate(NAMES):

@@ -21,7 +21,7 @@ NAMES = st.lists(st.binary(min_size=1, max_size=6).map(os.fsdecode), max_size=20
 
 
 def scan_of(sizes: list[int]) -> Scan:
-    """Return a scan of images of the given sizes that exist nowhere."""
+    """Return a scan of nonexistent images with the given sizes."""
     entries = [Entry(f"{n:04d}.jpg", f"{n:04d}", -1, size, 0) for n, size in enumerate(sizes)]
     source = ImageFolder("photos")
     return Scan(source=source, splits={"": Images(source, "", entries)}, classes=None)

@@ -166,7 +166,7 @@ def test_each_mode_gives_the_documented_size(
 
 
 def close(size: tuple[int, int], width: float, height: float) -> bool:
-    """Return whether a size is another one, rounded down, or up to one pixel."""
+    """Return whether a size is the given one, rounded down, but at least one pixel."""
     return all(
         got == max(1, int(want + 1e-6)) or abs(got - want) < 1e-6
         for got, want in zip(size, (width, height), strict=True)
@@ -264,7 +264,7 @@ def test_sixteen_bits_become_eight() -> None:
 
 
 def plain(data: bytes, mode: str, name: str = "bicubic") -> Pixels:
-    """Return a JPEG fully decoded, turned, resized to 40x48 and cut or padded by Pillow alone."""
+    """Return a JPEG decoded, rotated, resized to 40x48 and cropped or padded by Pillow."""
     image, box = ImageOps.exif_transpose(opened(data)).convert("RGB"), (48, 40)
     if mode == "stretch":
         return np.asarray(image.resize(box, FILTERS[name]))
@@ -439,7 +439,7 @@ def test_the_orientation_is_applied_if_pixels_change(
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 @pytest.mark.parametrize("options", [{"resize": (8, 8)}, {"orient": True}, {}], ids=str)
 def test_a_tiff_is_rotated_once(orientation: int, options: dict[str, Any]) -> None:
-    """Whoever reads what is stored, and applies what is noted, sees the image upright."""
+    """A reader that applies the noted orientation sees the image upright."""
     data = encoded(picture(24, 16), "TIFF", exif=exif(orientation))
     upright = ImageOps.exif_transpose(opened(data))
     result = applied(data, **options)

@@ -23,14 +23,14 @@ from shardkit.sources.imagefolder import scan_imagefolder
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """A dataset that stands in the way."""
+    """An existing dataset."""
     scan = scan_imagefolder(make_folder(tmp_path / "old photos", each=1))
     convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
     return tmp_path / "out"
 
 
 def terms(seed: str = "d", on_error: str = "fail", **files: str) -> ConversionFingerprint:
-    """Return terms of a conversion with the given seed, whatever that is."""
+    """Return the fingerprint of a conversion with the given seed."""
     return ConversionFingerprint(
         settings={"--seed": seed}, images={"": len(files)}, files=files, on_error=on_error
     )
@@ -117,7 +117,7 @@ def test_only_one_conversion_works_in_a_directory(tmp_path: Path) -> None:
 def test_a_conversion_that_ends_while_the_next_starts_is_not_overwritten(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between looking at the target and getting the lock, another one may have finished."""
+    """Another conversion may finish between the check of the target and the lock."""
     target = tmp_path / "contested"
     (target / WORK_NAME).mkdir(parents=True)
     flock = fcntl.flock
@@ -213,7 +213,7 @@ def test_a_damaged_fingerprint_is_refused(tmp_path: Path) -> None:
 
 
 def test_work_without_a_plan_is_discarded(tmp_path: Path) -> None:
-    """Whatever stands there, nobody knows what it is: the removal of it was interrupted."""
+    """Its removal was interrupted, so its content is unknown."""
     place = hold(tmp_path / "out", "one")
     (place.dataset / "shard").write_bytes(b"of another plan")
     (place.state / "ready").write_bytes(b"")
@@ -308,7 +308,7 @@ def test_discarding_touches_nothing_else(dataset: Path) -> None:
 def test_interrupted_removal_of_work_does_not_harm_the_dataset(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """After each possible interruption of `discard`, `begin` must not take rests for work."""
+    """After each possible interruption of `discard`, `start` must not resume remainders."""
     function: Callable[..., None] = getattr(os, step)
     before = tree(dataset)
     for fatal in range(20):
@@ -381,7 +381,7 @@ def test_without_locks_a_file_names_the_process(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lockless")
 def test_without_locks_a_process_removes_only_its_own_file(tmp_path: Path) -> None:
-    """The work folder may have gone and come again, with another process in it."""
+    """The work folder may have been removed and created again by another process."""
     with open_staging(tmp_path / "out", force=False) as place:
         (place.folder / "owner").write_bytes(b"another")
     assert (place.folder / "owner").read_bytes() == b"another"

@@ -1,4 +1,4 @@
-"""From stored images to pixels, with the size that the index promises."""
+"""Decode stored images to pixels of the size in the index."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_the_enclosing_region_is_minimal(data: st.DataObject) -> None:
 
 @pytest.fixture(params=[False, True], ids=["whole", "piece"])
 def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a library is asked for, which decodes nothing or, if it is to give pieces, zeros."""
+    """Records the calls to a library that decodes nothing, or regions of zeros."""
     calls: list[Any] = []
 
     def decode(

@@ -115,7 +115,7 @@ def test_a_rewritten_shard_gets_a_new_handle(tmp_path: Path) -> None:
 
 
 class FakeReader:
-    """A format's reader that counts who is inside of it."""
+    """A format's reader that counts its callers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -263,5 +263,5 @@ def test_files_are_not_inherited_by_programs(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _empty_pool() -> None:
-    """Begin each test with nothing open, so that counts are exact."""
+    """Start each test with nothing open, so counts are exact."""
     handles._POOL.reset()

@@ -1,4 +1,4 @@
-"""The index: its bytes are frozen, its checksums cover what it says, and damage is refused."""
+"""The index: its bytes are frozen, its checksums cover all values, and damage is refused."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_ends_that_do_not_fit_the_text_are_refused(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Leaves a mark if it is ever unpickled."""
+    """Leaves a trace if it is unpickled."""
 
     sprung: list[int] = []  # noqa: RUF012 - shared on purpose
 

@@ -1,4 +1,4 @@
-"""From a finished shard to its part of the index, whatever the shard holds."""
+"""Build the index of any finished shard."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ RAW = Recipe(encode="raw", resize=(30, 40), resize_mode="stretch", enlarge=True)
 
 
 def resign(place: Path, change: Callable[[Rows], None]) -> Path:
-    """Change the rows of an index, and make all checksums and digests right again."""
+    """Change the rows of an index, and correct all checksums and digests."""
     manifest = load_manifest(place)
     shards = b"".join((place / shard.name).read_bytes() for shard in manifest.shards)
     assert len(manifest.shards) == 1

@@ -1,4 +1,4 @@
-"""The manifest: it comes back as it was saved, or it is refused with an error of ours."""
+"""The manifest survives a round trip, or is refused with a shardkit error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def canonical(value: object) -> bytes:
 
 
 def write(directory: Path, value: dict[str, Any], *, seal: bool = True) -> None:
-    """Write a manifest as a forger would: with the digest that fits, if ``seal``."""
+    """Write a manifest as a forger would, with a correct digest if ``seal``."""
     if seal:
         value.pop("digest", None)
         value["digest"] = hashlib.sha256(canonical(value)).hexdigest()

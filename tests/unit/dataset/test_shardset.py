@@ -1,4 +1,4 @@
-"""A dataset as one row of images: the right bytes of the right row, or an error that names it."""
+"""A dataset as one sequence of images: correct bytes for each row, or an error that names it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = 9
 
 @pytest.fixture(scope="module", params=FORMATS)
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of nine images in three shards, with its source; nobody changes it."""
+    """A read-only dataset of nine images in three shards, with its source."""
     root = tmp_path_factory.mktemp(str(request.param))
     make_folder(root / "photos", ("ant", "bee", "cat"))
     return make(root / "photos", root / "made", to=str(request.param))
@@ -37,7 +37,7 @@ def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def place(pristine: Path, tmp_path: Path) -> Path:
-    """A copy of the dataset, to be damaged."""
+    """A copy of the dataset to damage."""
     shutil.copytree(pristine, tmp_path / "made")
     return tmp_path / "made"
 
@@ -183,7 +183,7 @@ def test_a_flipped_byte_of_an_image_names_the_record(place: Path) -> None:
 
 @pytest.fixture
 def _index_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the index were that of so many rows that it is not hashed when it is opened."""
+    """Treat the index as so large that it is not hashed on opening."""
     monkeypatch.setattr(columns, "_HASHED", 0)
 
 
@@ -228,7 +228,7 @@ def test_an_unknown_field_code_is_damage_even_without_checksums(place: Path) -> 
 @pytest.mark.usefixtures("_index_not_hashed")
 @pytest.mark.parametrize("length", [1 << 31, 1 << 20])
 def test_no_memory_is_allocated_for_an_image_beyond_its_shard(place: Path, length: int) -> None:
-    """Its row may be sound in itself: an index that belongs elsewhere."""
+    """Its row may be valid by itself, in an index of another dataset."""
     rows = np.load(place / "index/rows.npy")
     rows["length"][2] = length
     rows["check"][2] = tuple(row_check(rows[2:3].tobytes()))
@@ -240,7 +240,7 @@ def test_no_memory_is_allocated_for_an_image_beyond_its_shard(place: Path, lengt
 
 @pytest.mark.parametrize("change", ["swapped rows", "rows of another dataset", "swapped names"])
 def test_an_intact_index_of_another_dataset_is_refused(place: Path, change: str) -> None:
-    """Each of its rows is one of this dataset, or could be; no checksum of a row shows it."""
+    """Each row could belong to this dataset; no checksum of a row shows that it does not."""
     rows = np.load(place / "index/rows.npy")
     if change == "swapped rows":
         rows[[1, 2]] = rows[[2, 1]]
@@ -277,7 +277,7 @@ def test_a_large_index_is_hashed_only_on_request(
 def test_advice_that_the_kernel_refuses_changes_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not every filesystem takes it."""
+    """Not every file system supports it."""
     expected = [bytes(image.data) for image in read(ShardSet(place), *range(6))]
 
     def refuse(*_: object) -> None:

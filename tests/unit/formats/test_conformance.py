@@ -1,4 +1,4 @@
-"""Every registered storage format passes the conformance suite; a new one joins by its name."""
+"""Every registered storage format passes the conformance suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite is able to fail: each of its tests finds a fault made for it."""
+"""The conformance suite can fail: each test finds a fault made for it."""
 
 from __future__ import annotations
 

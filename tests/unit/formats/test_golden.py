@@ -155,7 +155,7 @@ def rewritten(
     target: Path,
     change: Callable[[Record], Record] = lambda record: record,
 ) -> bytes:
-    """Return the bytes of a shard with the records of the one at ``path``, written today."""
+    """Return the bytes of a new shard with the records of the one at ``path``."""
     storage = get_format(manifest.format)
     reader = storage.read(path)
     try:

@@ -148,7 +148,7 @@ def test_a_user_block_moves_the_ranges(path: Path, tmp_path: Path) -> None:
 
 
 def put(name: str, value: object) -> Callable[[h5py.File], None]:
-    """Return what puts another dataset in the place of ``name``."""
+    """Return a function that replaces the HDF5 dataset ``name``."""
 
     def change(file: h5py.File) -> None:
         del file[name]

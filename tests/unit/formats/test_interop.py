@@ -1,4 +1,4 @@
-"""Our files, read by programs that nobody here wrote, without a line of shardkit."""
+"""Our files, read by other programs without shardkit."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def shards(target: Path) -> list[Path]:
 
 
 def paths_and_labels(target: Path) -> list[tuple[str, int]]:
-    """Return what the dataset says is in its rows."""
+    """Return the dataset's own content by row."""
     dataset = open_dataset(target)
     found = list(zip(dataset.paths, dataset.targets.tolist(), strict=True))
     assert sorted(found) == sorted((path, LABELS[path.split("/")[0]]) for path in PICTURES)

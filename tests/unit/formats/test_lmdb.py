@@ -18,7 +18,7 @@ from shardkit.testing import read_shard, write_shard
 
 
 def fill(path: Path, content: Mapping[bytes, bytes]) -> Path:
-    """Write a file with the lmdb library alone."""
+    """Write a file with only the lmdb library."""
     with (
         lmdb.open(str(path), subdir=False, lock=False, lib_version=0) as environment,
         environment.begin(write=True) as transaction,

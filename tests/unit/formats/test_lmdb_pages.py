@@ -1,4 +1,4 @@
-"""The walk over LMDB's pages gives what the lmdb library gives, or refuses the file."""
+"""The walk over LMDB's pages equals the lmdb library, or refuses the file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill(path: Path, *transactions: Mapping[bytes, bytes | None]) -> None:
 
 
 def library(path: Path) -> list[tuple[bytes, bytes]]:
-    """Return what the lmdb library reads."""
+    """Return the content that the lmdb library reads."""
     with (
         lmdb.open(str(path), subdir=False, lock=False, readonly=True) as environment,
         environment.begin() as transaction,
@@ -47,7 +47,7 @@ def library(path: Path) -> list[tuple[bytes, bytes]]:
 
 
 def walked(path: Path) -> list[tuple[bytes, bytes]]:
-    """Return what the walk points at."""
+    """Return the content that the walk finds."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         entries = list(walk(descriptor, os.fstat(descriptor).st_size))
@@ -190,7 +190,7 @@ def test_damage_is_refused_or_gives_entries_and_nothing_else(
 
 
 def structural_positions(data: bytes) -> list[int]:
-    """Return where headers and pointers of tree pages stand, and all of the two metas."""
+    """Return the offsets of headers and pointers of tree pages, and of both meta pages."""
     found = list(range(160)) + list(range(4096, 4256))
     for page in range(8192, len(data), 4096):
         number, flags = (
@@ -218,7 +218,7 @@ def test_a_page_that_points_to_its_parent_ends(rich: tuple[Path, bytes], tmp_pat
 
 
 def test_a_tree_that_shares_its_pages_ends(rich: tuple[Path, bytes], tmp_path: Path) -> None:
-    """Of two levels that both point 50 times to the level below, a walk would have no end soon."""
+    """With two levels that both point 50 times to the level below, a walk would take very long."""
     _, data = rich
     root = int.from_bytes(data[4096 + 16 + 24 + 48 + 40 :][:8], "little") * 4096
     count = (int.from_bytes(data[root + 12 : root + 14], "little") - 16) // 2

@@ -1,4 +1,4 @@
-"""What we write opens with lmdb and h5py of years ago, which scripts/setup installs."""
+"""Our files open with old versions of lmdb and h5py, which scripts/setup installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A format of another package joins by its entry point; no line of shardkit changes."""
+"""A third-party format joins by its entry point, without changes to shardkit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
 
 @pytest.fixture(autouse=True)
 def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the package, in effect, here and in processes started from here."""
+    """Make the package importable here and in child processes."""
     monkeypatch.syspath_prepend(THIRD_PARTY)
     inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([THIRD_PARTY, *inherited]))
@@ -59,7 +59,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def shardkit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
+    """Run the command in a separate process."""
     run = [sys.executable, "-m", "shardkit", *arguments]
     return subprocess.run(run, check=False, capture_output=True, text=True)
 

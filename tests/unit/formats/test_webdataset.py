@@ -34,7 +34,7 @@ def pack(path: Path, members: Mapping[str, bytes], kind: str = "ustar") -> Path:
 
 
 def fields_by_name(path: Path) -> dict[str, bytes]:
-    """Return what our reader reads, under the members' names."""
+    """Return the content that our reader reads, by member name."""
     return {
         f"{record.key}.{name}": value
         for record in read_shard(FORMAT, path)
@@ -43,7 +43,7 @@ def fields_by_name(path: Path) -> dict[str, bytes]:
 
 
 def checked(header: bytes) -> bytes:
-    """Return a header with its checksum made right."""
+    """Return a header with its correct checksum."""
     blank = header[:148] + b" " * 8 + header[156:]
     return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
 
@@ -139,7 +139,7 @@ def test_a_sparse_member_is_refused_or_read_correctly(tmp_path: Path) -> None:
 
 
 def test_a_hard_link_is_refused_or_read_correctly(tmp_path: Path) -> None:
-    """GNU tar stores the second name of a file so; to pass it by would lose a record."""
+    """GNU tar stores the second name of a file so; ignoring it would lose a record."""
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
         info = tarfile.TarInfo("a.jpg")

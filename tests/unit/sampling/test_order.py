@@ -1,4 +1,4 @@
-"""The order of an epoch: a permutation, the same for ever, and as good as chance."""
+"""The order of an epoch: a permutation, frozen, and statistically random."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def whole(order: Order, epoch: int = 0) -> Positions:
 
 
 def chi_square(counts: npt.NDArray[Any]) -> float:
-    """Return how far counts are from equal ones, in standard deviations of chance."""
+    """Return the deviation of counts from uniform ones, in standard deviations."""
     expected = counts.sum() / counts.size
     free = np.prod([length - 1 for length in counts.shape])
     return float((((counts - expected) ** 2 / expected).sum() - free) / math.sqrt(2 * free))
 
 
 def assert_even(counts: npt.NDArray[Any]) -> None:
-    """Fail if counts are less even than chance makes them, or more; seeds are fixed, so is this."""
+    """Fail if counts are less uniform than random ones, or more; seeds are fixed."""
     assert -3.5 < chi_square(counts) < 5
 
 
@@ -131,7 +131,7 @@ def _sent(number: int, size: int, key: int) -> int:
 
 
 def by_the_book(size: int, shuffle: bool | BlockShuffle, seed: int, epoch: int) -> list[int]:
-    """Return an epoch as docs/order.md states it, number by number, in Python's integers."""
+    """Return an epoch as specified in docs/order.md, in Python integers."""
     if isinstance(shuffle, bool):
         key = _key("rows", seed, epoch)
         return _permutation(size, key) if shuffle else list(range(size))

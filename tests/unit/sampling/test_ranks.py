@@ -1,4 +1,4 @@
-"""How an epoch is divided: nothing twice, nothing missing, and the same number for all ranks."""
+"""Division of an epoch: no duplicates, nothing missing, and equal counts for all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardkit.sampling.ranks import (
 
 
 class Case(NamedTuple):
-    """An epoch, part of which is read, and ranks that are to read the rest."""
+    """A partly read epoch, and ranks that read the rest."""
 
     size: int
     batch: int
@@ -45,7 +45,7 @@ def ranks(world_size: int, remainder: str, *, drop_last: bool = False) -> list[R
 
 
 def positions(every: list[list[Step]]) -> list[int]:
-    """Return what ranks read, step by step and within a step rank by rank."""
+    """Return the samples of all ranks, by step and rank."""
     return [
         position
         for one in itertools.zip_longest(*every)

@@ -1,4 +1,4 @@
-"""A source of another package joins by its entry point; no line of shardkit changes."""
+"""A third-party source joins by its entry point, without changes to shardkit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
 
 @pytest.fixture(autouse=True)
 def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the package, in effect, here and in processes started from here."""
+    """Make the package importable here and in child processes."""
     monkeypatch.syspath_prepend(THIRD_PARTY)
     inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([THIRD_PARTY, *inherited]))
@@ -56,7 +56,7 @@ class TestCsvTable(SourceConformance):
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """A table of two splits, with labels in a column of another name."""
+    """A table of two splits, with labels in a custom column."""
     names = [f"{number}.jpg" for number in range(8)]
     make_tree(tmp_path / "photos", {name: jpeg(seed=n) for n, name in enumerate(names)})
     rows = [

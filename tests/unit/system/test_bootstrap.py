@@ -81,7 +81,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder with a dataset, its source, and modules that nobody may import."""
+    """A folder with a dataset, its source, and modules that must not be imported."""
     here = tmp_path / "here"
     photos = {f"{'ab'[n % 2]}/{n}.png": png(12, 10, n) for n in range(8)}
     make_dataset(make_tree(here / "photos", photos), here / "data", to="hdf5")
@@ -108,7 +108,7 @@ def python(here: Path, *words: str) -> str:
 
 
 def run(here: Path, *words: str) -> str:
-    """Run the command as its console script does, whose folder is first on the module path."""
+    """Run the command like its console script, whose folder is first on the module path."""
     script = here.parent / "bin" / "shardkit"
     script.parent.mkdir(exist_ok=True)
     script.write_text(

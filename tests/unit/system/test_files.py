@@ -119,7 +119,7 @@ def test_free_space_uses_the_nearest_existing_folder(tmp_path: Path) -> None:
 def test_pieces_are_appended_in_order_despite_partial_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
 ) -> None:
-    """A disk that is nearly full, or a signal, makes a write shorter than was asked."""
+    """A nearly full disk, or a signal, causes a partial write."""
 
     def write_some(descriptor: int, content: bytes) -> int:
         return written(descriptor, bytes(content)[:largest])

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Readable numbers and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine gives to a process: within the limits of control groups, of both versions."""
+"""CPUs and memory of a process within control groups of both versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of 16 processors and 64 GiB, 40 of them free, without any control group."""
+    """A machine with 16 CPUs and 64 GiB, 40 of them free, without control groups."""
     memory = SimpleNamespace(total=64 * GIB, available=40 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
@@ -27,7 +27,7 @@ def no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def groups(root: Path, own: str, files: Mapping[str, str]) -> None:
-    """Write what /proc/self/cgroup says, and files of control groups."""
+    """Write /proc/self/cgroup and files of control groups."""
     (root / "self").write_text(own)
     for name, content in files.items():
         path = root / "cgroup" / name
@@ -115,7 +115,7 @@ def test_version_1_without_limits(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_named_from_outside_ends_at_the_root(tmp_path: Path) -> None:
-    """In a container the name may be that of the host, whose folders are not there."""
+    """In a container, the name may be the host's, whose folders do not exist there."""
     groups(tmp_path, "0::/host/docker/abc\n", {"cpu.max": "200000 100000"})
 
     assert machine.usable_cpus() == 2

@@ -23,7 +23,7 @@ from shardkit.system.pool import Meter, Progress, run_tasks, team
 
 
 class Task(NamedTuple):
-    """What one task does; ``folder`` is where it leaves its process id."""
+    """A task; it leaves its process ID in ``folder``."""
 
     number: int
     folder: str = ""
@@ -61,7 +61,7 @@ def processes(folder: Path) -> set[int]:
 
 
 def wait_until(folder: Path, count: int) -> None:
-    """Wait until as many tasks have begun; the test's own deadline ends it otherwise."""
+    """Wait until this many tasks have started, at most until the test's deadline."""
     while len(list(folder.iterdir())) < count:
         time.sleep(0.01)
 
@@ -250,7 +250,7 @@ def where(number: int) -> tuple[int, int]:
 
 
 def until_others_work(seen: set[int], *, then: int) -> Iterator[int]:
-    """Give numbers until another process did one of them, and some more."""
+    """Yield numbers until another process has handled one, and a few more."""
     numbers = itertools.count()
     while len(seen) < 2:
         yield next(numbers)

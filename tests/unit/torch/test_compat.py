@@ -1,4 +1,4 @@
-"""Private names of PyTorch and multiprocessing are used in one module, and they exist."""
+"""Private names of PyTorch and multiprocessing are used in only one module, and exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_exit", "_getframe"}
 
 
 def private_names(path: Path) -> list[str]:
-    """Return accesses to private attributes of other objects than ``self``."""
+    """Return accesses to private attributes of objects other than ``self``."""
     return [
         f"{path.name}:{node.lineno} {ast.unparse(node)}"
         for node in ast.walk(ast.parse(path.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""Ranks of a real process group: each finds its share by itself, and all go in step."""
+"""Ranks of a real process group: each detects its subset, and all have the same number of steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what may have launched the tests; gloo needs no name of this host."""
+    """Clear the environment of a launcher; gloo then needs no host name."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -249,7 +249,7 @@ def test_iterable_datasets_and_samplers_detect_their_rank(
 
 
 def disagree(path: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """Make loaders while the environment says something else than the process group."""
+    """Create loaders while the environment contradicts the process group."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", "7")
         patch.setenv("WORLD_SIZE", "9")

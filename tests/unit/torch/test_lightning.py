@@ -1,4 +1,4 @@
-"""Lightning runs that stop anywhere and go on with the very next batch."""
+"""Lightning runs that stop anywhere and resume with the exact next batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OPTIONS = {"thread": THREADS, "process": PROCESSES}
 
 
 class Seen(NamedTuple):
-    """A batch as the training step got it."""
+    """A batch as the training step received it."""
 
     epoch: int
     number: int
@@ -85,7 +85,7 @@ class Recorder(pl.LightningModule):
 
 
 class Stopped(Exception):
-    """What ends a run, as a power cut would."""
+    """Ends a run abruptly, like a power cut."""
 
 
 class StopAt(pl.Callback):
@@ -125,7 +125,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(root: Path) -> list[Seen]:
-    """What a run sees that nobody stops."""
+    """The batches of an uninterrupted run."""
     seen = fit(root, module(root, THREADS)).seen
     assert [(one.epoch, one.number) for one in seen] == [
         (epoch, number) for epoch in range(EPOCHS) for number in range(STEPS)
@@ -163,7 +163,7 @@ def fit(
     checkpoint: Path | None = None,
     **choices: Any,
 ) -> Recorder:
-    """Run to the end, or until a callback stops it."""
+    """Run to the end or until a callback stops the run."""
     model, runs = Recorder(), trainer(root, *callbacks, **choices)
     try:
         runs.fit(model, data, ckpt_path=checkpoint, weights_only=True)

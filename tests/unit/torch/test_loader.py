@@ -1,4 +1,4 @@
-"""The loader, where training loops look: what a DataLoader would do, and what it promises more."""
+"""The loader: the behavior of a DataLoader, and its additional promises."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def dataset(root: Path) -> ShardDataset:
 
 @pytest.fixture
 def load() -> Iterator[Callable[..., Loader]]:
-    """Make loaders that end with the test."""
+    """Create loaders that are closed at the end of the test."""
     made: list[Loader] = []
 
     def load(dataset: Any, engine: str = "thread", num_workers: int = 2, **more: Any) -> Loader:
@@ -94,7 +94,7 @@ Load = Callable[..., Loader]
 
 
 class Numbers(Dataset[int]):
-    """A dataset of somebody else, with nothing but what a DataLoader asks for."""
+    """Another dataset, with only the methods that a DataLoader needs."""
 
     def __init__(self, rows: int = ROWS) -> None:
         self._rows = rows
@@ -109,7 +109,7 @@ class Numbers(Dataset[int]):
 
 
 def rows_of(loader: Any) -> list[int]:
-    """Return the rows of the batches that a loader with ``with_rows`` gives."""
+    """Return the rows of the batches of a loader with ``with_rows``."""
     return [row for batch in loader for row in batch[-1].tolist()]
 
 
@@ -482,7 +482,7 @@ def test_a_view_of_a_batch_keeps_the_batch(
 
 
 class Made:
-    """Collates, and counts the batches that were made."""
+    """Collates and counts batches."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

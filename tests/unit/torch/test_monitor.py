@@ -1,4 +1,4 @@
-"""What a training loop's time went to: on a clock of the test's own, so that it is exact."""
+"""The time of a training loop, measured on a fake clock so that it is exact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CROP = CenterCrop(8)
 
 
 class Clock:
-    """Goes on only when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Slow:
-    """A loader whose batches take the given seconds, and then its end."""
+    """A loader whose batches, and then its end, take the given seconds."""
 
     def __init__(self, clock: Clock, *waits: float, end: float = 0.0) -> None:
         self._clock = clock
@@ -214,7 +214,7 @@ def test_slow_starts_are_reported(clock: Clock) -> None:
 
 
 class Bar:
-    """Remembers what it was told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, str]] = []
@@ -353,7 +353,7 @@ def test_no_batch_is_kept_alive() -> None:
 
 
 class Batches(IterableDataset[Any]):
-    """Gives batches, as ``webdataset.WebLoader`` does, which is an iterable dataset too."""
+    """Yields batches, like ``webdataset.WebLoader``, which is also an iterable dataset."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([(torch.zeros(3, 2), torch.zeros(3))] * 5)

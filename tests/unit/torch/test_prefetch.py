@@ -50,7 +50,7 @@ def loader_of(root: Path, to: str = "lmdb", **options: Any) -> Loader:
 
 
 class Stage:
-    """Plays a CUDA device: what happens is written down, and a copy is a clone."""
+    """A fake CUDA device: records operations; a copy is a clone."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -112,7 +112,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """The two branches: on the CPU, and CUDA as `Stage` plays it."""
+    """Both branches: on the CPU, and on the fake CUDA device `Stage`."""
     if request.param == "cuda":
         request.getfixturevalue("stage")
     return str(request.param)
@@ -229,7 +229,7 @@ def test_batches_can_be_kept(root: Path, device: str, normalize: Normalize | Non
 
 
 def test_a_released_batch_is_freed_before_the_next_one(device: str) -> None:
-    """Or the device would hold more batches than the one in use and the one ahead."""
+    """Otherwise the device would hold more batches than the one in use and the next one."""
 
     def batches() -> Iterator[list[torch.Tensor]]:
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""The oracle of resuming: after any stop a run goes on with the very next sample, or is refused."""
+"""After any stop, a run resumes with the exact next sample or is refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Reference = dict[tuple[bool | BlockShuffle, tuple[int, int]], list[list[Prints]]
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> Reference:
-    """The first four epochs of each rank by hand, from one format: all others must equal it."""
+    """The first four epochs of each rank, computed from one format; all others must be equal."""
     dataset = open_dataset(root / "hdf5", decode=CROP)
     found: Reference = {}
     for shuffle, place in itertools.product((*SHUFFLES, BlockShuffle()), PLACES):
@@ -111,7 +111,7 @@ def test_a_run_resumes_with_the_exact_next_batch(
 
 
 def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int, at: int) -> None:
-    """Stop ``first`` after ``stop`` batches of epoch ``at``; let ``second`` go on."""
+    """Stop ``first`` after ``stop`` batches of epoch ``at``; resume with ``second``."""
     first.set_epoch(at)
     batches = iter(first)
     where = f"{first!r}, epoch {at}, after batch {stop}"

@@ -122,7 +122,7 @@ def test_an_abandoned_iteration_is_followed_by_the_next_epoch(root: Path, num_wo
 
 
 def global_numbers(_: Any) -> torch.Tensor:
-    """Draw from all three global generators, whatever the image is."""
+    """Draw from all three global generators."""
     return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
 
 
@@ -178,7 +178,7 @@ def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
 
 
 def wrapped(root: Path, kind: str) -> tuple[Any, list[ShardDataset]]:
-    """Return a dataset that is made of others, and those."""
+    """Return a combined dataset and its parts."""
     one, other = (open_dataset(root / to, decode=CROP) for to in ("lmdb", "hdf5"))
     if kind == "subset":
         return Subset(one, range(20, 3, -1)), [one]
@@ -267,7 +267,7 @@ def test_a_new_sampler_resumes_after_every_batch(shuffle: bool | BlockShuffle) -
 
 
 def _after(sampler: EpochBatchSampler, epochs: int) -> Any:
-    """Return the iteration that follows after some epochs."""
+    """Return the next iteration after some epochs."""
     for _ in range(epochs):
         assert len(list(sampler)) == len(sampler)
     return iter(sampler)

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader: a run that is stopped goes on with the very next sample."""
+"""torchdata's StatefulDataLoader: a stopped run resumes with the exact next sample."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Way(NamedTuple):
-    """How a dataset is read."""
+    """A way to read a dataset."""
 
     kind: str
     """``sampler``, ``batches`` or ``samples``: the last two are iterable datasets."""
@@ -151,7 +151,7 @@ def test_a_run_with_occasional_states_resumes(root: Path, kind: str) -> None:
 
 
 def check_stops(path: Path, way: Way) -> None:
-    """Stop after each batch of the middle epoch, and read on to the end with a new loader."""
+    """Stop after each batch of the middle epoch, and resume with a new loader."""
     expected = epochs(path, way)
     for stop in range(len(expected[1]) + 1):
         loader, named = start(path, way)

@@ -1,4 +1,4 @@
-"""The file that `shardkit tune --out` writes: what is taken from it, and what is refused."""
+"""Tuned files, written by `shardkit tune --out`: loading and validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Info: what a dataset is and how it was made."""
+"""Descriptions of datasets and of their conversion."""
 
 from __future__ import annotations
 

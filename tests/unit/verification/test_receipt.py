@@ -1,4 +1,4 @@
-"""Receipts: what was proved once, and is held against the dataset later."""
+"""Receipts: proof of a comparison with the source, checked later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(place: Path, source: Path, path: Path) -> Path:
 
 
 def sealed(value: dict[str, Any]) -> bytes:
-    """Return the text of a receipt of any content, with its right digest."""
+    """Return the text of a receipt with any content and its correct digest."""
     body = {name: part for name, part in value.items() if name != "digest"}
     return json.dumps({**body, "digest": hashlib.sha256(dump_json(body)).hexdigest()}).encode()
 

@@ -1,4 +1,4 @@
-"""Lies: records that are not what their files make, in datasets that are sound in themselves."""
+"""Wrong records in consistent datasets, found by comparing them with the source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RAW = Recipe(encode="raw", resize=(8, 8), resize_mode="stretch")
 
 
 def swapped(records: list[Record], name: str) -> list[Record]:
-    """Let the first two records that differ in a field exchange it."""
+    """Exchange a field between the first two records that differ in it."""
     one = records[0]
     other = next(r for r in records if r.fields.get(name) != one.fields.get(name))
     fields = {one.key: other.fields, other.key: one.fields}
@@ -77,13 +77,13 @@ LIES: dict[str, tuple[Callable[[list[Record]], list[Record]], str]] = {
 
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source of JPEG files alone, of two classes; nobody changes it."""
+    """A read-only source of JPEG files in two classes."""
     return make_jpegs(tmp_path_factory.mktemp("source") / "photos")
 
 
 @pytest.fixture(scope="module")
 def truths(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of ``jpegs`` in each format; nobody changes it."""
+    """The read-only dataset of ``jpegs`` in each format."""
     return make_truths(jpegs, tmp_path_factory.mktemp("truth"))
 
 
@@ -118,7 +118,7 @@ MANIFEST_LIES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_lie_of_the_manifest_is_found(
     jpegs: Path, truths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
-    """By what the shards say of themselves, and, if they lied, too, by the source."""
+    """Found by the shards' own metadata and, if that is wrong too, by the source."""
     entries, reason = MANIFEST_LIES[lie]
     place = shutil.copytree(truths / "webdataset", tmp_path / "made")
 

@@ -1,4 +1,4 @@
-"""The index is derived: it can be lost, and comes back byte for byte from whole shards."""
+"""The index is derived: a lost one is rebuilt from intact shards, byte for byte."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_damaged_shards_are_refused_and_nothing_is_changed(
 def test_a_manifest_that_describes_another_index_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if another version of shardkit wrote another index: better none than a wrong one."""
+    """Another version might write another index; no index is better than a wrong one."""
     save = save_npy
     monkeypatch.setattr(index, "save_npy", lambda path, array: save(path, array[:-1]))
     before = tree(place)

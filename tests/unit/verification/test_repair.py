@@ -1,4 +1,4 @@
-"""``repair``: what is damaged or missing comes back with the digest it had."""
+"""``repair``: damaged and missing files are rebuilt with their original digests."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source; nobody changes it."""
+    """A read-only source."""
     return make_source(tmp_path_factory.mktemp("source") / "photos")
 
 
 @pytest.fixture(scope="module")
 def pristine(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of ``photos`` in each format; nobody changes it."""
+    """The read-only dataset of ``photos`` in each format."""
     return make_each(photos, tmp_path_factory.mktemp("pristine"))
 
 
 @pytest.fixture
 def place(pristine: Path, tmp_path: Path) -> Path:
-    """A copy of one of them, to be damaged."""
+    """A copy of one dataset to damage."""
     return shutil.copytree(pristine / "lmdb", tmp_path / "made")
 
 

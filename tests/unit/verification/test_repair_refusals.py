@@ -1,4 +1,4 @@
-"""``repair``: what cannot be made anew is not touched, and an interruption does no harm."""
+"""``repair``: files that cannot be rebuilt are not touched, and interruptions do no harm."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from shardkit.errors import ConversionFailed, CorruptDataset, CorruptRecord, Dis
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source; nobody changes it."""
+    """A read-only source."""
     return make_source(tmp_path_factory.mktemp("source") / "photos")
 
 
 @pytest.fixture(scope="module")
 def pristine(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of ``photos`` in each format; nobody changes it."""
+    """The read-only dataset of ``photos`` in each format."""
     return make_each(photos, tmp_path_factory.mktemp("pristine"))
 
 
 @pytest.fixture
 def place(pristine: Path, tmp_path: Path) -> Path:
-    """A copy of one of them, to be damaged."""
+    """A copy of one dataset to damage."""
     return shutil.copytree(pristine / "lmdb", tmp_path / "made")
 
 
@@ -231,7 +231,7 @@ def test_the_work_of_an_unfinished_conversion_is_kept(photos: Path, place: Path)
 def test_a_dataset_replaced_meanwhile_is_not_harmed(
     photos: Path, place: Path, pristine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new dataset comes just before the lock is had."""
+    """The new dataset appears just before the lock is acquired."""
     flip(place / files_of(place)[0])
 
     def replaced(folder: Path, look: Callable[[], None]) -> Any:
@@ -246,7 +246,7 @@ def test_a_dataset_replaced_meanwhile_is_not_harmed(
 
 
 class Renames:
-    """Counts renames, and interrupts instead of one."""
+    """Counts renames, and interrupts one."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: float) -> None:
         self.count = 0

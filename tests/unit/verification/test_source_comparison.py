@@ -1,4 +1,4 @@
-"""``verify --against``: each source file is there once, and its record is what it makes."""
+"""``verify --against``: each source file occurs once, and its record equals its converted file."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_several_processes_report_the_same(folder: Path, tmp_path: Path, level: 
 
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source of JPEG files alone, of two classes; nobody changes it."""
+    """A read-only source of JPEG files in two classes."""
     return make_jpegs(tmp_path_factory.mktemp("source") / "photos")
 
 
 @pytest.fixture(scope="module")
 def truths(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of ``jpegs`` in each format; nobody changes it."""
+    """The read-only dataset of ``jpegs`` in each format."""
     return make_truths(jpegs, tmp_path_factory.mktemp("truth"))
 
 

@@ -1,4 +1,4 @@
-"""Which file each row came from, found again in whatever way the source was converted."""
+"""The source file of each row, found for any options of the conversion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardkit.sources.imagefolder import scan_imagefolder
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Return the ways a source may be laid out, with the options to convert it."""
+    """Return the layouts of a source, with the options to convert each."""
     order = root / "order.txt"
     order.write_text("class10\nnothing\nclass2\n")
     numbered = make_folder(root / "numbered", ("class2", "class10"))

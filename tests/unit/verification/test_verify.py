@@ -1,4 +1,4 @@
-"""Verify: every byte that is not as it was written is found, and its record is named."""
+"""Verify finds every changed byte and names its record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shardkit.verification.verify import LEVELS
 
 @pytest.fixture(scope="module", params=FORMATS)
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of nine images in three shards; nobody changes it."""
+    """A read-only dataset of nine images in three shards."""
     root = tmp_path_factory.mktemp(str(request.param))
     make_folder(root / "photos", ("ant", "bee", "cat"))
     (root / "photos/notes.txt").write_text("no image")  # gives a file that is no shard
@@ -43,7 +43,7 @@ def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def place(pristine: Path, tmp_path: Path) -> Path:
-    """A copy of the dataset, to be damaged."""
+    """A copy of the dataset to damage."""
     shutil.copytree(pristine, tmp_path / "made")
     return tmp_path / "made"
 
@@ -195,7 +195,7 @@ def test_quick_need_not_read_images_but_finds_files_and_index(place: Path) -> No
 
 
 def place_of(place: Path, content: bytes) -> tuple[Path, int]:
-    """Return the shard and the byte at which ``content`` stands, which must be unique."""
+    """Return the shard and offset of ``content``, which must be unique."""
     found = [(path, path.read_bytes()) for path in shard_paths(place)]
     ((path, data),) = [(path, data) for path, data in found if content in data]
     assert data.count(content) == 1
@@ -330,7 +330,7 @@ def test_an_edited_manifest_is_found_at_every_level(place: Path) -> None:
 
 
 def test_an_index_of_other_rows_is_found(place: Path, tmp_path: Path) -> None:
-    """The index of another dataset of the same size, whole in itself."""
+    """An intact index of another dataset of the same size."""
     other = make_folder(tmp_path / "others", ("dog", "elk", "fox"))
     made = make(other, tmp_path / "other", to=load_manifest(place).format)
     shutil.rmtree(place / "index")
@@ -454,7 +454,7 @@ def test_a_missing_split_is_damage(splits: Path, what: str) -> None:
 
 
 def test_another_valid_manifest_in_a_split_is_found(splits: Path, tmp_path: Path) -> None:
-    """A whole dataset in the place of a split: each by itself is sound, together they are not."""
+    """A complete dataset in place of a split: each is intact, but they do not belong together."""
     other = make(make_folder(tmp_path / "others"), tmp_path / "other", to="webdataset")
     assert verify(other).ok
     shutil.rmtree(splits / "val")

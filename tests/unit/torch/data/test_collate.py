@@ -1,4 +1,4 @@
-"""Batches: a sequence of samples to PyTorch, and one block without a copy to us."""
+"""Batches: a sequence of samples for PyTorch, and one block without a copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_view(count: int = 3) -> tuple[BatchView, torch.Tensor]:
 
 
 class Views(Dataset[Any]):
-    """Gives batches as shardkit's datasets do."""
+    """Returns batches like shardkit's datasets."""
 
     def __init__(self) -> None:
         self.given: list[BatchView] = []
@@ -144,7 +144,7 @@ def test_a_new_block_of_another_type_comes_from_the_loader_as_bytes() -> None:
 
 
 class BlockShuffle(Dataset[tuple[torch.Tensor, bool]]):
-    """Gives a new block, and whether it lies in shared memory."""
+    """Returns a new block, and whether it is in shared memory."""
 
     def __init__(self, *, shared: bool = True) -> None:
         self.shared = shared

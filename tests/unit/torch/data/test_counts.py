@@ -1,4 +1,4 @@
-"""What reading costs, in counts and not in times: they do not drift, and say what crept in.
+"""The cost of reading, in counts instead of times: counts do not drift and name the cause.
 
 Each number is that of a loader which is warm, after its first epoch.
 """
@@ -90,7 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_turbojpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the path that all machines have: not all have TurboJPEG 3, and it costs other calls."""
+    """Disable TurboJPEG 3, which not all machines have and which changes the counts."""
     monkeypatch.setattr(turbo, "_library", lambda: None)
 
 
@@ -113,7 +113,7 @@ def read(loader: Loader) -> None:
 
 
 class Spy:
-    """Stands before a function and notes its calls."""
+    """Wraps a function and records its calls."""
 
     def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -126,7 +126,7 @@ class Spy:
 
 
 def short(value: Any) -> str:
-    """Return how the name of a test calls a way to decode."""
+    """Return the name of a decode option in test IDs."""
     return value if isinstance(value, str) else type(value).__name__
 
 
@@ -142,7 +142,7 @@ def lengths_of(dataset: ShardDataset) -> list[int]:
 
 
 class Reads(Spy):
-    """Notes what `os.preadv` is given, and whether it reads; ``cold`` denies what must not wait."""
+    """Records calls of `os.preadv`; ``cold`` fails reads that must not wait."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, cold: bool = False) -> None:
         super().__init__(patch, os, "preadv")
@@ -161,7 +161,7 @@ class Reads(Spy):
 
     @property
     def places(self) -> list[int]:
-        """Where in memory the bytes went."""
+        """Memory addresses of the bytes read."""
         return [address(buffer) for _, buffers, *_ in self.calls for buffer in buffers]
 
 
@@ -194,7 +194,7 @@ def test_an_image_takes_one_read_and_one_readahead_call(
 
 
 def can_be_asked(path: Path) -> bool:
-    """Tell whether this filesystem says what of a file is in memory."""
+    """Return whether this file system reports cached pages."""
     with path.open("rb") as file:
         try:
             return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
@@ -203,7 +203,7 @@ def can_be_asked(path: Path) -> bool:
 
 
 def thread_use() -> tuple[int, int]:
-    """Return the bytes that this thread ever read from files, and by how many calls."""
+    """Return the bytes that this thread has read from files, and the number of calls."""
     text = Path("/proc/thread-self/io").read_text()
     found = dict(re.findall(r"(\w+): (\d+)", text))
     return int(found["rchar"]), int(found["syscr"])
@@ -213,7 +213,7 @@ def thread_use() -> tuple[int, int]:
 @each_format
 @each_kind
 def test_only_the_bytes_of_images_are_read(root: Path, storage: str, kind: str) -> None:
-    """Its own count, which sees C libraries too: no page, header or neighbour is read along."""
+    """The kernel's count includes C libraries: no other page, header or image is read."""
     dataset = opened(root, storage, kind)
     loader = warm_loader(dataset, num_workers=0)
     idle, begin = thread_use(), thread_use()
@@ -269,7 +269,7 @@ def _fails(command: list[str]) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="strace is for Linux")
 @each_kind
 def test_a_batch_makes_no_other_system_call(root: Path, kind: str, tmp_path: Path) -> None:
-    """None for memory either: blocks and buffers are there already."""
+    """None for memory either: blocks and buffers exist already."""
     for names in traced([str(root / f"lmdb-{kind}"), kind], tmp_path / "log"):
         counts = Counter(ALIASES.get(name, name) for name in names)
         assert counts.pop("fadvise64", 0) <= BATCH  # those that the kernel has let go meanwhile
@@ -343,7 +343,7 @@ def test_a_sample_takes_few_python_calls(root: Path, kind: str, decode: Any) -> 
 def test_raw_pixels_are_read_straight_into_the_batch(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the kernel fills is the batch's own memory, image after image: so nothing is copied."""
+    """The kernel reads directly into the batch's memory, so nothing is copied."""
     loader = warm_loader(opened(root, "lmdb", "raw"), num_workers=0)
     reads = Reads(monkeypatch)
     for images, _ in loader:
@@ -381,7 +381,7 @@ def test_collate_returns_the_same_block(root: Path, kind: str) -> None:
 def test_threads_use_few_blocks_per_epoch(
     root: Path, kind: str, num_workers: int, prefetch_factor: int
 ) -> None:
-    """Those being made or ready, the one in use, and the one before it."""
+    """Batches in progress or ready, the one in use, and the one before it."""
     loader = warm_loader(
         opened(root, "lmdb", kind), num_workers=num_workers, prefetch_factor=prefetch_factor
     )
@@ -394,7 +394,7 @@ def test_threads_use_few_blocks_per_epoch(
 def test_a_warm_loader_allocates_no_block(
     root: Path, kind: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever allocates might be given the same memory again, or not; so it is not asked for."""
+    """An allocator might not return the same memory, so a warm loader does not allocate."""
     loader = warm_loader(opened(root, "lmdb", kind), num_workers=num_workers)
     sizes = {images.numel() for images, _ in list(loader)}  # all blocks that there may be
     assert len(sizes) == 1
@@ -427,7 +427,7 @@ NEW_SLOT = 400
 
 
 def segment(images: torch.Tensor) -> str:
-    """Return which shared memory a tensor lies in: its inode, which no other will ever have."""
+    """Return the inode of a tensor's shared memory, which is unique."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, *_, inode = line.split(maxsplit=5)[:5]
         first, last = (int(end, 16) for end in span.split("-"))
@@ -464,7 +464,7 @@ def test_processes_send_a_slot_number_instead_of_a_batch(root: Path, received: l
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Let nothing be taken away but what goes when its last reference goes."""
+    """Disable the garbage collector: only reference counts free objects."""
     gc.collect()
     gc.disable()
     try:
@@ -474,7 +474,7 @@ def no_collection() -> Iterator[None]:
 
 
 def faults_of(loader: Loader) -> int:
-    """Return how many pages this process was given while an epoch was read."""
+    """Return the number of page faults of this process during an epoch."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     read(loader)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -500,7 +500,7 @@ def test_a_batch_touches_no_new_memory_page(
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what PyTorch does, each of which makes a tensor or fills one."""
+    """Counts PyTorch operations, each of which creates or fills a tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -540,7 +540,7 @@ def test_tensors_do_not_grow_with_the_batch(
 @each_kind
 @each_workers
 def test_a_dropped_batch_leaves_no_object(root: Path, kind: str, num_workers: int) -> None:
-    """Not for a moment, and no cycle for the collector, which would stop all threads."""
+    """Not even temporarily, and no cycle for the collector, which would stop all threads."""
     loader = warm_loader(opened(root, "lmdb", kind), num_workers=num_workers)
     read(loader)
     with no_collection():

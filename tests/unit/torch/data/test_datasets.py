@@ -1,4 +1,4 @@
-"""Map-style datasets: a drop-in for ImageFolder that gives the pixels of the source files."""
+"""Map-style datasets: a replacement for ImageFolder with the pixels of the source files."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def even(root: Path, to: str) -> Path:
 
 
 def oracle(root: Path, dataset: ShardDataset) -> Iterator[np.ndarray[Any, Any]]:
-    """Give the pixels of each row's source file, as Pillow decodes it."""
+    """Yield the pixels of each row's source file, decoded by Pillow."""
     for path in dataset.paths:
         yield np.asarray(Image.open(root / path).convert("RGB"))
 

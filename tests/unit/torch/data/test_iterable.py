@@ -76,7 +76,7 @@ def flat(batches: Iterable[Prints]) -> list[Print]:
 
 
 def samples(items: Iterable[Any]) -> list[Print]:
-    """Return the prints of single samples."""
+    """Return the fingerprints of single samples."""
     return [(crc(image), int(label)) for image, label in items]
 
 
@@ -312,7 +312,7 @@ def test_several_ranks_resume_the_state_of_one_rank(root: Path) -> None:
 
 
 class States(IterableLMDBDataset):
-    """Gives its own state with each item, as torchdata asks a worker for it."""
+    """Returns its state with each item, as torchdata does in workers."""
 
     def __iter__(self) -> Any:
         yield self.state_dict()
@@ -341,7 +341,7 @@ def test_a_workers_loaded_state_is_kept_until_it_reads(root: Path, given: int) -
 
 
 def errors_of(loader: Iterable[Any]) -> list[Exception]:
-    """Return all errors that a loader raises; workers that are not read to their end end late."""
+    """Return all errors of a loader; reads to the end, since workers otherwise stop late."""
     found: list[Exception] = []
     items = iter(loader)
     while True:

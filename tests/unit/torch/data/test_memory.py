@@ -1,4 +1,4 @@
-"""Memory used again: never while anybody can see it, and always once nobody can."""
+"""Memory reuse: never while a reference exists, and always afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pair = namedtuple("Pair", "images labels")
 
 
 class Alias:
-    """Something that still sees a block, and how to look through it."""
+    """An alias of a block, and a function to read through it."""
 
     def __init__(self, held: Any) -> None:
         self.held = held
@@ -108,7 +108,7 @@ def test_aliases_may_be_freed_in_any_order() -> None:
 
 
 class Pool(RuleBasedStateMachine):
-    """Blocks made, seen in many ways and let go, in any order."""
+    """Blocks created, aliased and freed in any order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -61,14 +61,14 @@ def stored(values: Pixels, kind: str = "raw") -> EncodedImage:
 
 
 def decoded(image: EncodedImage) -> Pixels:
-    """Return all pixels of a record, by Pillow."""
+    """Return all pixels of a record, decoded by Pillow."""
     if image.field == "raw":
         return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
     return np.asarray(Image.open(io.BytesIO(image.data)).convert("RGB"))
 
 
 def sample(op: ImageOp, image: EncodedImage, row: int = 0) -> Pixels:
-    """Return what an operation makes of an image."""
+    """Return the result of an operation on an image."""
     piece = op.piece(image.width, image.height, Draws(7, row))
     return op.render(image, piece, Decoding())
 
@@ -82,7 +82,7 @@ def interpolate(values: Pixels, size: tuple[int, int], mode: str = "bilinear") -
 
 
 def centre_crop(values: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return the centre as torchvision's ``center_crop`` cuts it: padded first, if need be."""
+    """Return the center as torchvision's ``center_crop`` crops it, padded first if needed."""
     lack = [max(0, want - have) for want, have in zip(size, values.shape[:2], strict=True)]
     padding = [(each // 2, (each + 1) // 2) for each in lack]
     values = np.pad(values, (*padding, (0, 0))).astype(np.uint8, copy=False)
@@ -124,7 +124,7 @@ def photo(width: int, height: int, slope: float = 1.3, seed: int = 1) -> Pixels:
 
 
 def ramp(width: int, height: int) -> Pixels:
-    """Return a picture whose red tells the column, and green the row, from 20 to 235."""
+    """Return an image whose red encodes the column and green the row, from 20 to 235."""
     values = np.full((height, width, 3), 128.0)
     values[:, :, 0] = np.linspace(20, 235, width)
     values[:, :, 1] = np.linspace(20, 235, height)[:, None]

@@ -1,4 +1,4 @@
-"""What surrounds a batch: the epoch, random numbers of each sample, and where memory comes from."""
+"""The context of a batch: the epoch, random numbers of each sample, and its memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def numbers(_: Any) -> torch.Tensor:
-    """Draw from all three global generators, whatever the image is."""
+    """Draw from all three global generators."""
     return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
 
 
@@ -54,7 +54,7 @@ def own_numbers(_: Any, rng: np.random.Generator) -> torch.Tensor:
 
 
 class Marked:
-    """A transform whose class says that it takes a generator."""
+    """A transform whose class is marked as taking a generator."""
 
     takes_rng = True
 
@@ -63,7 +63,7 @@ class Marked:
 
 
 class Fails:
-    """A transform that cannot bear images of one sum."""
+    """A transform that fails for images with a certain sum."""
 
     def __init__(self, error: Exception, total: int) -> None:
         self.error = error
@@ -418,7 +418,7 @@ def test_a_block_comes_from_the_loader_only_if_shared() -> None:
 
 
 class SharedBlocks(torch.utils.data.Dataset[bool]):
-    """Tells whether a block made in a worker is shared."""
+    """Reports whether a block created in a worker is shared."""
 
     def __len__(self) -> int:
         return 2

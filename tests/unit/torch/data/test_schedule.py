@@ -1,4 +1,4 @@
-"""Batches of an epoch as rows, where in it a run stands, and which states it takes."""
+"""Batches of an epoch as rows, the position of a run, and valid states."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def a_resume_state(**options: Any) -> ResumeState:
 
 
 def state(epoch: int, consumed: int, **changes: Any) -> dict[str, Any]:
-    """Return a state of `a_resume_state`, written down by hand."""
+    """Return a handwritten state of `a_resume_state`."""
     return {
         "version": 1,
         "dataset": "range of 11",
@@ -172,7 +172,7 @@ def state(epoch: int, consumed: int, **changes: Any) -> dict[str, Any]:
 
 
 def begins(resume: ResumeState) -> tuple[int, int]:
-    """Begin an iteration; return its epoch, and the samples of it that are read already."""
+    """Start an iteration; return its epoch and the number of samples already read."""
     run = resume.begin()
     return run.epoch, run.consumed
 
@@ -189,7 +189,7 @@ def loads(epoch: int, consumed: int) -> Deed:
 
 
 def reads(consumed: int) -> Deed:
-    """Begin an iteration and break it off."""
+    """Start an iteration and abandon it."""
 
     def read(resume: ResumeState) -> None:
         resume.advance(resume.begin(), consumed)

@@ -118,7 +118,7 @@ def test_equal_rows_of_one_call_draw_differently(path: Path) -> None:
 
 
 class Reversed(Dataset[Any]):
-    """A wrapper that nobody knows, with and without a way to read batches."""
+    """An unknown wrapper, with and without a method to read batches."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""Loaders over processes: any start method, any dataset, any transform, the same batches."""
+"""Loaders with processes: the same batches with any start method, dataset and transform."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_an_epoch_reaches_persistent_workers_of_an_iterable_dataset(
 
 
 def three_numbers(image: Image) -> torch.Tensor:
-    """A transform as people write them: it draws from all three global generators."""
+    """A typical transform: it draws from all three global generators."""
     drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
     return torch.tensor([crc(image), *drawn], dtype=torch.float64)
 
@@ -167,7 +167,7 @@ def noisy(image: Image, rng: np.random.Generator) -> torch.Tensor:
 
 
 def states() -> list[bytes]:
-    """Return what the main process's global generators stand at."""
+    """Return the state of the main process's global generators."""
     numbers: Any = np.random.get_state()
     place = [repr(random.getstate()).encode(), repr(numbers[2:]).encode(), numbers[1].tobytes()]
     return [*place, torch.get_rng_state().numpy().tobytes()]
@@ -231,7 +231,7 @@ def test_random_target_transforms_repeat_for_any_workers(root: Path) -> None:
 
 
 def mixed(samples: Any) -> torch.Tensor:
-    """A collate function that draws, as mixing images up does."""
+    """A collate function that draws random numbers, like mixup."""
     return torch.cat([torch.rand(4, dtype=torch.float64), torch.tensor([float(len(samples))])])
 
 
@@ -274,7 +274,7 @@ def test_transforms_that_take_a_generator_are_equal_in_threads_and_processes(
 
 
 class Own(Dataset[dict[str, Any]]):
-    """A user's map dataset over one of ours: rows backwards, samples that are dicts."""
+    """A user's dataset that wraps one of ours: reversed rows, dict samples."""
 
     def __init__(self, dataset: ShardDataset) -> None:
         self.dataset = dataset
@@ -288,7 +288,7 @@ class Own(Dataset[dict[str, Any]]):
 
 
 class OwnRandom(Dataset[torch.Tensor]):
-    """A user's map dataset that draws by itself."""
+    """A user's dataset that draws random numbers itself."""
 
     def __len__(self) -> int:
         return ROWS
@@ -432,7 +432,7 @@ def test_a_run_resumes_in_a_new_process(root: Path, engine: str) -> None:
 
 
 class Slow:
-    """A dataset whose rows take longer than the loader waits before it looks after its workers."""
+    """A dataset whose rows take longer than the loader's interval to check its workers."""
 
     def __len__(self) -> int:
         return 8

@@ -1,4 +1,4 @@
-"""Where workers start: notebooks, standard input, scripts without a guard, threads of others."""
+"""Starting workers from notebooks, standard input, unguarded scripts and other threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def code(tmp_path: Path) -> str:
 
 
 def run(folder: Path, code: str, how: str) -> tuple[str, str]:
-    """Run a program and return what it printed, and its warnings."""
+    """Run a program; return its output and warnings."""
     if how == "notebook":
         code = NOTEBOOK.replace("{code!r}", repr(code))
     path = folder / "unguarded.py"

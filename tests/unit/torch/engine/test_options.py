@@ -1,4 +1,4 @@
-"""Options of loaders: what is refused, what is filled in, and how worker processes begin."""
+"""Loader options: validation, defaults, and start methods of worker processes."""
 
 from __future__ import annotations
 
@@ -147,14 +147,14 @@ def method_of(loader: Loader) -> str | None:
 
 
 def chosen(**options: Any) -> str | None:
-    """Return how the processes of a loader would be started; none is."""
+    """Return the start method that a loader would use, without starting a process."""
     options = {"num_workers": 1, **options}
     return method_of(make_loader([1, 2], 1, options=LoaderOptions(engine="process", **options)))
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let this process seem to have one thread and no CUDA context, whatever runs the tests."""
+    """Make this process seem to have one thread and no CUDA context."""
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     return monkeypatch
@@ -211,7 +211,7 @@ def test_threads_that_prevent_a_fork_are_detected() -> None:
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    """The fork server's settings, as a new interpreter has them; put back after the test."""
+    """The fork server's settings of a new interpreter; restored after the test."""
     settings: Any = forkserver._forkserver
     before = settings._preload_modules
     settings._preload_modules = ["__main__"]

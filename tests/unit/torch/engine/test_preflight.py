@@ -1,4 +1,4 @@
-"""What a machine offers: processors, shared memory, descriptors; and what loaders make of it."""
+"""Resources of a machine (CPUs, shared memory, file descriptors) and the resulting choices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Augment:
 
 
 class Machine:
-    """Sets what this machine seems to have."""
+    """Sets the resources that this machine seems to have."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch

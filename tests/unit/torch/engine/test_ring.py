@@ -1,4 +1,4 @@
-"""Slots of shared memory used again: whatever a batch is made of, its pixels arrive, and stay."""
+"""Reused slots of shared memory: the pixels of any batch arrive and stay valid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGE = INLINE_BYTES + 4096
 
 
 class Link:
-    """Both ends of one worker's slots, in one process: what is sent is pickled as by a queue."""
+    """Both ends of one worker's slots in one process; messages are pickled as by a queue."""
 
     def __init__(self, slots: int = 3, worker: int = 0) -> None:
         self.ring = Ring(worker + 1, slots)
@@ -141,7 +141,7 @@ def test_an_alias_keeps_the_slot(link: Link, alias: Any) -> None:
 
 
 def test_an_alias_of_the_memory_in_another_batch_does_not_matter(link: Link) -> None:
-    """Views that the main process makes keep the slot; those that it copies do not."""
+    """Views in the main process keep the slot; copies do not."""
     received = link.send(link.block(5))
     copied = received.clone()
     del received
@@ -236,7 +236,7 @@ def test_two_blocks_take_two_slots(link: Link) -> None:
 
 @pytest.mark.parametrize("visible", [False, True])
 def test_a_block_in_an_unknown_object_is_never_reused(link: Link, visible: bool) -> None:
-    """The worker cannot know how long the object lives: its memory goes with it."""
+    """The worker cannot know the object's lifetime, so its memory is not reused."""
     received = link.send(link.block(1))  # the slot is known to the main process
     del received
     block = link.block(4)
@@ -321,7 +321,7 @@ def test_workers_do_not_share_slots() -> None:
 
 
 def strange_tensors() -> Iterator[tuple[str, torch.Tensor]]:
-    """Give tensors of every kind that a transform or collate function may make."""
+    """Yield tensors of every kind that a transform or collate function may create."""
     count = LARGE // 4
     yield "small", torch.arange(6.0).view(2, 3)
     yield "scalar", torch.tensor(3.5)
@@ -363,7 +363,7 @@ def test_any_tensor_arrives(link: Link, name: str, beside: bool) -> None:
 
 
 def test_small_channels_last_tensors_keep_their_memory_order(link: Link) -> None:
-    """As they do from threads, and from a plain DataLoader."""
+    """As with threads and with a plain DataLoader."""
     images = torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     received = link.send(images)
     assert torch.equal(received, images)
@@ -378,7 +378,7 @@ def test_an_empty_block_arrives_with_other_empty_tensors(link: Link) -> None:
 
 
 class Named(dict[str, Any]):
-    """A dict whose values are attributes too, as libraries have them."""
+    """A dict whose values are also attributes, as in some libraries."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]

@@ -1,4 +1,4 @@
-"""The thread engine: order, how far it reads ahead, what it holds, and how it ends."""
+"""The thread engine: order, prefetching, memory and shutdown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_engine(dataset: Any, *, prefetch: int | None = None, **options: Any) ->
 
 
 def requests(taken: list[Request] | None = None) -> Iterator[Request]:
-    """Give the requests of an epoch in stored order; those taken are noted."""
+    """Yield the requests of an epoch in stored order; consumed ones are recorded."""
     schedule = BatchSchedule(Order(size=ROWS), BATCH, RankShard(rank=0, world_size=1))
     for request in schedule.requests(0):
         if taken is not None:
@@ -423,7 +423,7 @@ def test_ctrl_c_ends_a_wait_for_a_long_batch_at_once() -> None:
 
 
 def test_a_thread_that_is_reading_is_stopped_before_interpreter_shutdown() -> None:
-    """One that nobody waits for would go on while the interpreter is taken down, and crash it."""
+    """A thread that nobody joins would run during interpreter shutdown and crash it."""
     entered, leave = threading.Event(), threading.Event()
 
     def hook(row: int) -> None:
