@@ -387,9 +387,7 @@ def test_garbage_is_refused_as_a_state(loader: Loader, rubbish: Any) -> None:
         loader.load_state_dict(rubbish)
 
 
-def test_states_distinguish_datasets(
-    root: Path, tmp_path: Path
-) -> None:
+def test_states_distinguish_datasets(root: Path, tmp_path: Path) -> None:
     def with_state_of(saved: Any, loaded: Any) -> None:
         make_loader(loaded, 2).load_state_dict(make_loader(saved, 2).state_dict())
 

@@ -138,9 +138,7 @@ def test_a_run_resumes_after_every_batch_and_into_the_next_epochs(root: Path, wa
 @pytest.mark.parametrize(
     ("to", "kind"), list(zip(FORMATS, ("sampler", "batches", "samples"), strict=True))
 )
-def test_persistent_workers_resume_in_every_format(
-    root: Path, to: str, kind: str
-) -> None:
+def test_persistent_workers_resume_in_every_format(root: Path, to: str, kind: str) -> None:
     check_stops(root / to, Way(kind, 2, persistent=True))
 
 

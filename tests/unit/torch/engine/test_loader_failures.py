@@ -1,4 +1,4 @@
-"""What goes wrong in worker processes: an error in the main process, soon, and nobody is left."""
+"""Failures in worker processes: a prompt error in the main process, and no process is left."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Load = Callable[..., Loader]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of which each image has its own colour; see `At`."""
+    """A dataset in which each image has its own color; see `At`."""
     return make_plain(tmp_path_factory.mktemp("failures"))
 
 
@@ -77,7 +77,7 @@ def make_plain(root: Path) -> Path:
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    """Make loaders over processes, which end with the test."""
+    """Create loaders with processes, closed at the end of the test."""
     made: list[Loader] = []
 
     def load(dataset: Any, **options: Any) -> Loader:
@@ -94,7 +94,7 @@ def load() -> Iterator[Load]:
 
 
 class At:
-    """A transform that does something at the sample in row `BAD`, and notes who called it."""
+    """A transform that fails at row `BAD`, and records its callers."""
 
     def __init__(self, place: Path, notes: Path, action: Callable[[], object]) -> None:
         self._colour = int(Path(open_dataset(place).paths[BAD]).stem)
@@ -109,7 +109,7 @@ class At:
 
 
 def is_gone(pid: int) -> bool:
-    """Tell whether a process has ended."""
+    """Return whether a process has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("utf-8")
     except (FileNotFoundError, ProcessLookupError):
@@ -118,7 +118,7 @@ def is_gone(pid: int) -> bool:
 
 
 def assert_gone(notes: Path) -> None:
-    """Assert that all processes that called a transform of these notes end soon."""
+    """Assert that all recorded processes end soon."""
     pids = [int(path.name) for path in notes.iterdir()]
     assert pids
     assert os.getpid() not in pids
@@ -195,7 +195,7 @@ def assert_names(error: BaseException, dataset: ShardDataset) -> None:
 
 
 def assert_usable(loader: Loader, expected: int = ROWS // BATCH) -> None:
-    """Assert that a loader whose dataset is whole again gives an epoch."""
+    """Assert that a loader gives an epoch after its dataset was repaired."""
     start = time.monotonic()
     assert len(list(loader)) == expected
     assert time.monotonic() - start < SOON
@@ -313,7 +313,7 @@ def test_an_exception_in_a_collate_function_arrives(place: Path, load: Load) -> 
 
 
 class Raises(Dataset[int]):
-    """A dataset of somebody else that raises in a row."""
+    """Another dataset that raises at one row."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -403,7 +403,7 @@ def test_a_garbage_collected_loader_ends_its_workers(
 def test_the_collector_does_not_wait_for_the_workers_of_a_loader_that_failed(
     place: Path, tmp_path: Path
 ) -> None:
-    """An error that somebody keeps holds the loader by its traceback: often in a cycle."""
+    """A kept error references the loader through its traceback, often in a cycle."""
     options = LoaderOptions(engine="process", num_workers=2, start_method="fork")
     dataset = open_dataset(place, At(place, tmp_path, fail), decode="numpy")
     kept: list[Any] = []
@@ -464,7 +464,7 @@ READ = "return torch.tensor(row)"
 
 
 class Script:
-    """A training script in a process group of its own."""
+    """A training script in its own process group."""
 
     def __init__(self, folder: Path, before: tuple[str, ...], **parts: str) -> None:
         self.notes = folder / "notes"
@@ -502,7 +502,7 @@ class Script:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Start scripts, of which nothing is left after the test."""
+    """Start scripts, killed at the end of the test."""
     begun: list[Script] = []
 
     def run(*before: str, **parts: str) -> Script:

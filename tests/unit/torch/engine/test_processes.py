@@ -1,4 +1,4 @@
-"""The same samples in every process: however it was started, and whatever was read before."""
+"""The same samples in every process, with any start method, after any reads."""
 
 from __future__ import annotations
 
