@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import make_folder
 from hypothesis import settings
 from tqdm import tqdm
+
+from shardkit.system import native
 
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
@@ -26,6 +29,15 @@ tqdm.monitor_interval = 0
 
 # Whoever starts the fork server: it imports torch once, and not each of its children.
 multiprocessing.set_forkserver_preload(["torch", "shardkit.torch.loader"])
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compiled module, here and in child processes: for tests that watch Python read."""
+    monkeypatch.setenv(native.VARIABLE, "off")
+    native._load.cache_clear()
+    yield
+    native._load.cache_clear()
 
 
 @pytest.fixture

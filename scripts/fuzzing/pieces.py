@@ -13,9 +13,10 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from shardkit.codecs.image import decode, inspect
@@ -27,12 +28,16 @@ _MOST = 1 << 20
 """Pixels of the largest image that is compared; mutations may state larger ones."""
 
 
-def compare(numbers: Iterable[int]) -> Counter[str]:
+Decoder = Callable[[bytes, tuple[int, int], int, Region], npt.NDArray[np.uint8] | None]
+"""Decodes a piece; the arguments are those of `decode_region`."""
+
+
+def compare(numbers: Iterable[int], decoder: Decoder = decode_region) -> Counter[str]:
     """Decode a piece of one mutated JPEG for each number, and count the outcomes."""
-    return Counter(_outcome(random.Random(number)) for number in numbers)
+    return Counter(_outcome(random.Random(number), decoder) for number in numbers)
 
 
-def _outcome(source: random.Random) -> str:
+def _outcome(source: random.Random, decoder: Decoder) -> str:
     data = _mutated(_jpeg(source), source)
     try:
         info = inspect(data, "jpg")
@@ -44,7 +49,7 @@ def _outcome(source: random.Random) -> str:
     target = source.choice([(0, 0), (size[0] // 4, size[1] // 4)])
     eighths = sufficient_eighths(size, target)
     region = _region(source, *(reduced_side(side, eighths) for side in size))
-    piece = decode_region(data, size, eighths, region)
+    piece = decoder(data, size, eighths, region)
     try:
         whole = decode(data, "jpg", at_least=target)
     except BadImage:

@@ -15,6 +15,7 @@ import click
 from shardkit._version import __version__
 from shardkit.cli.console import open_streams, say, show_usage_error
 from shardkit.errors import ShardkitError, UsageError
+from shardkit.system import native
 
 
 class LazyGroup(click.Group):
@@ -76,7 +77,14 @@ class LazyGroup(click.Group):
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, message="shardkit %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _, wanted: _show_version(context) if wanted else None,
+    help="Show the version and whether the compiled module is used.",
+)
 def cli() -> None:
     """Convert image folders to open shards, prove every byte, and train at full hardware speed.
 
@@ -91,6 +99,11 @@ def cli() -> None:
     Exit codes, the same for every command: 0 success, 1 damage found or operation failed, 2 usage
     error.
     """
+
+
+def _show_version(context: click.Context) -> None:
+    click.echo(f"shardkit {__version__} (compiled module: {native.describe()})")
+    context.exit()
 
 
 def main() -> NoReturn:

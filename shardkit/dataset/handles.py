@@ -78,6 +78,11 @@ class ShardFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor; it is closed with this object."""
+        return self._descriptor
+
     def read_cached(self, offset: int, buffer: memoryview) -> bool:
         """Fill ``buffer`` if all of it is in the page cache; return whether it was.
 

@@ -331,8 +331,10 @@ class LocatedRows:
         """
         self._shards = shards
         self._files = files
-        self._verifies = shards.verifies
-        self._packed = memoryview(index.tobytes())
+        self.verifies = shards.verifies
+        """Whether each read compares the record's checksum."""
+        self.entries = memoryview(index.tobytes())
+        """The entries of the rows in the index: one `ROW` each."""
         self.rows: list[int] = rows.tolist()
         self._offsets: list[int] = index["offset"].tolist()
         self.lengths: list[int] = index["length"].tolist()
@@ -364,12 +366,16 @@ class LocatedRows:
             self._fill(number, data)
         except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
             raise self.corrupt(number, str(error)) from error
-        if self._verifies:
-            head = self._packed[number * ROW.itemsize :][HEAD]
+        if self.verifies:
+            head = self.entries[number * ROW.itemsize :][HEAD]
             if checksum(head, data) != self._checksums[number]:
                 raise self.corrupt(number, "its checksum does not match")
         size = self.widths[number], self.heights[number]
         return EncodedImage(data, self.fields[number], self.labels[number], *size)
+
+    def descriptors(self) -> list[int]:
+        """Return the file descriptor of each row's shard; they stay open as long as this object."""
+        return [file.descriptor for file in self._files]
 
     def _fill(self, number: int, data: memoryview) -> None:
         offset, file = self._offsets[number], self._files[number]

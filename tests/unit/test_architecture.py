@@ -39,7 +39,7 @@ INSIDE = {
         "bench convert doctor tune",
     ),
     "codecs": (
-        "decode_errors quantizers quiet reduced structure",
+        "decode_errors quantizers quiet reduced resize structure",
         "foreign jpeg turbo",
         "image",
         "scaling",
@@ -56,6 +56,7 @@ INSIDE = {
         "index_builder index_reader",
         "shardset",
         "decode",
+        "filling",
     ),
     "formats": (
         "hdf5_layout lmdb_pages ranges",
@@ -94,7 +95,7 @@ INSIDE = {
     "sampling": ("order ranks",),
     "sources": ("images", "imagefolder"),
     "system": (
-        "bootstrap machine safe_paths scratch text",
+        "bootstrap machine native safe_paths scratch text",
         "files formatting pool",
         "npy",
     ),

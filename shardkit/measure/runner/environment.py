@@ -12,6 +12,7 @@ import torch
 from shardkit._version import __version__
 from shardkit.codecs import turbo
 from shardkit.measure.runner.versions import library_versions
+from shardkit.system import native
 from shardkit.system.machine import memory_limit, usable_cpus
 
 
@@ -39,6 +40,7 @@ def environment() -> Environment:
     """Return where this process runs."""
     versions = {"shardkit": __version__}
     versions |= {name: found or "unknown" for name, found in library_versions().items()}
+    versions["compiled module"] = native.describe()
     versions["TurboJPEG 3"] = "found" if turbo.available() else "not found"
     return Environment(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -19,13 +19,14 @@ from torch.utils.data import Dataset
 from shardkit.codecs.image import WHITE, Pixels, WrongSizeError
 from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding, decode_stored, require_stated_size
+from shardkit.dataset.filling import fill
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.shardset import LocatedRows, ShardSet
 from shardkit.errors import BadImage, CorruptDataset, TransformFailed, UsageError
 from shardkit.sampling.order import check_integer
 from shardkit.system.scratch import scratch
 from shardkit.torch.data.collate import BatchView, Sample
-from shardkit.torch.data.ops import ImageOp, Piece
+from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
 from shardkit.torch.data.read_context import Context, EpochCell, new_block, raised
 
 DECODES = ("pil", "numpy", "torch", "bytes")
@@ -273,12 +274,21 @@ class ShardDataset(Dataset[Sample]):
         """Return a batch of images of one size, decoded directly into one block."""
         block = new_block((len(labels), *size, 3), shared=len(labels) > 1)
         slots = block.numpy()
-        for number, slot in enumerate(slots):
-            self._pixels(images, number, slot)
+        for number in self._left(images, slots):
+            self._pixels(images, number, slots[number])
         if self.decode == "numpy":
             return BatchView(slots, labels, block)
         block = block.permute(0, 3, 1, 2)
         return BatchView(block, labels, block)
+
+    def _left(self, images: _Images, slots: Pixels) -> Sequence[int]:
+        """Fill ``slots`` with the compiled module, and return the positions that it left."""
+        pieces = None
+        if isinstance(self.decode, ImageOp):
+            pieces = compiled_pieces(self.decode, images.pieces)
+            if pieces is None:
+                return range(len(slots))
+        return fill(images.found, slots, self._decoding, pieces, images.context.mark)
 
     def _image(self, images: _Images, number: int) -> Any:
         """Return one decoded and transformed image.

@@ -130,7 +130,8 @@ class Context:
         current = _READING.get()
         stated = cell.get() if current is None else (current.epoch, current.seed)
         self._alone = current is None or current.alone
-        self._mark = None if current is None else current.mark
+        self.mark = None if current is None else current.mark
+        """Receives the row being read, if not None."""
         self._repeats = None if current is None else current.repeats
         self._stated = stated
         self._view = view
@@ -156,8 +157,8 @@ class Context:
 
     def note(self, row: int) -> None:
         """Record that ``row`` is being read."""
-        if self._mark is not None:
-            self._mark[0] = row
+        if self.mark is not None:
+            self.mark[0] = row
 
     @cached_property
     def _key(self) -> int:

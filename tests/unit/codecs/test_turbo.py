@@ -42,6 +42,8 @@ from shardkit.torch.data.ops import ImageOp, Piece
 
 simplejpeg = pytest.importorskip("simplejpeg")
 
+pytestmark = pytest.mark.usefixtures("without_native")
+
 _ENVIRONMENT = Path(__file__).parents[3] / ".venv"
 LIBRARIES = [
     *sorted((_ENVIRONMENT / "pylibjxl/pylibjxl").glob(f"_pylibjxl{EXTENSION_SUFFIXES[0]}")),

@@ -49,6 +49,7 @@ from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.torch.engine.processes import SPARE_SLOTS
 
 pytestmark = [
+    pytest.mark.usefixtures("without_native"),  # Python's calls are counted
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]

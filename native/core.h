@@ -1,0 +1,109 @@
+/* The parts of shardkit._native that know nothing of Python, so that sanitizers and fuzzers can run
+ * them alone. No function keeps state: all memory is the caller's, or freed before it returns. */
+#ifndef SHARDKIT_CORE_H
+#define SHARDKIT_CORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* What became of one image. All but SK_DONE leave it to the Python implementation, which decides
+ * what is wrong, if anything. */
+enum sk_code {
+    SK_DONE = 0,
+    SK_UNSUPPORTED, /* a kind of image or piece that this code does not handle */
+    SK_READ,        /* the file ends, or the device fails */
+    SK_CHECKSUM,
+    SK_SIZE,    /* the image has another size than the index states */
+    SK_DECODER, /* libjpeg reported an error or a warning */
+    SK_MEMORY,
+};
+
+/* A rectangle in pixels. */
+typedef struct {
+    int32_t left, top, width, height;
+} sk_region;
+
+/* Memory that grows and is reused by the images of one batch. */
+typedef struct {
+    uint8_t *data;
+    size_t size;
+} sk_memory;
+
+/* At most this much for one image; larger ones are left to Python. */
+#define SK_MOST_MEMORY ((size_t)256 << 20)
+
+/* Return at least `size` bytes, or NULL. Its former content is lost. */
+uint8_t *sk_reserve(sk_memory *memory, size_t size);
+void sk_release(sk_memory *memory);
+
+/* checksum.c: CRC-32 as zlib computes it. sk_crc32_prepare must run once before. */
+void sk_crc32_prepare(void);
+uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length);
+
+/* jpeg.c: decode a region of a baseline JPEG to RGB.
+ *
+ * data, length: the encoded image, of any content
+ * width, height: the size that its header must state
+ * eighths: the scale, 1 to 8
+ * region: inside the scaled image
+ * fast: whether the fast inverse DCT is used if the quantizers allow it
+ * line: working memory
+ * out: 3 * region.width * region.height bytes
+ */
+enum sk_code sk_decode_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
+                            int eighths, sk_region region, int fast, sk_memory *line,
+                            uint8_t *out);
+const char *sk_jpeg_version(void);
+
+/* resize.c: scale as Pillow does, to the bit. */
+enum sk_filter { SK_BILINEAR = 0, SK_BICUBIC = 1 };
+
+/* Scale a box of an image to width x height pixels, and store a region of the result.
+ *
+ * pixels: RGB, of source_width x source_height, without gaps
+ * box: left, top, right and bottom, inside the image
+ * tall_first: whether to scale down first where the height shrinks by more than twice as many pixels
+ *     as the width: Pillow does so from version 13 on
+ * region: inside the result
+ * flip: whether the region is flipped horizontally
+ * work: working memory
+ * out: 3 * region.width * region.height bytes
+ */
+enum sk_code sk_resize(const uint8_t *pixels, int32_t source_width, int32_t source_height,
+                       const double box[4], int32_t width, int32_t height, enum sk_filter filter,
+                       int tall_first, sk_region region, int flip, sk_memory *work, uint8_t *out);
+void sk_flip(uint8_t *pixels, int32_t width, int32_t height);
+
+/* batch.c: read, check, decode, crop and scale the images of a batch. */
+#define SK_ENTRY 32 /* bytes of an entry of the index, see shardkit/dataset/index.py */
+
+/* The piece of an image that becomes a sample, as in shardkit/torch/data/ops.py. */
+typedef struct {
+    sk_region region; /* of the image, or of the image scaled to `whole` */
+    int32_t flip;
+    int32_t whole_height, whole_width; /* 0: the image is not scaled as a whole */
+} sk_piece;
+
+typedef struct {
+    size_t count;
+    const uint8_t *entries; /* SK_ENTRY bytes each, not aligned */
+    const int32_t *files;   /* descriptors */
+    const sk_piece *pieces; /* NULL: whole images */
+    const int64_t *rows;    /* NULL, or values for `mark` */
+    volatile int64_t *mark; /* NULL, or receives the row that is being read */
+    int32_t height, width;  /* of each sample */
+    int verify_encoded, verify_raw; /* whether to compare checksums */
+    int fast;
+    enum sk_filter filter;
+    int tall_first; /* see sk_resize */
+    double oversample; /* see shardkit/torch/data/ops.py */
+    uint8_t *out;      /* 3 * height * width bytes for each image */
+    uint8_t *codes;    /* sk_code for each image */
+} sk_batch;
+
+void sk_fill(const sk_batch *batch);
+
+/* Compare the check of each entry: 1 in `wrong` if it or the kind of the image is damaged. */
+void sk_check_entries(const uint8_t *entries, size_t count, int kinds, uint8_t *wrong);
+
+#endif

@@ -1,0 +1,174 @@
+/* The Python module shardkit._native: checks its arguments, and releases the GIL once per call. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "core.h"
+
+#define KINDS 256
+
+/* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
+static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
+    if ((size_t)buffer->len == count * size && (uintptr_t)buffer->buf % (size % 8 ? 4 : 8) == 0)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "%s has %zd bytes; %zu values of %zu bytes are needed", name,
+                 buffer->len, count, size);
+    return 0;
+}
+
+PyDoc_STRVAR(fill_doc,
+             "fill(out, height, width, entries, files, pieces, rows, mark, verify_encoded, "
+             "verify_raw, fast, bicubic, tall_first, oversample, codes)\n--\n\n"
+             "Fill a batch of images; see shardkit/dataset/filling.py.");
+
+static int set_batch(sk_batch *batch, const Py_buffer *out, const Py_buffer *entries,
+                     const Py_buffer *files, const Py_buffer *pieces, const Py_buffer *rows,
+                     const Py_buffer *mark, const Py_buffer *codes) {
+    size_t sample, count = (size_t)codes->len;
+    if (batch->height < 1 || batch->width < 1 || batch->height > 65535 || batch->width > 65535) {
+        PyErr_SetString(PyExc_ValueError, "height and width are not from 1 to 65535");
+        return 0;
+    }
+    sample = 3 * (size_t)batch->height * (size_t)batch->width;
+    if ((size_t)out->len / sample != count || (size_t)out->len % sample) {
+        PyErr_SetString(PyExc_ValueError, "out does not have the size of the batch");
+        return 0;
+    }
+    if ((size_t)entries->len != count * SK_ENTRY) {
+        PyErr_SetString(PyExc_ValueError, "entries do not have the size of the batch");
+        return 0;
+    }
+    if (!holds(files, "files", count, sizeof(int32_t))) return 0;
+    if (pieces->buf != NULL && !holds(pieces, "pieces", count, sizeof(sk_piece))) return 0;
+    if (mark->buf != NULL &&
+        (!holds(mark, "mark", 1, sizeof(int64_t)) || !holds(rows, "rows", count, sizeof(int64_t))))
+        return 0;
+    batch->count = count;
+    batch->entries = entries->buf;
+    batch->files = files->buf;
+    batch->pieces = pieces->buf;
+    batch->rows = rows->buf;
+    batch->mark = mark->buf;
+    batch->out = out->buf;
+    batch->codes = codes->buf;
+    return 1;
+}
+
+static PyObject *fill(PyObject *module, PyObject *arguments) {
+    Py_buffer out = {0}, entries = {0}, files = {0}, pieces = {0}, rows = {0}, mark = {0},
+              codes = {0};
+    Py_buffer *buffers[] = {&out, &entries, &files, &pieces, &rows, &mark, &codes};
+    sk_batch batch = {0};
+    int bicubic, ready;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "w*iiy*y*z*z*z*pppppdw*:fill", &out, &batch.height,
+                          &batch.width, &entries, &files, &pieces, &rows, &mark,
+                          &batch.verify_encoded, &batch.verify_raw, &batch.fast, &bicubic,
+                          &batch.tall_first, &batch.oversample, &codes))
+        return NULL;
+    batch.filter = bicubic ? SK_BICUBIC : SK_BILINEAR;
+    ready = set_batch(&batch, &out, &entries, &files, &pieces, &rows, &mark, &codes);
+    if (ready && mark.buf != NULL && mark.readonly) {
+        PyErr_SetString(PyExc_ValueError, "mark is read-only");
+        ready = 0;
+    }
+    if (ready) {
+        Py_BEGIN_ALLOW_THREADS
+        sk_fill(&batch);
+        Py_END_ALLOW_THREADS
+    }
+    for (size_t n = 0; n < sizeof buffers / sizeof *buffers; n++)
+        if (buffers[n]->obj != NULL) PyBuffer_Release(buffers[n]);
+    if (!ready) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(check_entries_doc, "check_entries(entries, kinds, wrong)\n--\n\n"
+                                "Set wrong[n] to 1 for each damaged entry of an index.");
+
+static PyObject *check_entries(PyObject *module, PyObject *arguments) {
+    Py_buffer entries, wrong;
+    int kinds, fits;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*iw*:check_entries", &entries, &kinds, &wrong)) return NULL;
+    fits = entries.len / SK_ENTRY == wrong.len && entries.len % SK_ENTRY == 0;
+    if (fits)
+        sk_check_entries(entries.buf, (size_t)wrong.len, kinds, wrong.buf);
+    else
+        PyErr_SetString(PyExc_ValueError, "wrong does not have one byte for each entry");
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&wrong);
+    if (!fits) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(resize_doc, "resize(pixels, width, height, box, out, out_width, out_height, bicubic, tall_first)"
+                         "\n--\n\nScale a box of an RGB image as Pillow does.");
+
+static PyObject *resize(PyObject *module, PyObject *arguments) {
+    Py_buffer pixels, out;
+    int width, height, out_width, out_height, bicubic, tall_first;
+    double box[4];
+    enum sk_code code = SK_UNSUPPORTED;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*ii(dddd)w*iipp:resize", &pixels, &width, &height, &box[0],
+                          &box[1], &box[2], &box[3], &out, &out_width, &out_height, &bicubic,
+                          &tall_first))
+        return NULL;
+    if (width > 0 && height > 0 && out_width > 0 && out_height > 0 &&
+        (uint64_t)pixels.len == 3 * (uint64_t)width * (uint64_t)height &&
+        (uint64_t)out.len == 3 * (uint64_t)out_width * (uint64_t)out_height) {
+        sk_memory work = {NULL, 0};
+        sk_region all = {0, 0, out_width, out_height};
+        Py_BEGIN_ALLOW_THREADS
+        code = sk_resize(pixels.buf, width, height, box, out_width, out_height,
+                         bicubic ? SK_BICUBIC : SK_BILINEAR, tall_first, all, 0, &work, out.buf);
+        sk_release(&work);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&pixels);
+    PyBuffer_Release(&out);
+    return PyBool_FromLong(code == SK_DONE);
+}
+
+PyDoc_STRVAR(crc32_doc, "crc32(data, value)\n--\n\nReturn the CRC-32 of data, as zlib does.");
+
+static PyObject *crc32(PyObject *module, PyObject *arguments) {
+    Py_buffer data;
+    unsigned int value;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*I:crc32", &data, &value)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    value = sk_crc32(value, data.buf, (size_t)data.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(value);
+}
+
+static PyMethodDef methods[] = {
+    {"check_entries", check_entries, METH_VARARGS, check_entries_doc},
+    {"crc32", crc32, METH_VARARGS, crc32_doc},
+    {"fill", fill, METH_VARARGS, fill_doc},
+    {"resize", resize, METH_VARARGS, resize_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int execute(PyObject *module) {
+    sk_crc32_prepare();
+    return PyModule_AddStringConstant(module, "LIBJPEG_TURBO", sk_jpeg_version());
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, execute},
+#if defined(Py_GIL_DISABLED) && defined(Py_mod_gil)
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", "Compiled reading of batches.", 0, methods, slots,
+    NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

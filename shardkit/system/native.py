@@ -1,0 +1,55 @@
+"""The optional compiled module, `shardkit._native`: whether it is used.
+
+It is built with the package where a C compiler and libjpeg-turbo are installed. Python implements
+the same and is the reference: it handles every image that the module leaves, and explains errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from importlib import import_module
+from types import ModuleType
+
+from shardkit.errors import UsageError
+
+VARIABLE = "SHARDKIT_NATIVE"
+"""The environment variable that controls the module: ``off`` disables it, ``on`` requires it."""
+
+
+def module() -> ModuleType | None:
+    """Return the compiled module if it is installed and not disabled.
+
+    Raises:
+        UsageError: If the environment variable is invalid, or requires a module that is missing.
+    """
+    return _load()[0]
+
+
+def describe() -> str:
+    """Return which compiled module is used, or why none is, as a part of a sentence."""
+    try:
+        loaded, reason = _load()
+    except UsageError as error:
+        return str(error)
+    return reason if loaded is None else f"libjpeg-turbo {loaded.LIBJPEG_TURBO}"
+
+
+@functools.cache
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the module, and why there is none."""
+    wish = os.environ.get(VARIABLE, "")
+    if wish not in ("", "on", "off"):
+        raise UsageError(f"{VARIABLE}={wish!r} is unknown; known are 'on' and 'off'")
+    if wish == "off":
+        return None, f"off ({VARIABLE})"
+    try:
+        return import_module("shardkit._native"), ""
+    except ImportError as error:  # not built, or its libjpeg is missing now
+        reason = "not built" if isinstance(error, ModuleNotFoundError) else f"unusable: {error}"
+    if wish == "on":
+        raise UsageError(
+            f"{VARIABLE}=on, but the compiled module is {reason}; install a C compiler and "
+            "libjpeg-turbo's headers, then install shardkit again, or unset the variable"
+        )
+    return None, reason

@@ -1,0 +1,94 @@
+"""Images that the compiled module reads from a file, and what Python makes of the same ones."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+from helpers import Pixels
+
+from shardkit.codecs.turbo import Region
+from shardkit.dataset.decode import EXACT, Decoding, decode_stored
+from shardkit.dataset.filling import Pieces, fill
+from shardkit.dataset.index import pack_row
+from shardkit.dataset.shardset import EncodedImage, LocatedRows
+from shardkit.errors import BadImage
+from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
+
+
+class Stored(NamedTuple):
+    """An image, and what the index says of it."""
+
+    data: bytes
+    width: int
+    height: int
+    field: str = "jpg"
+
+    @property
+    def encoded(self) -> EncodedImage:
+        return EncodedImage(self.data, self.field, 0, self.width, self.height)
+
+
+class Located:
+    """Images in a temporary file, as `fill` needs `LocatedRows` to be."""
+
+    def __init__(self, images: Iterable[Stored], *, verifies: bool = True) -> None:
+        packed = []
+        with tempfile.TemporaryFile() as file:
+            for data, width, height, field in images:
+                offset, size = file.tell(), (width, height)
+                file.write(data)
+                packed.append(pack_row(offset=offset, image=data, label=0, size=size, field=field))
+            file.flush()
+            self._descriptor = os.dup(file.fileno())
+        self.entries = memoryview(bytearray(b"".join(packed)))
+        self.rows = list(range(100, 100 + len(packed)))
+        self.verifies = verifies
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def descriptors(self) -> list[int]:
+        return [self._descriptor] * len(self)
+
+    def as_rows(self) -> LocatedRows:
+        return cast(LocatedRows, self)
+
+
+def fill_pieces(
+    images: Sequence[Stored], op: ImageOp, pieces: list[Piece], how: Decoding = EXACT
+) -> tuple[Pixels, list[int]]:
+    """Return the samples that the compiled module makes, and the positions that it left."""
+    out = np.full((len(images), *pieces[0].size, 3), 77, np.uint8)
+    return out, fill(Located(images).as_rows(), out, how, compiled_pieces(op, pieces))
+
+
+def fill_region(data: bytes, size: tuple[int, int], eighths: int, region: Region) -> Pixels | None:
+    """Return a region of a JPEG as the compiled module decodes it; None if it does not."""
+    if eighths != 8:
+        return None
+    numbers = np.array([[*region, 0, 0, 0]], np.int32)
+    out = np.empty((1, region.height, region.width, 3), np.uint8)
+    found = Located([Stored(data, *size)])
+    left = fill(found.as_rows(), out, EXACT, Pieces(numbers, bicubic=False, oversample=1.0))
+    return None if left else out[0]
+
+
+def python_whole(image: Stored, how: Decoding = EXACT) -> Pixels | None:
+    """Return an image as Python decodes it; None if it is bad."""
+    try:
+        return decode_stored(image.encoded, how)
+    except BadImage:
+        return None
+
+
+def fill_whole(image: Stored, how: Decoding = EXACT) -> Pixels | None:
+    """Return an image as the compiled module decodes it; None if it does not."""
+    out = np.empty((1, image.height, image.width, 3), np.uint8)
+    return None if fill(Located([image]).as_rows(), out, how) else out[0]

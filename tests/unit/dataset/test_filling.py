@@ -1,0 +1,335 @@
+"""The compiled module fills a batch with the pixels that Python gives, or leaves an image to it."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filled import Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
+from helpers import encoded, jpeg, make_dataset, make_tree, picture, pixels, png
+
+from scripts.fuzzing.pieces import compare
+from shardkit import (
+    CenterCrop,
+    CorruptRecord,
+    LoaderOptions,
+    RandomResizedCrop,
+    Resize,
+    make_loader,
+    open_dataset,
+)
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.decode import EXACT, Decoding
+from shardkit.dataset.filling import fill
+from shardkit.sampling.order import Draws
+from shardkit.system import native
+from shardkit.torch.data import datasets
+from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
+from shardkit.torch.data.read_context import ReadContext, reading
+
+SAMPLES = Path(__file__).parents[3] / "sample_data"
+OPERATIONS: dict[str, ImageOp] = {
+    "crop": CenterCrop(24),
+    "whole": CenterCrop((20, 24), resize=26),
+    "random": RandomResizedCrop(24),
+    "random bicubic": RandomResizedCrop((20, 28), filter="bicubic", oversample=2.0),
+    "all pixels": RandomResizedCrop(24, oversample=float("inf")),
+    "resize": Resize((30, 20)),
+    "enlarge": Resize((150, 170), filter="bicubic"),
+}
+
+FillSpy = Callable[..., list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _module() -> None:
+    if native.module() is None:
+        pytest.skip(f"no compiled module: {native.describe()}")
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of images that each batch left to Python."""
+    counts: list[int] = []
+
+    def spy(*arguments: Any) -> list[int]:
+        found = fill(*arguments)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(datasets, "fill", spy)
+    return counts
+
+
+def kinds() -> dict[str, Stored]:
+    """Return JPEGs of all kinds that the module decodes."""
+    random = np.random.default_rng(3)
+    found: dict[str, Stored] = {}
+    variants: dict[str, dict[str, Any]] = {
+        "420": {},
+        "422": {"subsampling": 1},
+        "444": {"subsampling": 0},
+        "restarts": {"restart_marker_blocks": 3},
+        "quality 100": {"quality": 100},
+        "quality 5": {"quality": 5},
+        "RGB": {"keep_rgb": True},
+    }
+    for name, options in variants.items():
+        width, height = map(int, random.integers(40, 130, 2))
+        data = jpeg(width, height, seed=len(found), **options)
+        found[name] = Stored(data, width, height)
+    found["gray"] = Stored(encoded(picture(70, 55, mode="L")), 70, 55)
+    return found
+
+
+def python_samples(images: list[Stored], op: ImageOp, pieces: list[Piece], how: Decoding) -> Any:
+    return np.stack([op.render(i.encoded, p, how) for i, p in zip(images, pieces, strict=True)])
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_samples_are_those_of_python(name: str, fast: bool) -> None:
+    op, how, random = OPERATIONS[name], Decoding(fast=fast), np.random.default_rng(5)
+    images = list(kinds().values()) * 6
+    raw = pixels(61, 47)
+    images += [Stored(raw.tobytes(), 61, 47, "raw")] * 6
+    draws = [Draws(int(random.integers(1 << 40)), number) for number in range(len(images))]
+    sizes = [image[1:3] for image in images]
+    pieces = op.pieces([w for w, _ in sizes], [h for _, h in sizes], draws.__getitem__)
+
+    found, left = fill_pieces(images, op, pieces, how)
+
+    assert left == []
+    np.testing.assert_array_equal(found, python_samples(images, op, pieces, how))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_whole_images_are_those_of_python(fast: bool) -> None:
+    for name, image in kinds().items():
+        for how in (Decoding(fast=fast),):
+            np.testing.assert_array_equal(fill_whole(image, how), python_whole(image, how), name)
+
+
+def test_other_images_are_left_to_python() -> None:
+    width, height = 41, 33
+    data = jpeg(width, height)
+    progressive = jpeg(width, height, progressive=True)
+    buffer = io.BytesIO()
+    picture(width, height, mode="CMYK").save(buffer, "JPEG")
+    others = {
+        "png": Stored(png(width, height), width, height, "png"),
+        "progressive": Stored(progressive, width, height),
+        "CMYK": Stored(buffer.getvalue(), width, height),
+        "truncated": Stored(data[:-200], width, height),
+        "no end": Stored(data[:-2], width, height),
+        "a PNG": Stored(png(width, height), width, height),
+        "nothing": Stored(b"", width, height),
+        "another size": Stored(jpeg(width, height + 1), width, height),
+        "raw, too short": Stored(bytes(3 * width * height - 1), width, height, "raw"),
+    }
+    good = Stored(data, width, height)
+    images = [image for other in others.values() for image in (other, good)]
+    out = np.zeros((len(images), height, width, 3), np.uint8)
+
+    left = fill(Located(images).as_rows(), out, EXACT)
+
+    assert [list(others)[number // 2] for number in left] == list(others)
+    assert not any(number % 2 for number in left)
+    np.testing.assert_array_equal(out[1], python_whole(good))
+
+
+def test_mutated_jpegs_give_the_pixels_of_the_whole_or_none() -> None:
+    found = compare(range(800), fill_region)
+
+    assert found["equal"] > 100
+    assert found["refused"] > 20
+    assert not found["different"]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Piece(-1, 0, 24, 24, (24, 24)),
+        Piece(10, 0, 24, 24, (24, 24)),
+        Piece(0, 5, 24, 24, (24, 24)),
+        Piece(0, 0, 0, 24, (24, 24)),
+        Piece(0, 0, 2**31 - 1, 24, (24, 24)),
+        Piece(2**31 - 1, 0, 24, 24, (24, 24)),
+        Piece(0, 0, 24, 24, (24, 24), whole=(23, 50)),
+        Piece(0, 0, 23, 24, (24, 24), whole=(50, 50)),
+        Piece(0, 0, 24, 24, (24, 24), whole=(-50, -50)),
+    ],
+    ids=str,
+)
+def test_impossible_pieces_are_left_to_python(piece: Piece) -> None:
+    images = [Stored(jpeg(30, 28), 30, 28), Stored(bytes(3 * 30 * 28), 30, 28, "raw")]
+
+    assert fill_pieces(images, CenterCrop(24), [piece] * 2)[1] == [0, 1]
+
+
+def test_numbers_beyond_32_bits_are_left_to_python() -> None:
+    pieces = [Piece(0, 0, 24, 24, (24, 24), whole=(1 << 40, 24))]
+
+    assert compiled_pieces(CenterCrop(24), pieces) is None
+
+
+def test_every_number_of_an_entry_may_lie() -> None:
+    """Python compares an entry's check first; without it too nothing is read or written amiss."""
+    images = [Stored(jpeg(30, 28), 30, 28), Stored(bytes(3 * 30 * 28), 30, 28, "raw")]
+    expected = [python_whole(image) for image in images]
+    for bit in range(8 * 32):
+        found = Located(images, verifies=False)
+        for entry in (0, 32):
+            found.entries[entry + bit // 8] ^= 1 << bit % 8
+        out = np.full((4, 28, 30, 3), 9, np.uint8)
+        left = fill(found.as_rows(), out[1:3], EXACT)
+        assert (out[::3] == 9).all()
+        for number in {0, 1} - set(left):
+            if 96 <= bit < 160 or bit >= 232:  # checksum, label, check: not compared here
+                np.testing.assert_array_equal(out[1 + number], expected[number])
+
+
+def test_checksums_are_compared() -> None:
+    images = [Stored(jpeg(30, 28), 30, 28), Stored(bytes(3 * 30 * 28), 30, 28, "raw")]
+    for place in (12, 17, 19):  # of the checksum and the label
+        for verifies in (True, False):
+            found = Located(images * 2, verifies=verifies)
+            found.entries[place] ^= 1
+            found.entries[32 + place] ^= 1
+            out = np.empty((4, 28, 30, 3), np.uint8)
+            assert fill(found.as_rows(), out, EXACT) == ([0, 1] if verifies else [])
+
+
+def test_the_row_being_read_is_noted() -> None:
+    found, mark = Located([Stored(jpeg(30, 28), 30, 28)] * 3), np.full(1, -1)
+
+    fill(found.as_rows(), np.empty((3, 28, 30, 3), np.uint8), EXACT, None, mark)
+
+    assert mark.tolist() == [found.rows[-1]]
+
+
+def test_threads_fill_at_once() -> None:
+    images = list(kinds().values())
+    op = CenterCrop(24)
+    pieces = [op.piece(image.width, image.height, Draws(0, 0)) for image in images]
+    expected = python_samples(images, op, pieces, EXACT)
+    wrong = []
+
+    def work() -> None:
+        for _ in range(40):
+            found, left = fill_pieces(images, op, pieces)
+            if left or not np.array_equal(found, expected):
+                wrong.append(left)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert not wrong
+
+
+# Datasets.
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Datasets of each format: originals of several kinds, and raw pixels."""
+    place = tmp_path_factory.mktemp("filled")
+    files: dict[str, bytes | None] = {}
+    for number in range(9):
+        files[f"a/{number}.jpg"] = jpeg(60 + number, 50, seed=number, progressive=number == 4)
+    files["b/0.png"] = png(50, 40)
+    folder = make_tree(place / "photos", files)
+    found = {}
+    for to in ("hdf5", "lmdb", "webdataset"):
+        found[to] = make_dataset(folder, place / to, to=to)
+    recipe = Recipe(resize=(32, 32), resize_mode="crop", encode="raw")
+    found["raw"] = make_dataset(folder, place / "raw", recipe=recipe)
+    return found
+
+
+@pytest.mark.parametrize("source", ["hdf5", "lmdb", "webdataset", "raw"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_read_the_same_with_and_without_the_module(
+    sources: dict[str, Path], left: list[int], source: str, num_workers: int
+) -> None:
+    for decode in (
+        ("torch", CenterCrop(24), RandomResizedCrop(24))
+        if source == "raw"
+        else (
+            CenterCrop(24),
+            RandomResizedCrop(24),
+        )
+    ):
+        options = LoaderOptions(num_workers=num_workers, engine="thread")
+        dataset = open_dataset(sources[source], decode=decode)
+        with closing(make_loader(dataset, 5, shuffle=True, seed=3, options=options)) as loader:
+            with_module = [images.clone() for images, _ in loader]
+        assert sum(left) == (0 if source == "raw" else 2)
+        left.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(datasets, "fill", lambda found, *_: list(range(len(found))))
+            with closing(make_loader(dataset, 5, shuffle=True, seed=3, options=options)) as loader:
+                without = [images.clone() for images, _ in loader]
+        assert all(map(np.array_equal, with_module, without))
+
+
+def test_damage_is_reported_as_by_python(tmp_path: Path, sources: dict[str, Path]) -> None:
+    for to, field in (("lmdb", "jpg"), ("raw", "raw")):
+        dataset = open_dataset(sources[to], decode=CenterCrop(24), verify=True)
+        shard = dataset._shards.shard_path(0)
+        content = shard.read_bytes()
+        entry = dataset._shards.rows[1]
+        damaged = bytearray(content)
+        damaged[int(entry["offset"]) + 300] ^= 1
+        try:
+            shard.write_bytes(damaged)
+            with pytest.raises(CorruptRecord, match="its checksum does not match"):
+                dataset.__getitems__([0, 1, 2])
+            shard.write_bytes(content)
+            assert len(dataset.__getitems__([0, 1, 2])) == 3
+            os.truncate(shard, len(content) // 2)
+            with pytest.raises(CorruptRecord, match="ends at byte"):
+                dataset.__getitems__(list(range(4)))
+        finally:
+            shard.write_bytes(content)
+        assert field == dataset._shards.find(np.arange(1)).fields[0]
+        assert len(dataset.__getitems__([0, 1, 2])) == 3
+
+
+def test_the_sample_data_is_read_by_the_module_alone(tmp_path: Path, left: list[int]) -> None:
+    dataset = open_dataset(
+        make_dataset(SAMPLES, tmp_path / "d"), decode=RandomResizedCrop(64, filter="bicubic")
+    )
+    rows = [row for row, path in enumerate(dataset.paths) if path.endswith((".jpg", ".jpeg"))]
+    with reading(ReadContext(seed=1, epoch=0)):
+        found = dataset.__getitems__(rows).batch[0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "module", lambda: None)
+            without = dataset.__getitems__(rows).batch[0]
+
+    assert left == [0, len(rows)]
+    difference = found.to(int) - without.to(int)  # PyTorch scales with coarser weights
+    assert difference.abs().max() <= 2
+    assert (difference != 0).float().mean() < 0.03
+
+
+def test_own_operations_render_in_python(sources: dict[str, Path], left: list[int]) -> None:
+    class Mine(CenterCrop):
+        def render(self, *arguments: Any) -> Any:
+            super().render(*arguments)[:] = 7
+            return arguments[-1]
+
+    images = open_dataset(sources["lmdb"], decode=Mine(24)).__getitems__([0, 1]).batch[0]
+
+    assert (images == 7).all()
+    assert left == []

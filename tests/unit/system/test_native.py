@@ -1,0 +1,183 @@
+"""The compiled module computes what zlib, Pillow and the index do, and is never required."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+from helpers import pixels, run
+from PIL import Image
+
+from shardkit import UsageError
+from shardkit.codecs.resize import resize
+from shardkit.dataset.index import ROW, damaged_rows, pack_row
+from shardkit.system import native
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    found = native.module()
+    if found is None:
+        pytest.skip(f"no compiled module: {native.describe()}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    native._load.cache_clear()
+    yield
+    native._load.cache_clear()
+
+
+def test_the_checksum_is_that_of_zlib(module: ModuleType) -> None:
+    data = np.random.default_rng(0).bytes(5000)
+
+    for length in (*range(300), 1023, 1024, 1025, 5000):
+        for start in (0, 1):  # not aligned, too
+            part = data[start:length]
+            for value in (0, 0xFFFFFFFF, 12345):
+                assert module.crc32(part, value) == zlib.crc32(part, value)
+
+
+@pytest.mark.parametrize("filter_", ["bilinear", "bicubic"])
+def test_scaling_is_that_of_pillow(module: ModuleType, filter_: str) -> None:
+    method = Image.Resampling[filter_.upper()]
+    random = np.random.default_rng(1)
+    for number in range(150):
+        width, height, across, down = map(int, random.integers(1, 200, 4))
+        image = pixels(width, height, seed=number)
+        if number % 3 == 0:
+            image = np.where(image > 127, 255, 0).astype(np.uint8)  # sums go beyond a byte
+        xs, ys = sorted(random.uniform(0, width, 2)), sorted(random.uniform(0, height, 2))
+        box = (0.0, 0.0, float(width), float(height))
+        if number % 2 and xs[1] - xs[0] > 0.1 and ys[1] - ys[0] > 0.1:
+            box = xs[0], ys[0], xs[1], ys[1]
+
+        found = resize(image, box, (down, across), filter_)
+
+        expected = Image.fromarray(image).resize((across, down), method, box)
+        np.testing.assert_array_equal(found, np.asarray(expected), str((image.shape, box)))
+
+
+def test_views_are_scaled(module: ModuleType) -> None:
+    image = pixels(90, 70)
+    view = image[10:50, 20:61]
+
+    found = resize(view, (0.0, 0.0, 41.0, 40.0), (16, 17), "bicubic")
+
+    expected = Image.fromarray(view).resize((17, 16), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(found, np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "box",
+    [(-1.0, 0.0, 5.0, 5.0), (0.0, 0.0, 25.0, 5.0), (3.0, 0.0, 3.0, 5.0), (0.0, 5.0, 5.0, 1.0)],
+)
+def test_a_box_outside_the_image_is_refused(
+    module: ModuleType, box: tuple[float, float, float, float]
+) -> None:
+    assert resize(pixels(24, 16), box, (4, 4), "bilinear") is None
+
+
+def test_damaged_entries_are_those_that_python_finds(
+    module: ModuleType, without_native: None
+) -> None:
+    packed = pack_row(offset=7, image=b"abc", label=3, size=(4, 5), field="jpg")
+    entries = [packed]
+    for bit in range(8 * ROW.itemsize):
+        damaged = bytearray(packed)
+        damaged[bit // 8] ^= 1 << bit % 8
+        entries.append(bytes(damaged))
+    rows = np.frombuffer(b"".join(entries), ROW)
+    found = np.empty(len(rows), np.bool_)
+
+    module.check_entries(rows.tobytes(), 8, found)
+
+    assert found.tolist() == damaged_rows(rows).tolist() == [False] + [True] * 256
+
+
+def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
+    def call(**changed: object) -> None:
+        given: dict[str, object] = {
+            "out": bytearray(2 * 12),
+            "height": 2,
+            "width": 2,
+            "entries": bytes(64),
+            "files": np.zeros(2, np.int32),
+            "pieces": None,
+            "rows": None,
+            "mark": None,
+            "options": (True, True, False, False, False, 1.0),
+            "codes": bytearray(2),
+        }
+        given.update(changed)
+        options = given.pop("options")
+        codes = given.pop("codes")
+        assert isinstance(options, tuple)
+        module.fill(*given.values(), *options, codes)
+
+    call()
+    wrong: list[dict[str, object]] = [
+        {"out": bytearray(23)},
+        {"out": bytearray(36)},
+        {"height": 0},
+        {"height": 65536},
+        {"width": -2},
+        {"entries": bytes(63)},
+        {"files": np.zeros(3, np.int32)},
+        {"pieces": np.zeros((2, 6), np.int32)},
+        {"mark": np.zeros(1, np.int64)},
+        {"mark": np.zeros(1, np.int64), "rows": np.zeros(1, np.int64)},
+        {"mark": bytes(8), "rows": np.zeros(2, np.int64)},
+        {"codes": bytearray(1)},
+    ]
+    for changed in wrong:
+        with pytest.raises(ValueError, match=r"size|bytes|height|read-only"):
+            call(**changed)
+    with pytest.raises(ValueError, match="one byte"):
+        module.check_entries(bytes(33), 8, bytearray(1))
+    for unwritable in ({"out": bytes(24)}, {"codes": bytes(2)}):
+        with pytest.raises((TypeError, BufferError)):
+            call(**unwritable)
+
+
+# With and without the module.
+
+
+def test_off_means_none(without_native: None) -> None:
+    assert native.module() is None
+    assert native.describe() == f"off ({native.VARIABLE})"
+    assert resize(pixels(), (0.0, 0.0, 24.0, 16.0), (4, 4), "bilinear") is None
+
+
+def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "yes")
+
+    with pytest.raises(UsageError, match="'on' and 'off'"):
+        native.module()
+    assert "'yes' is unknown" in native.describe()
+
+
+def test_a_module_that_is_not_built_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "shardkit._native", None)
+
+    assert native.module() is None
+    assert native.describe() == "not built"
+    monkeypatch.setenv(native.VARIABLE, "on")
+    native._load.cache_clear()
+    with pytest.raises(UsageError, match="is not built; install"):
+        native.module()
+
+
+@pytest.mark.parametrize("wish", ["", "off"])
+def test_the_version_names_the_module(wish: str) -> None:
+    done = run("--version", env={native.VARIABLE: wish})
+
+    assert done.stdout.startswith("shardkit ")
+    assert "compiled module: " in done.stdout
+    assert ("off" in done.stdout) == (wish == "off")
