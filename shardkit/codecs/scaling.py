@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import PIL
 import torch
 
 from shardkit.codecs.image import Pixels
+from shardkit.codecs.resize import TALL_FIRST
 
 
 @contextmanager
@@ -67,7 +67,4 @@ def _is_vertical_first(width: int, height: int, new_width: int, new_height: int)
     and older versions never do.
     """
     shrinks = height - new_height
-    return _PILLOW >= 13 and shrinks > 0 and shrinks > 2 * (width - new_width)
-
-
-_PILLOW = int(PIL.__version__.partition(".")[0])
+    return TALL_FIRST and shrinks > 0 and shrinks > 2 * (width - new_width)

@@ -24,6 +24,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.shardset import LocatedRows, ShardSet
 from shardkit.errors import BadImage, CorruptDataset, TransformFailed, UsageError
 from shardkit.sampling.order import check_integer
+from shardkit.system import native
 from shardkit.system.scratch import scratch
 from shardkit.torch.data.collate import BatchView, Sample
 from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
@@ -283,6 +284,8 @@ class ShardDataset(Dataset[Sample]):
 
     def _left(self, images: _Images, slots: Pixels) -> Sequence[int]:
         """Fill ``slots`` with the compiled module, and return the positions that it left."""
+        if native.module() is None:
+            return range(len(slots))
         pieces = None
         if isinstance(self.decode, ImageOp):
             pieces = compiled_pieces(self.decode, images.pieces)

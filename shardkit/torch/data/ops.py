@@ -313,12 +313,14 @@ def _scaled(pixels: Pixels, box: Box, size: tuple[int, int], name: str) -> Pixel
     of the time.
     """
     height, width = pixels.shape[:2]
-    fitting = (*box[:2], min(box[2], width), min(box[3], height))
-    unchanged = (height, width) == size and box == (0.0, 0.0, float(width), float(height))
-    compiled = None if unchanged else resize(pixels, fitting, size, name)
+    whole = box == (0.0, 0.0, float(width), float(height))
+    if whole and size == (height, width):
+        return pixels
+    fitting = box if whole else (*box[:2], min(box[2], width), min(box[3], height))
+    compiled = resize(pixels, fitting, size, name)
     if compiled is not None:
         return compiled
-    if box != (0.0, 0.0, float(width), float(height)):
+    if not whole:
         image = Image.fromarray(pixels).resize(size[::-1], _PILLOW_FILTERS[name], fitting)
         return np.asarray(image)
     return scale(pixels, size[::-1], name)
@@ -329,7 +331,7 @@ def compiled_pieces(op: ImageOp, pieces: list[Piece]) -> Pieces | None:
     if type(op).render is not ImageOp.render:
         return None
     try:
-        if all(piece is pieces[0] for piece in pieces):  # as from images of one size
+        if pieces.count(pieces[0]) == len(pieces):  # as for images of one size
             numbers = np.tile(np.array([_numbers(pieces[0])], np.int32), (len(pieces), 1))
         else:
             numbers = np.array([_numbers(piece) for piece in pieces], np.int32)
