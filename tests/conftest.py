@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,12 @@ tqdm.monitor_interval = 0
 
 # Whoever starts the fork server: it imports torch once, and not each of its children.
 multiprocessing.set_forkserver_preload(["torch", "shardkit.torch.loader"])
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting what stays anyway: a sixth of the time of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from shardkit.cli.main import cli
+from shardkit.cli.main import cli, main
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -167,6 +172,35 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 def invoke(*arguments: object) -> Result:
     """Call the command line in this process; errors of shardkit are raised."""
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def run_main(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Call the command line's entry point in this process: what it prints, and its exit code.
+
+    Two seconds faster than `run`, which starts a process.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    command = ["shardkit", *map(str, arguments)]
+    try:
+        with (
+            mock.patch.object(sys, "argv", command),
+            mock.patch.object(warnings, "showwarning"),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(command, code, *texts)
 
 
 def shardkit_command(*arguments: object) -> list[str]:

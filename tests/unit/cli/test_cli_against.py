@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forging import forge, restate, with_image
-from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, run, tree
+from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, run_main, tree
 
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import MANIFEST_NAME
@@ -183,7 +183,6 @@ def test_an_edited_receipt_is_refused(place: Path, receipt: Path) -> None:
     assert "was changed after it was written" in str(result.exception)
 
 
-@pytest.mark.slow
 def test_errors_are_one_line_and_no_traceback(place: Path, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"{}")
     cases = {
@@ -194,7 +193,7 @@ def test_errors_are_one_line_and_no_traceback(place: Path, folder: Path, tmp_pat
         ("--write-receipt", tmp_path / "new"): "--write-receipt requires --against SRC",
     }
     for arguments, said in cases.items():
-        result = run("verify", place, *arguments)
+        result = run_main("verify", place, *arguments)
         assert result.returncode == USAGE
         assert result.stdout == ""
         assert said in result.stderr
@@ -213,7 +212,7 @@ def test_names_in_the_source_are_escaped(place: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_undecodable_names_are_shown(place: Path, folder: Path) -> None:
     make_tree(folder, {"cat/\udcff.jpg": jpeg()})
-    result = run("verify", place, "--against", folder)
+    result = run_main("verify", place, "--against", folder)
     assert result.returncode == DAMAGED
     assert r"cat/\udcff.jpg: it is in the source" in result.stderr
 

@@ -25,6 +25,7 @@ from helpers import (
     picture,
     png,
     run,
+    run_main,
     shardkit_command,
     tree,
     wait_until,
@@ -73,7 +74,7 @@ def test_the_summary_describes_the_dataset(folder: Path, tmp_path: Path) -> None
 
 
 def test_quiet_prints_nothing(folder: Path, tmp_path: Path) -> None:
-    done = run("convert", "imagefolder", folder, tmp_path / "out", "--to", "lmdb", "--quiet")
+    done = run_main("convert", "imagefolder", folder, tmp_path / "out", "--to", "lmdb", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -312,8 +313,8 @@ def test_missing_arguments_exit_with_2(folder: Path) -> None:
 
 
 def fails(*arguments: object, code: int) -> str:
-    """Return the single line that a process prints before it exits with ``code``."""
-    done = run("convert", "imagefolder", *arguments)
+    """Return the single line that the command prints before it exits with ``code``."""
+    done = run_main("convert", "imagefolder", *arguments)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -376,7 +377,7 @@ def test_names_that_are_not_utf8_can_be_shown(tmp_path: Path) -> None:
     target = tmp_path / "out \udcff"
     fails(source, target, "--to", "lmdb", code=1)
     for options in (["--dry-run"], ["--on-error", "skip"], ["--on-error", "skip", "--force"]):
-        done = run("convert", "imagefolder", source, target, "--to", "lmdb", *options)
+        done = run_main("convert", "imagefolder", source, target, "--to", "lmdb", *options)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr[-300:]
     assert load_manifest(target).rows == 6
 
@@ -510,7 +511,7 @@ def test_a_signal_ends_all_processes_and_a_rerun_resumes(
     assert len(workers) >= 2
     wait_until(lambda: not any(map(is_alive, workers)), "the end of the workers")
     assert not (out / "shardkit.json").exists()
-    done = run(*command[3:])
+    done = run_main(*command[3:])
     assert done.returncode == 0, done.stderr
     assert "kept from an earlier run" in done.stdout
     assert tree(out) == tree(crowd / "expected")
@@ -561,7 +562,7 @@ def test_a_folder_in_place_of_the_source_type_suggests_the_command(folder: Path)
         ([], f"{meant} {folder} DST --to lmdb"),
         (["out", "--to", "hdf5"], f"{meant} {folder} out --to hdf5"),
     ):
-        done = run("convert", folder, *arguments)
+        done = run_main("convert", folder, *arguments)
         assert done.returncode == 2
         assert said in done.stderr
 

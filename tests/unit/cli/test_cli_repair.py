@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, run, tree
+from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, run_main, tree
 
 from shardkit import open_dataset
 from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
@@ -106,19 +106,19 @@ def test_usage_errors_are_one_line(place: Path, folder: Path, tmp_path: Path) ->
         (folder, "--from", folder): "is not a shardkit dataset",
     }
     for arguments, said in cases.items():
-        result = run("repair", *arguments)
+        result = run_main("repair", *arguments)
         assert result.returncode == USAGE
         assert result.stdout == ""
         assert said in result.stderr
         assert result.stderr.startswith("shardkit: error: ")
         assert result.stderr.count("\n") == 1
-    assert run("repair", place).returncode == USAGE
+    assert run_main("repair", place).returncode == USAGE
 
 
 def test_a_damaged_manifest_exits_with_1(place: Path, folder: Path) -> None:
     text = (place / MANIFEST_NAME).read_text()
     (place / MANIFEST_NAME).write_text(text.replace('"cat"', '"cow"'))
-    result = run("repair", place, "--from", folder)
+    result = run_main("repair", place, "--from", folder)
     assert result.returncode == LEFT
     assert "Restore it from a copy, or convert again" in result.stderr
 

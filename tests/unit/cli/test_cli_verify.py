@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import invoke, make_folder, make_tree, png, run
+from helpers import invoke, make_folder, make_tree, png, run_main
 
 from shardkit import open_dataset
 from shardkit.conversion.convert import convert
@@ -137,7 +137,7 @@ def test_a_missing_split_is_damage_not_a_usage_error(splits: Path, what: str) ->
         (splits / "val" / MANIFEST_NAME).unlink()
     else:
         shutil.rmtree(splits / "val")
-    result = run("verify", splits)
+    result = run_main("verify", splits)
     assert result.returncode == CODES["damaged"]
     assert f"val/{MANIFEST_NAME}" in result.stderr
     assert "Traceback" not in result.stderr
@@ -156,7 +156,7 @@ def test_odd_names_are_escaped(tmp_path: Path) -> None:
 
 def test_a_missing_dataset_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     for arguments in (("verify", tmp_path / "nowhere"), ("index", tmp_path)):
-        result = run(*arguments)
+        result = run_main(*arguments)
         assert result.returncode == CODES["usage"]
         assert result.stderr.startswith("shardkit: error: ")
         assert len(result.stderr.splitlines()) == 1
@@ -167,14 +167,14 @@ def test_a_missing_dataset_exits_with_2_and_no_traceback(tmp_path: Path) -> None
     "options", [["--level", "thorough"], ["--workers", "0"], ["--workers", "x"], ["--unknown"], []]
 )
 def test_a_wrong_option_exits_with_2(place: Path, options: list[str]) -> None:
-    result = run("verify", *([place] if options else []), *options)
+    result = run_main("verify", *([place] if options else []), *options)
     assert result.returncode == CODES["usage"]
     assert "Traceback" not in result.stderr
 
 
 def test_damage_found_by_the_command_exits_with_1(place: Path) -> None:
     key, _, shard = damage(place)
-    result = run("verify", place)
+    result = run_main("verify", place)
     assert result.returncode == CODES["damaged"]
     assert key in result.stderr
     assert shard in result.stderr
@@ -205,7 +205,7 @@ def test_index_can_be_quiet(place: Path) -> None:
 
 def test_index_refuses_damaged_shards_with_1(place: Path) -> None:
     _, _, shard = damage(place)
-    result = run("index", place)
+    result = run_main("index", place)
     assert result.returncode == CODES["damaged"]
     assert shard in result.stderr
     assert "shardkit verify" in result.stderr
