@@ -9,8 +9,8 @@ import PIL
 from shardkit.system import native
 
 TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
-"""Whether Pillow scales an image down before across if its height shrinks by more than twice as
-many pixels as its width. Pillow 13 introduced that; the order changes a few values by one."""
+"""Whether Pillow scales the height before the width if it shrinks by more than twice as many pixels
+(from version 13 on, python-pillow/Pillow#9549). The order changes rounding, by up to 26 levels."""
 
 
 def resize(

@@ -61,10 +61,6 @@ def _interpolate(batch: torch.Tensor, size: tuple[int, int], filter_: str) -> to
 
 
 def _is_vertical_first(width: int, height: int, new_width: int, new_height: int) -> bool:
-    """Return whether Pillow scales the height before the width, which rounds other values.
-
-    Pillow 13 does so where the height shrinks by far more pixels (python-pillow/Pillow#9549); torch
-    and older versions never do.
-    """
+    """Return whether Pillow scales the height before the width; torch never does by itself."""
     shrinks = height - new_height
     return TALL_FIRST and shrinks > 0 and shrinks > 2 * (width - new_width)

@@ -28,6 +28,7 @@ from shardkit.codecs.image import (
 from shardkit.codecs.jpeg import jpeg_loss
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
+from shardkit.codecs.resize import resize
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import FOREIGN_FIELD, META_FIELD, Record, dump_json
 
@@ -338,12 +339,25 @@ class Recipe:
 
     def _scale(self, pixels: Pixels, orientation: int, size: _Size) -> Image.Image:
         """Return ``pixels`` as an upright, scaled image."""
+        if orientation != 1:
+            pixels = np.array(apply_orientation(Image.fromarray(pixels), orientation))
+        height, width = pixels.shape[:2]
+        if size == (width, height):
+            return Image.fromarray(pixels)
         if self.resizer == "torch":
-            if orientation != 1:
-                pixels = np.array(apply_orientation(Image.fromarray(pixels), orientation))
             return Image.fromarray(_scaling().scale(pixels, size, self.filter))
-        image = apply_orientation(Image.fromarray(pixels), orientation)
-        return image if image.size == size else image.resize(size, FILTERS[self.filter])
+        return self._resize(pixels, size, (0.0, 0.0, float(width), float(height)))
+
+    def _resize(
+        self, pixels: Pixels, size: _Size, box: tuple[float, float, float, float]
+    ) -> Image.Image:
+        """Scale a box of an image as Pillow does, with the compiled module if possible."""
+        scaled = None
+        if self.filter in ("bilinear", "bicubic"):
+            scaled = resize(pixels, box, (size[1], size[0]), self.filter)
+        if scaled is not None:
+            return Image.fromarray(scaled)
+        return Image.fromarray(pixels).resize(size, FILTERS[self.filter], box)
 
     def _scale_by_dct(
         self, data: bytes, notes: dict[str, int], info: ImageInfo, size: _Size
@@ -355,7 +369,7 @@ class Recipe:
         if scale is None:
             raise BadImage(f"it decodes to {pixels.shape}, but its header describes {info}")
         box = (0.0, 0.0, info.width * scale, info.height * scale)
-        image = Image.fromarray(pixels).resize((width, height), FILTERS[self.filter], box)
+        image = self._resize(pixels, (width, height), box)
         return apply_orientation(image, info.orientation)
 
 
