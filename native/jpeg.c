@@ -145,6 +145,13 @@ struct job {
     sk_region region;
 };
 
+/* Read the color profile for libjpeg's warnings about it: with a warning, Python decodes exactly. */
+static void check_profile(struct jpeg_decompress_struct *image) {
+    JOCTET *profile;
+    unsigned length;
+    if (jpeg_read_icc_profile(image, &profile, &length)) free(profile);
+}
+
 /* setjmp stands apart from the variables that a longjmp would leave undefined. */
 static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *out) {
     struct jpeg_decompress_struct *image = &job->image;
@@ -154,7 +161,9 @@ static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *ou
     jpeg_create_decompress(image);
     image->mem->max_memory_to_use = (long)SK_MOST_MEMORY;
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
+    if (job->fast) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
     jpeg_read_header(image, TRUE);
+    if (job->fast) check_profile(image);
     code = check(image, job->width, job->height);
     if (code != SK_DONE) return code;
     image->out_color_space = JCS_RGB;
