@@ -213,22 +213,24 @@ AVX2 static void down_avx2(const uint8_t *rows, size_t stride, const int32_t *we
 }
 #endif
 
-/* Scale all rows across. The last one is read from a copy with SLACK bytes after it. */
+/* Scale all rows across. Those near the end of the image are read from a copy with SLACK bytes after
+ * it: more than one if they are narrow. */
 static void across_all(const uint8_t *rows, size_t stride, int32_t count, const kernel *kernel,
                        int32_t width, int flip, int32_t *packed, uint8_t *last_row, uint8_t *out) {
-    memcpy(last_row, rows + (count - 1) * stride, stride);
-    memset(last_row + stride, 0, SLACK);
 #ifdef VECTORS
     if (__builtin_cpu_supports("avx2")) {
         int32_t groups = (kernel->most + 3) / 4;
         pack(kernel, width, groups, packed);
-        for (int32_t y = 0; y < count; y++)
-            across_avx2(y + 1 < count ? rows + y * stride : last_row, kernel, packed, groups, width,
-                        flip, out + 3 * (size_t)width * y);
+        memset(last_row + stride, 0, SLACK);
+        for (int32_t y = 0; y < count; y++) {
+            const uint8_t *row = rows + y * stride;
+            if ((size_t)(count - 1 - y) * stride < SLACK) row = memcpy(last_row, row, stride);
+            across_avx2(row, kernel, packed, groups, width, flip, out + 3 * (size_t)width * y);
+        }
         return;
     }
 #endif
-    (void)packed;
+    (void)packed, (void)last_row;
     for (int32_t y = 0; y < count; y++)
         across(rows + y * stride, kernel, width, flip, out + 3 * (size_t)width * y);
 }

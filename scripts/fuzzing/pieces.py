@@ -37,8 +37,13 @@ def compare(numbers: Iterable[int], decoder: Decoder = decode_region) -> Counter
     return Counter(_outcome(random.Random(number), decoder) for number in numbers)
 
 
+def mutated_jpeg(source: random.Random) -> bytes:
+    """Return a JPEG with a few bytes changed, or as it is."""
+    return _mutated(_jpeg(source), source)
+
+
 def _outcome(source: random.Random, decoder: Decoder) -> str:
-    data = _mutated(_jpeg(source), source)
+    data = mutated_jpeg(source)
     try:
         info = inspect(data, "jpg")
     except BadImage:

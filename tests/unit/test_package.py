@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import shardkit
+from shardkit.system import native
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,7 +126,12 @@ def test_the_wheel_works_without_the_development_packages(tmp_path: Path) -> Non
     python, command = place / "bin" / "python", place / "bin" / "shardkit"
     target = tmp_path / "dataset"
 
-    assert run(command, "--version").startswith("shardkit ")
+    version = run(command, "--version")
+    assert version.startswith("shardkit ")
+    if native.module() is not None:  # so it can be compiled here
+        assert "libjpeg-turbo" in version
+        assert wheel.name.endswith(".whl")
+        assert "none-any" not in wheel.name
     assert "Usage" in run(python, "-m", "shardkit", "--help")
     converting = ("convert", "imagefolder", ROOT / "sample_data", target, "--to", "lmdb")
     assert "96 images in 4 classes" in run(command, *converting)

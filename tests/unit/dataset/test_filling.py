@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 from filled import Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
 from helpers import encoded, jpeg, make_dataset, make_tree, picture, pixels, png
+from hostile import jpegs
 
 from scripts.fuzzing.pieces import compare
 from shardkit import (
+    BadImage,
     CenterCrop,
     CorruptRecord,
     LoaderOptions,
@@ -25,6 +28,7 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
+from shardkit.codecs.image import stated_size
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.decode import EXACT, Decoding
 from shardkit.dataset.filling import fill
@@ -151,6 +155,28 @@ def test_mutated_jpegs_give_the_pixels_of_the_whole_or_none() -> None:
     assert found["equal"] > 100
     assert found["refused"] > 20
     assert not found["different"]
+
+
+def test_hostile_jpegs_give_the_pixels_of_python_or_none(tmp_path: Path) -> None:
+    outcomes = Counter[str]()
+    for number, case in enumerate(jpegs.CASES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        case.make(folder)
+        for path in filter(Path.is_file, folder.rglob("*")):
+            data = path.read_bytes()
+            try:
+                width, height = stated_size(data, "jpg")
+            except BadImage:
+                continue
+            if 0 < width * height < 1 << 20:
+                image = Stored(data, width, height)
+                expected, found = python_whole(image), fill_whole(image)
+                outcomes[str(found is not None)] += 1
+                if found is not None:
+                    np.testing.assert_array_equal(found, expected, case.name)
+    assert outcomes["True"] > 5
+    assert outcomes["False"] > 20
 
 
 @pytest.mark.parametrize(

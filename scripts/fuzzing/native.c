@@ -1,0 +1,149 @@
+/* Runs files through the compiled core, for builds with sanitizers (tests/campaigns/test_sanitized.py):
+ *
+ *   native FILE...
+ *
+ * Each file is decoded as a JPEG: whole and in regions, at all scales, with true and false sizes. Its bytes
+ * also serve as index entries, pieces and pixels. Nothing is compared; the sanitizers report. */
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST (1 << 22)
+
+static size_t decoded;
+
+static void decode(const uint8_t *data, size_t length, uint32_t width, uint32_t height) {
+    static const int scales[] = {8, 4, 3, 2, 1};
+    sk_memory line = {NULL, 0};
+    for (size_t n = 0; n < sizeof scales / sizeof *scales; n++) {
+        int32_t wide = (int32_t)(((uint64_t)width * scales[n] + 7) / 8);
+        int32_t high = (int32_t)(((uint64_t)height * scales[n] + 7) / 8);
+        const sk_region regions[] = {
+            {0, 0, wide, high},
+            {wide / 3, high / 3, wide - wide / 3, high - high / 3},
+            {wide / 4, high / 4, wide / 2, high / 2},
+            {wide - 1, high - 1, 1, 1},
+            {wide - 1, 0, 2, 1},
+            {0, high, 1, 1},
+            {-1, 0, 1, 1},
+        };
+        for (size_t m = 0; m < sizeof regions / sizeof *regions; m++) {
+            /* Exactly as large as it must be, so that each byte too many is found. */
+            size_t size = 3 * (size_t)(regions[m].width > 0 ? regions[m].width : 0) *
+                          (size_t)(regions[m].height > 0 ? regions[m].height : 0);
+            uint8_t *out = malloc(size ? size : 1);
+            if (out != NULL)
+                decoded += sk_decode_jpeg(data, length, width, height, scales[n], regions[m],
+                                          (int)(m % 2), &line, out) == SK_DONE;
+            free(out);
+        }
+    }
+    sk_release(&line);
+}
+
+/* Fill a batch from entries made of the file's bytes, which name the file itself. */
+static void fill(const uint8_t *data, size_t length, int file) {
+    enum { COUNT = 8, SIDE = 24 };
+    size_t sample = 3 * SIDE * SIDE;
+    uint8_t *out = malloc(COUNT * sample), *entries = malloc(COUNT * SK_ENTRY), codes[COUNT];
+    int32_t files[COUNT];
+    sk_piece pieces[COUNT];
+    sk_batch batch = {0};
+    if (out == NULL || entries == NULL) abort();
+    for (size_t n = 0; n < COUNT; n++) {
+        files[n] = file;
+        for (size_t m = 0; m < SK_ENTRY; m++)
+            entries[n * SK_ENTRY + m] = data[(n * 37 + m) % length];
+        memcpy(&pieces[n], entries + n * SK_ENTRY, sizeof pieces[n]);
+        if (n % 2) { /* plausible, so that more of the code runs */
+            memset(entries + n * SK_ENTRY, 0, 8);
+            entries[n * SK_ENTRY + 10] = entries[n * SK_ENTRY + 11] = 0;
+            memset(entries + n * SK_ENTRY + 21, 0, 3);
+            memset(entries + n * SK_ENTRY + 25, 0, 3);
+            entries[n * SK_ENTRY + 28] = n % 4 == 1 ? 7 : 0;
+            pieces[n] = (sk_piece){{1, 2, 1 + (int32_t)n, SIDE - (int32_t)n}, 1, 0, 0};
+        }
+    }
+    batch.count = COUNT;
+    batch.entries = entries;
+    batch.files = files;
+    batch.pieces = pieces;
+    batch.height = batch.width = SIDE;
+    batch.filter = SK_BICUBIC;
+    batch.tall_first = 1;
+    batch.oversample = 1.0;
+    batch.out = out;
+    batch.codes = codes;
+    sk_fill(&batch);
+    batch.pieces = NULL;
+    batch.verify_encoded = batch.verify_raw = 1;
+    sk_fill(&batch);
+    sk_check_entries(entries, COUNT, 8, codes);
+    free(out);
+    free(entries);
+}
+
+static void resize(const uint8_t *data, size_t length) {
+    static const int32_t sides[] = {1, 2, 3, 17, 40};
+    sk_memory work = {NULL, 0};
+    for (size_t n = 0; n < 25; n++) {
+        int32_t width = sides[n % 5], height = sides[n / 5];
+        size_t size = 3 * (size_t)width * (size_t)height;
+        uint8_t *pixels = malloc(size);
+        if (pixels == NULL) abort();
+        for (size_t m = 0; m < size; m++) pixels[m] = data[m % length];
+        for (size_t m = 0; m < 25; m++) {
+            int32_t wide = sides[m % 5], high = sides[m / 5];
+            const double box[4] = {width * (data[0] / 600.0), height * (data[length - 1] / 600.0),
+                                   width - 0.3 * (n % 3), height - 0.2 * (n % 2)};
+            sk_region region = {wide / 3, high / 2, wide - wide / 3, high - high / 2};
+            uint8_t *out = malloc(3 * (size_t)region.width * (size_t)region.height);
+            if (out == NULL) abort();
+            sk_resize(pixels, width, height, box, wide, high, (enum sk_filter)(m % 2), n % 2 == 0,
+                      region, m % 3 == 0, &work, out);
+            free(out);
+        }
+        free(pixels);
+    }
+    sk_release(&work);
+}
+
+int main(int count, char **names) {
+    sk_crc32_prepare();
+    for (int n = 1; n < count; n++) {
+        FILE *file = fopen(names[n], "rb");
+        uint8_t *data, *exact;
+        size_t length;
+        if (file == NULL) return 2;
+        data = malloc(MOST);
+        if (data == NULL) abort();
+        length = fread(data, 1, MOST, file);
+        exact = malloc(length + 1);
+        if (exact == NULL) abort();
+        memcpy(exact, data, length);
+        free(data);
+        data = realloc(exact, length ? length : 1); /* no byte to spare */
+        if (data == NULL) abort();
+        if (length) {
+            /* The size that the frame header states, wherever it is, and others. */
+            for (size_t at = 2; at + 9 < length; at++)
+                if (data[at] == 0xFF && (data[at + 1] & 0xFC) == 0xC0) {
+                    uint32_t height = data[at + 5] << 8 | data[at + 6];
+                    uint32_t width = data[at + 7] << 8 | data[at + 8];
+                    if (width && height && (uint64_t)width * height < 1 << 20)
+                        decode(data, length, width, height);
+                    break;
+                }
+            decode(data, length, 17, 9);
+            fill(data, length, fileno(file));
+            resize(data, length);
+        }
+        free(data);
+        fclose(file);
+    }
+    printf("%zu regions decoded\n", decoded);
+    return 0;
+}

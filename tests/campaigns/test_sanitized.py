@@ -1,0 +1,95 @@
+"""The compiled core under ASan and UBSan, and wheels without it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hostile import jpegs
+
+from scripts.fuzzing.pieces import mutated_jpeg
+
+ROOT = Path(__file__).parents[2]
+MUTATED = 600
+FLAGS = ("-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled core without Python, with sanitizers."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    target = tmp_path_factory.mktemp("sanitized") / "native"
+    sources = [each for each in (ROOT / "native").glob("*.c") if each.name != "module.c"]
+    source = ROOT / "scripts" / "fuzzing" / "native.c"
+    command = [compiler, *FLAGS, f"-I{ROOT / 'native'}", source, *sources, "-o", target]
+    done = subprocess.run(
+        [*map(str, command), "-ljpeg", "-lm"], capture_output=True, text=True, check=False
+    )
+    if "jpeglib.h" in done.stderr or "cannot find -l" in done.stderr:
+        pytest.skip("no headers of libjpeg-turbo, or no sanitizers")
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def run(program: Path, files: list[Path]) -> int:
+    """Run files through the program, and return how many regions it decoded."""
+    done = subprocess.run(
+        [str(program), *map(str, files)], capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return int(done.stdout.split()[0])
+
+
+@pytest.mark.slow
+def test_the_corpus_and_the_samples_are_clean(program: Path) -> None:
+    files = sorted((ROOT / "tests" / "fuzz_corpus").glob("*/*"))
+    files += sorted((ROOT / "sample_data").rglob("*.jp*g"))
+
+    assert run(program, files) > 100
+
+
+@pytest.mark.slow
+def test_hostile_jpegs_are_clean(program: Path, tmp_path: Path) -> None:
+    for number, case in enumerate(jpegs.CASES):
+        (tmp_path / str(number)).mkdir()
+        case.make(tmp_path / str(number))
+
+    assert run(program, sorted(path for path in tmp_path.rglob("*") if path.is_file())) > 100
+
+
+@pytest.mark.slow
+def test_mutated_jpegs_are_clean(program: Path, tmp_path: Path) -> None:
+    for number in range(MUTATED):
+        (tmp_path / str(number)).write_bytes(mutated_jpeg(random.Random(number)))
+
+    assert run(program, sorted(tmp_path.iterdir())) > MUTATED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [{"CC": "no-such-compiler"}, {"SHARDKIT_BUILD_NATIVE": "off"}])
+def test_a_wheel_without_the_module_is_built_where_it_cannot_be(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+        env={**os.environ, **changed},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as content:
+        assert not [name for name in content.namelist() if name.endswith(".so")]
+    assert ("shardkit._native was skipped" in done.stdout + done.stderr) == ("CC" in changed)
