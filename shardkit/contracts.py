@@ -10,23 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from shardkit.entries import Entry as Entry  # noqa: PLC0414 - part of the contract
+from shardkit.entries import PackedEntries
 from shardkit.errors import Problem
 from shardkit.record import Record
-
-
-class Entry(NamedTuple):
-    """One image of a source, listed but not yet read."""
-
-    path: str
-    """Name of the image in its split, with ``/`` between parts; stored with the image."""
-    key: str
-    """Key of the record; `shardkit.record.make_keys` makes keys from paths."""
-    label: int
-    """Position in `Scan.classes`, or `shardkit.record.NO_LABEL`."""
-    bytes: int
-    """Size of the encoded image; determines shard boundaries if images are stored unchanged."""
-    stamp: int
-    """Number that changes with the content, such as a modification time; 0 if unknown."""
 
 
 class Source(Protocol):
@@ -116,6 +103,8 @@ class Images:
 
     def take(self, rows: Iterable[int]) -> Images:
         """Return only the images of ``rows``, in that order."""
+        if isinstance(self.entries, PackedEntries):
+            return self.of(self.entries.take(rows))
         return self.of([self.entries[row] for row in rows])
 
     def of(self, entries: Sequence[Entry]) -> Images:

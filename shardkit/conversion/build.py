@@ -288,13 +288,14 @@ class _Prepared(NamedTuple):
 def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     """Divide the images of a shard into chunks; a single image may exceed the limit."""
     raw_bytes = math.prod(task.recipe.raw_shape or (0,))
+    source = task.source.of(list(task.source.entries))  # unpacked once
     start = size = 0
-    for row, entry in enumerate(task.source.entries):
+    for row, entry in enumerate(source.entries):
         size += max(entry.bytes, raw_bytes)
         if row > start and (size > _CHUNK_BYTES or row - start == _CHUNK_ROWS):
-            yield _Chunk(task.source.take(range(start, row)), task.recipe, task.format)
+            yield _Chunk(source.take(range(start, row)), task.recipe, task.format)
             start, size = row, max(entry.bytes, raw_bytes)
-    rest = task.source.take(range(start, len(task.source)))
+    rest = source.take(range(start, len(source)))
     yield _Chunk(rest, task.recipe, task.format)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 from shardkit._version import __version__
 from shardkit.contracts import Format, Images, Scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
@@ -177,7 +179,7 @@ def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
     )
 
 
-def stored_order(paths: Sequence[str], seed: int) -> list[int]:
+def stored_order(paths: Iterable[str], seed: int) -> list[int]:
     """Return the rows of ``paths`` in random order: sorted by BLAKE2b-128 of seed and path.
 
     The order of two images depends only on their paths and the seed: not on the random numbers of a
@@ -185,11 +187,13 @@ def stored_order(paths: Sequence[str], seed: int) -> list[int]:
     """
     prefix = b"%d\0" % seed
 
-    def rank(row: int) -> bytes:
-        path = paths[row].encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(prefix + path, digest_size=16).digest()
+    def rank(path: str) -> bytes:
+        data = prefix + path.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(data, digest_size=16).digest()
 
-    return sorted(range(len(paths)), key=rank)
+    ranks = np.frombuffer(b"".join(map(rank, paths)), ">u8").reshape(-1, 2)
+    order: list[int] = np.lexsort((ranks[:, 1], ranks[:, 0])).tolist()
+    return order
 
 
 def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
@@ -202,7 +206,7 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     """
     order: Sequence[int] = range(len(source))
     if seed is not None:
-        order = stored_order([entry.path for entry in source.entries], seed)
+        order = stored_order((entry.path for entry in source.entries), seed)
     return source.take(order[:limit])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -12,7 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, Scan, SourceKind, SourceOption
+from shardkit.contracts import Images, Scan, SourceKind, SourceOption
+from shardkit.entries import Entry, PackedEntries
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record, make_keys
 from shardkit.sources.images import image_field_of, image_record
@@ -286,25 +288,21 @@ class _Finder:
     def find_classes(self) -> None:
         self.classes = [as_text(folder.name) for folder in _top_folders(self.root)]
 
-    def collect(self, classes: Sequence[str]) -> list[Entry]:
+    def collect(self, classes: Sequence[str]) -> PackedEntries:
         """Return the images, by label and path."""
-        files: list[tuple[str, int, int, int]] = []
         loose = list(self._files("", recurse=False))
         if self.classes:
             self.ignored += [*self.problems, *(_loose(path) for path, *_ in loose)]
             self.problems.clear()
-        else:
-            files += [(path, NO_LABEL, size, mtime) for path, size, mtime in loose]
+            loose.clear()
         own = set(self.classes)
-        for label, name in enumerate(classes):
-            if name in own:
-                found = self._files(name, recurse=True)
-                files += [(path, label, size, mtime) for path, size, mtime in found]
-        keys = make_keys(path for path, *_ in files)
-        return [
-            Entry(path, key, label, size, mtime)
-            for key, (path, label, size, mtime) in zip(keys, files, strict=True)
-        ]
+        labels = [(label, name) for label, name in enumerate(classes) if name in own]
+        return PackedEntries(
+            itertools.chain(
+                _entries(loose, NO_LABEL),
+                *(_entries(self._files(name, recurse=True), label) for label, name in labels),
+            )
+        )
 
     def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
         """Yield path, size and time of each image below ``top``, and report everything else."""
@@ -383,6 +381,15 @@ class _Finder:
 
     def _blame(self, path: str, reason: str) -> None:
         self.problems.append(Problem(path=path, reason=reason))
+
+
+def _entries(files: Iterable[tuple[str, int, int]], label: int) -> Iterator[Entry]:
+    """Yield the entries of files, folder by folder: only keys of one folder can collide."""
+    for _, group in itertools.groupby(files, lambda file: file[0].rpartition("/")[0]):
+        folder = list(group)
+        keys = make_keys(path for path, *_ in folder)
+        for key, (path, size, mtime) in zip(keys, folder, strict=True):
+            yield Entry(path, key, label, size, mtime)
 
 
 def _loose(path: str) -> Problem:
