@@ -4,7 +4,7 @@
     python scripts/make_golden.py --force    makes all datasets anew, after a change of the layout
 
 The pictures in tests/golden/source are drawn once and then only read: their encoded bytes depend
-on the version of Pillow. For each format there is a labelled dataset of their bytes and one of raw
+on the version of Pillow. For each format there is a labeled dataset of their bytes and one of raw
 pixels; expected.json lists what is in them, taken from the pictures without shardkit's readers.
 """
 

@@ -34,7 +34,7 @@ def draw(shape: str, number: int) -> Image.Image:
     rng = random.Random(f"{shape} {number}")
     width, height = rng.randint(80, 128), rng.randint(80, 128)
     ground = tuple(rng.randint(0, 110) for _ in range(3))
-    colour = tuple(rng.randint(140, 255) for _ in range(3))
+    color = tuple(rng.randint(140, 255) for _ in range(3))
     image = Image.new("RGB", (4 * width, 4 * height), ground)
     pen = ImageDraw.Draw(image)
     for _ in range(12):
@@ -42,15 +42,15 @@ def draw(shape: str, number: int) -> Image.Image:
         blot = tuple(min(255, part + rng.randint(0, 40)) for part in ground)
         pen.ellipse((x, y, x + rng.randint(40, 160), y + rng.randint(40, 160)), fill=blot)
     radius = rng.uniform(0.22, 0.4) * 4 * min(width, height)
-    centre = 4 * width * rng.uniform(0.42, 0.58), 4 * height * rng.uniform(0.42, 0.58)
+    center = 4 * width * rng.uniform(0.42, 0.58), 4 * height * rng.uniform(0.42, 0.58)
     turn = rng.uniform(0, 2 * math.pi)
     if shape == "circle":
         pen.ellipse(
-            (centre[0] - radius, centre[1] - radius, centre[0] + radius, centre[1] + radius),
-            fill=colour,
+            (center[0] - radius, center[1] - radius, center[0] + radius, center[1] + radius),
+            fill=color,
         )
     else:
-        pen.polygon(_corners(shape, centre, radius, turn), fill=colour)
+        pen.polygon(_corners(shape, center, radius, turn), fill=color)
     return image.filter(ImageFilter.GaussianBlur(2)).resize((width, height), Image.Resampling.BOX)
 
 
@@ -70,13 +70,13 @@ def main(directory: Path) -> None:
 
 
 def _corners(
-    shape: str, centre: tuple[float, float], radius: float, turn: float
+    shape: str, center: tuple[float, float], radius: float, turn: float
 ) -> list[tuple[float, float]]:
     count = {"triangle": 3, "square": 4, "star": 10}[shape]
     return [
         (
-            centre[0] + math.cos(turn + 2 * math.pi * n / count) * r,
-            centre[1] + math.sin(turn + 2 * math.pi * n / count) * r,
+            center[0] + math.cos(turn + 2 * math.pi * n / count) * r,
+            center[1] + math.sin(turn + 2 * math.pi * n / count) * r,
         )
         for n in range(count)
         for r in [radius * (0.45 if shape == "star" and n % 2 else 1)]

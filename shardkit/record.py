@@ -33,7 +33,7 @@ META_FIELD = "json"
 """The field of the metadata, a JSON object: ``path``, ``width``, ``height`` and notes."""
 
 NO_LABEL = -1
-"""The label of an unlabelled record, wherever a number is needed."""
+"""The label of an unlabeled record, wherever a number is needed."""
 
 MAX_KEY_BYTES = 1 << 14
 """Maximum length of a key: the longest possible file path, percent-encoded, takes 12 KiB."""

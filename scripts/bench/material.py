@@ -126,7 +126,7 @@ def _stamp(work: Path, made_from: dict[str, Any]) -> None:
 
 
 def _write(chosen: list[Path], target: Path, copies: int, content: Callable[[Path], bytes]) -> None:
-    """Write each file ``copies`` times, so that neighbours in the order of paths are different."""
+    """Write each file ``copies`` times, so that neighbors in path order differ."""
     for path in chosen:
         data = content(path)
         suffix = ".ppm" if data[:2] == b"P6" else ".jpg"

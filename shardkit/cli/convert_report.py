@@ -105,10 +105,10 @@ def show_made(src: Path, dst: Path, made: Converted, tally: Tally) -> None:
 
 
 def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
-    labelled = manifest.classes is not None and (
+    labeled = manifest.classes is not None and (
         any(manifest.class_counts or ()) or not manifest.rows
     )
-    classes = f"in {amount(len(manifest.classes or ()), 'class')}" if labelled else "without labels"
+    classes = f"in {amount(len(manifest.classes or ()), 'class')}" if labeled else "without labels"
     line(
         name or "dataset",
         f"{amount(manifest.rows, 'image')} {classes}, {amount(len(manifest.shards), 'shard')} of "
@@ -116,7 +116,7 @@ def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
     )
     counts = zip(manifest.classes or (), manifest.class_counts or (), strict=True)
     empty = [name for name, count in counts if not count]
-    if labelled and empty and not manifest.source["limit"]:
+    if labeled and empty and not manifest.source["limit"]:
         line("empty", f"classes without images: {some(empty)}")
     show_notes(manifest.notes, manifest.recipe)
     if manifest.skipped:

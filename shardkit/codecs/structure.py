@@ -57,7 +57,7 @@ _PASSES = (
 """Passes of an interlaced PNG: first column and row, and the steps between columns and rows."""
 _INFLATED = 1 << 20
 """Bytes unpacked at a time."""
-_PLAIN_HEADS = {b"\x08%c\0\0\0" % colour: _CHANNELS[colour] for colour in (0, 2, 4, 6)}
+_PLAIN_HEADS = {b"\x08%c\0\0\0" % color: _CHANNELS[color] for color in (0, 2, 4, 6)}
 """Channels by end of IHDR (8 bits, color type, no interlacing), for images that libraries decode
 without further chunks."""
 _PLAIN_CHUNKS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32, b"tIME": 7}
@@ -238,8 +238,8 @@ def plain_png(data: bytes | memoryview) -> PlainPng | None:
 def png_is_whole(data: bytes | memoryview) -> bool:
     """Return whether a PNG's packed data contain all rows; Pillow leaves missing rows black."""
     view = memoryview(data)
-    width, height, depth, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", view, 16)
-    bits = depth * _CHANNELS.get(colour, 1)
+    width, height, depth, color, _, _, interlaced = struct.unpack_from(">IIBBBBB", view, 16)
+    bits = depth * _CHANNELS.get(color, 1)
     passes = _PASSES if interlaced else ((0, 0, 1, 1),)
     missing = 0
     for left, top, step_x, step_y in passes:

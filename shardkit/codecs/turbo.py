@@ -33,7 +33,7 @@ _FILE = "libturbojpeg.0.dylib" if sys.platform == "darwin" else "libturbojpeg.so
 
 # Names and values of turbojpeg.h, version 3.0.
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
-_STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOUR = 0, 4, 5, 6, 8  # TJPARAM_...
+_STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOR = 0, 4, 5, 6, 8  # TJPARAM_...
 _FAST_DCT, _PROGRESSIVE = 10, 12
 _RGB = 0  # TJPF_RGB
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
@@ -111,7 +111,7 @@ def decode_region(
             return None
         known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
         subsampling = library.tj3Get(handle, _SUBSAMPLING)
-        if not known or library.tj3Get(handle, _COLOUR) in _CMYK:
+        if not known or library.tj3Get(handle, _COLOR) in _CMYK:
             return None
         if library.tj3Get(handle, _PROGRESSIVE):  # missing scans would be smoothed differently
             return None

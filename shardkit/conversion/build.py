@@ -82,7 +82,7 @@ class ShardResult:
     bad: list[Problem]
     fields: dict[str, int]
     labels: dict[int, int]
-    """Label to its number of records, without unlabelled records."""
+    """Number of records of each label; unlabeled records are not counted."""
     notes: dict[str, int]
 
 

@@ -72,7 +72,7 @@ class Manifest:
     fields: dict[str, int]
     """Number of records that have each field, by field name."""
     classes: tuple[str, ...] | None
-    """Class names, by label; None for an unlabelled dataset."""
+    """Class names, by label; None for an unlabeled dataset."""
     class_counts: tuple[int, ...] | None
     """Records of each class, in the order of ``classes``."""
     raw_shape: tuple[int, int, int] | None

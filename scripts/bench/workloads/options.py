@@ -1,4 +1,4 @@
-"""What the loader's defaults rest on: each option tried beside its neighbours.
+"""The reasons for the loader's defaults: each option compared with neighboring values.
 
 The start of worker processes is timed to the first batch, each method in an interpreter of its own.
 """
