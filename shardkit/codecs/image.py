@@ -27,7 +27,7 @@ from PIL import (
 
 from shardkit.codecs.decode_errors import as_bad_image, require_memory
 from shardkit.codecs.foreign import open_foreign
-from shardkit.codecs.jpeg import CMYK, is_warning, jpeg_loss
+from shardkit.codecs.jpeg_faults import CMYK, is_warning, jpeg_loss
 from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.structure import (
@@ -228,7 +228,7 @@ def decode(  # noqa: PLR0913 - independent options
         fast: Whether a JPEG may use libjpeg's fast inverse DCT (see `allow_fast_dct`). Requires
             simplejpeg.
         warnings: Receives libjpeg's first warning about a JPEG, if any, for
-            `shardkit.codecs.jpeg.jpeg_loss`.
+            `shardkit.codecs.jpeg_faults.jpeg_loss`.
 
     Returns:
         uint8 of shape (height, width, 3); ``out`` if given.

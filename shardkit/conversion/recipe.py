@@ -25,7 +25,7 @@ from shardkit.codecs.image import (
     encode,
     inspect,
 )
-from shardkit.codecs.jpeg import jpeg_loss
+from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.resize import resize

@@ -19,8 +19,9 @@ from shardkit.sampling.order import BlockShuffle, Order
 from shardkit.sampling.ranks import RankShard
 from shardkit.torch.data import nested
 from shardkit.torch.data.iterable import IterableShardDataset
+from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.sampled import SampledOrder
-from shardkit.torch.data.schedule import BatchSchedule, ResumeState
+from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions, Settings

@@ -14,7 +14,8 @@ from shardkit.errors import UsageError
 from shardkit.sampling.order import BlockShuffle, Order
 from shardkit.sampling.ranks import RankShard
 from shardkit.torch.data import nested
-from shardkit.torch.data.schedule import BatchSchedule, ResumeState
+from shardkit.torch.data.resume import ResumeState
+from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight
 
 

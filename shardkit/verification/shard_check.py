@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.codecs.jpeg import jpeg_loss
+from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import HEAD, INDEX_DIRECTORY, ROWS_NAME, Index, IndexPart, checksum

@@ -40,7 +40,7 @@ INSIDE = {
     ),
     "codecs": (
         "decode_errors quantizers quiet reduced resize structure",
-        "foreign jpeg turbo",
+        "foreign jpeg_faults turbo",
         "image",
         "scaling",
     ),
@@ -117,6 +117,7 @@ INSIDE = {
         "nested",
         "sampled",
         "schedule",
+        "resume",
         "iterable",
     ),
     "torch.engine": (

@@ -23,7 +23,8 @@ from shardkit.torch.data.datasets import (
 )
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import ReadContext, reading
-from shardkit.torch.data.schedule import BatchSchedule, Request, ResumeState
+from shardkit.torch.data.resume import ResumeState
+from shardkit.torch.data.schedule import BatchSchedule, Request
 
 _READ_AT_ONCE = 64
 """Samples read together when they are yielded one by one."""

@@ -15,7 +15,7 @@ from PIL import Image
 
 from shardkit import BadImages, CenterCrop, open_dataset, repair, verify
 from shardkit.codecs.image import decode
-from shardkit.codecs.jpeg import jpeg_loss
+from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe

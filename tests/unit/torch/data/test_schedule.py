@@ -23,7 +23,8 @@ from torch.utils.data import ConcatDataset, Subset
 from shardkit import BlockShuffle, Order, RankShard, UsageError, open_dataset
 from shardkit.errors import StateMismatch
 from shardkit.torch.data import schedule as schedule_module
-from shardkit.torch.data.schedule import BatchSchedule, Request, ResumeState, fingerprint
+from shardkit.torch.data.resume import ResumeState, fingerprint
+from shardkit.torch.data.schedule import BatchSchedule, Request
 
 SIZE = 11
 

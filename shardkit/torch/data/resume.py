@@ -1,0 +1,186 @@
+"""Resume state: the position of a run in its epochs, saved and loaded as JSON values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from shardkit.errors import StateMismatch
+from shardkit.sampling.order import BlockShuffle, Order, check_integer
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.sampled import SampledOrder
+from shardkit.torch.data.schedule import BatchSchedule
+
+_VERSION = 1
+
+
+class Run(NamedTuple):
+    """A started iteration."""
+
+    number: int
+    epoch: int
+    consumed: int
+    """Samples of the epoch that were read before."""
+
+
+class ResumeState:
+    """The current epoch and how much of it was read: the content of ``state_dict``.
+
+    Each iteration starts the next epoch, unless a state was loaded or ``set_epoch`` selected one.
+    """
+
+    def __init__(self, dataset: Any, schedule: BatchSchedule) -> None:
+        self._schedule = schedule
+        self._identity = {
+            "version": _VERSION,
+            "dataset": fingerprint(dataset),
+            "samples": schedule.order.size,
+            "seed": schedule.order.seed,
+            "shuffle": _describe(schedule.order),
+        }
+        self._epoch = 0
+        self._consumed = 0
+        self._ready = True
+        """Whether the next iteration starts at this position, not at the next epoch."""
+        self._selected = False
+        """Whether `set_epoch` selected the epoch: it is then read even if nothing of it is left."""
+        self._run = 0
+        """Number of the latest iteration: one that was overtaken changes nothing."""
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch started, or the next one once it is exhausted."""
+        return self._epoch + (self._ready and self._is_exhausted and not self._selected)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration read ``epoch``, or the rest of it after `load`.
+
+        Raises:
+            UsageError: If ``epoch`` is not an integer from 0 on.
+        """
+        epoch = check_integer("epoch", epoch, 0)
+        if not (self._ready and epoch == self._epoch):
+            self._epoch, self._consumed = epoch, 0
+        self._ready, self._selected = True, True
+        self._run += 1
+
+    def restart(self, epoch: int) -> None:
+        """Make the next iteration read all of ``epoch``."""
+        self._epoch, self._consumed, self._ready, self._selected = epoch, 0, True, True
+        self._run += 1
+
+    def begin(self) -> Run:
+        """Start an iteration."""
+        if not self._ready or (self._is_exhausted and not self._selected):
+            self._epoch, self._consumed = self._epoch + 1, 0
+        self._ready, self._selected = False, False
+        self._run += 1
+        return Run(self._run, self._epoch, self._consumed)
+
+    def advance(self, run: Run, consumed: int) -> None:
+        """Record that ``run`` yielded a batch, if it is the latest iteration."""
+        if run.number == self._run:
+            self._consumed = consumed
+
+    def finish(self, run: Run) -> None:
+        """Record that ``run`` reached the end of its epoch, if it is the latest iteration."""
+        if run.number == self._run:
+            self._epoch, self._consumed, self._ready = self._epoch + 1, 0, True
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        return {**self._identity, "epoch": self._epoch, "consumed": self._consumed}
+
+    def keep_epoch(self) -> None:
+        """Make the next iteration read the rest of the loaded epoch, even if that is empty."""
+        self._selected = True
+
+    def load(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:
+        """Resume from ``state`` in the next iteration.
+
+        Args:
+            state: A value that `state` returned.
+            of_worker: Whether to accept the state of one of several workers.
+
+        Raises:
+            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
+        """
+        _require_state(state, self._identity)
+        if "num_workers" in state and not of_worker:
+            raise StateMismatch(
+                "this is the state of one worker of an iterable dataset: load it into that "
+                "dataset, in a DataLoader with the same number of workers"
+            )
+        self._epoch, self._consumed = state["epoch"], state["consumed"]
+        self._ready, self._selected = True, False
+        self._run += 1
+
+    @property
+    def _is_exhausted(self) -> bool:
+        return self._consumed > 0 and self._schedule.is_exhausted(self._consumed)
+
+
+def fingerprint(dataset: Any) -> str:
+    """Return a text that identifies a dataset in a state.
+
+    For shardkit's datasets it is the digest of the manifest, which covers every byte; for a
+    ``Subset`` or ``ConcatDataset`` it is derived from its parts. For any other dataset it is only
+    the type and length.
+    """
+    if isinstance(dataset, ShardDataset):
+        return dataset.manifest.digest[:32]
+    parts: list[str]
+    if isinstance(dataset, Subset):
+        rows = np.asarray(dataset.indices, np.int64)
+        parts = ["subset", fingerprint(dataset.dataset), hashlib.sha256(rows.tobytes()).hexdigest()]
+    elif isinstance(dataset, ConcatDataset):
+        parts = ["concat", *map(fingerprint, dataset.datasets)]
+    else:
+        return f"{type(dataset).__name__} of {len(dataset)}"
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _describe(order: Order) -> bool | str | list[int]:
+    if isinstance(order, SampledOrder):
+        return type(order.sampler).__name__
+    shuffle = order.shuffle
+    return [shuffle.rows, shuffle.buffer] if isinstance(shuffle, BlockShuffle) else shuffle
+
+
+def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    numbers = ("epoch", "consumed")
+    if not isinstance(state, Mapping) or not all(
+        type(state.get(name)) is int and state[name] >= 0 for name in numbers
+    ):
+        raise StateMismatch(
+            f"this is not the state of a shardkit loader: {_show(state)}. Pass the value that its "
+            "state_dict() returned, not a whole checkpoint or JSON text."
+        )
+    if state.get("version") != identity["version"]:
+        raise StateMismatch(
+            f"the state has version {state.get('version')!r}, and this shardkit reads version "
+            f"{identity['version']}: resume with the shardkit that saved it"
+        )
+    for name, ours in identity.items():
+        if state.get(name) != ours:
+            raise StateMismatch(
+                f"the state does not fit: its {name} is {state.get(name)!r}, this loader's is "
+                f"{ours!r}. Dataset, shuffle and seed must be those it was saved with; "
+                "ranks, workers, engine and batch size may differ."
+            )
+    if state["consumed"] > identity["samples"]:
+        raise StateMismatch(
+            f"the state is damaged: it counts {state['consumed']} of {identity['samples']} samples "
+            "as read"
+        )
+
+
+def _show(state: object) -> str:
+    """Return a short description of a value, which may be a checkpoint with a whole model."""
+    if isinstance(state, Mapping):
+        return f"a mapping with {', '.join(map(repr, list(state)[:6])) or 'nothing'}"
+    return repr(state)[:80]
