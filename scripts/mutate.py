@@ -1,4 +1,4 @@
-"""Seed bugs into the writer and the checker, one at a time, and see the tests fail.
+"""Seed bugs into the writer, the checker and the loader, one at a time, and see the tests fail.
 
     .venv/bin/python scripts/mutate.py            all of them; exits with 1 if one survives
     .venv/bin/python scripts/mutate.py -k digest  those whose name holds a word
@@ -238,6 +238,119 @@ MUTANTS = (
         "        if False:",
         "tests/unit/dataset/test_shardset.py tests/unit/torch/data/test_datasets.py "
         "-k 'rewritten or place or replaced or same_dataset'",
+    ),
+    Mutant(
+        "a part of a read is taken for all of it",
+        "dataset/handles.py",
+        "        while found < len(buffer):",
+        "        if found < len(buffer):",
+        "tests/unit/dataset/test_handles.py",
+    ),
+    Mutant(
+        "a shard of another size is read",
+        "dataset/handles.py",
+        "        if found.st_size != size:",
+        "        if False:",
+        "tests/unit/dataset/test_handles.py",
+    ),
+    Mutant(
+        "a forked child shares the files of its parent",
+        "dataset/handles.py",
+        "os.register_at_fork(after_in_child=_POOL.reset)\n",
+        "",
+        "tests/unit/dataset/test_handles.py",
+    ),
+    Mutant(
+        "the checksum of a tar header is not compared",
+        "formats/webdataset.py",
+        "        if stated != _sum(header) - _sum(header[148:156]) + 8 * 0x20:",
+        "        if False:",
+        "tests/unit/formats/test_webdataset.py",
+    ),
+    # Loading.
+    Mutant(
+        "two epochs have one order",
+        "sampling/order.py",
+        'derive_key("rows", self.seed, epoch)',
+        'derive_key("rows", self.seed, epoch // 2)',
+        "tests/unit/sampling/test_order.py",
+    ),
+    Mutant(
+        "all samples draw the same numbers",
+        "sampling/order.py",
+        "_hash(sample + 1))",
+        "_hash(1))",
+        "tests/unit/sampling/test_order.py",
+    ),
+    Mutant(
+        "two ranks read the same batches",
+        "sampling/ranks.py",
+        "consumed + rank_shard.rank * batch_size",
+        "consumed + rank_shard.rank // 2 * batch_size",
+        "tests/unit/sampling/test_ranks.py",
+    ),
+    Mutant(
+        "the last step of an epoch is lost",
+        "sampling/ranks.py",
+        "    if rank_shard.drop_last or rest <= 0:",
+        "    if True:",
+        "tests/unit/sampling/test_ranks.py",
+    ),
+    Mutant(
+        "a resumed run repeats a batch",
+        "torch/data/schedule.py",
+        "            self._consumed = consumed\n",
+        "            self._consumed = max(0, consumed - self._schedule.batch_size)\n",
+        "tests/unit/torch/data/test_schedule.py",
+    ),
+    Mutant(
+        "padding counts as samples",
+        "torch/data/schedule.py",
+        "                padding=step.stop - max(step.start, min(step.stop, size)),\n",
+        "                padding=0,\n",
+        "tests/unit/torch/data/test_schedule.py",
+    ),
+    Mutant(
+        "threads give batches in the order in which they are ready",
+        "torch/engine/threads.py",
+        "        if self._in_order:",
+        "        if False:",
+        "tests/unit/torch/engine/test_threads.py",
+    ),
+    Mutant(
+        "a block is filled again while its batch is in use",
+        "torch/data/memory.py",
+        "        lent, number = buffer[:], id(buffer)",
+        "        lent, number = buffer[:], id(buffer)\n        self._free[size].append(buffer)",
+        "tests/unit/torch/data/test_memory.py",
+    ),
+    Mutant(
+        "a slot is filled again while its batch is in use",
+        "torch/engine/ring.py",
+        "if self._flags[number] == _FREE and slot.lent() is None",
+        "if slot.lent() is None",
+        "tests/unit/torch/engine/test_ring.py",
+    ),
+    Mutant(
+        "a slot is filled again while a worker uses it",
+        "torch/engine/ring.py",
+        "if self._flags[number] == _FREE and slot.lent() is None",
+        "if self._flags[number] == _FREE",
+        "tests/unit/torch/engine/test_ring.py",
+    ),
+    Mutant(
+        "a stored image of another size is decoded",
+        "dataset/decode.py",
+        "        if pixels.shape != shape and not (any(at_least) and",
+        "        if False and not (any(at_least) and",
+        "tests/unit/dataset/test_decode.py",
+    ),
+    Mutant(
+        "a part of an image is taken one pixel too far left",
+        "dataset/decode.py",
+        "            return Part(piece, inside.left, inside.top, eighths / 8)",
+        "            return Part(piece, inside.left + 1, inside.top, eighths / 8)",
+        "tests/unit/dataset/test_decode.py",
     ),
     # The comparison with the source, receipts, repair.
     Mutant(

@@ -212,6 +212,16 @@ def test_pixels_that_contradict_their_header_are_corrupt(values: int, tmp_path: 
 # --- damage ---
 
 
+@pytest.mark.parametrize("at", [0, 104, 140, 150, 270, 500])
+def test_a_changed_byte_of_a_header_is_a_corrupt_shard(at: int, tmp_path: Path) -> None:
+    path = pack(tmp_path / "t.tar", {"a.txt": b"A"})
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptShard, match="does not match its checksum"):
+        read_shard(FORMAT, path)
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [b"-0000001000\0", b"-0000002000\0", b"-0000000001\0"])
 def test_a_negative_size_neither_hangs_nor_passes(size: bytes, tmp_path: Path) -> None:
