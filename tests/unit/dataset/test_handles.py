@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from shardkit.contracts import Range
 from shardkit.dataset import handles
 from shardkit.dataset.handles import MAX_OPEN, ShardFile, shard_file, shard_reader
-from shardkit.errors import CorruptShard
+from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.record import Record
 
 
@@ -265,3 +267,40 @@ def test_files_are_not_inherited_by_programs(tmp_path: Path) -> None:
 def _empty_pool() -> None:
     """Start each test with nothing open, so counts are exact."""
     handles._POOL.reset()
+
+
+def refuse(*_: object) -> int:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_the_device_cannot_read_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = shard_file(make_file(tmp_path / "a"), 10, "id")
+    monkeypatch.setattr(os, "preadv", refuse)
+    monkeypatch.setattr(os, "pread", refuse)
+    assert not file.read_cached(0, memoryview(bytearray(5)))
+    with pytest.raises(CorruptShard, match="at byte 2: Input/output error"):
+        file.read(2, 5)
+    with pytest.raises(CorruptShard, match="cannot be read: Input/output error"):
+        file.pieces(2, [0, 4])
+
+
+def test_pieces_of_a_file_come_in_order_or_are_damage(tmp_path: Path) -> None:
+    file = shard_file(make_file(tmp_path / "a"), 10, "id")
+    assert file.pieces(2, [4, 0]) == b"4501"
+    os.truncate(tmp_path / "a", 5)
+    with pytest.raises(CorruptShard, match="it ends before byte 6"):
+        file.pieces(2, [4, 0])
+
+
+def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
+    make_file(tmp_path / "a")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(ShardkitError, match="too many files are open") as caught:
+            shard_file(tmp_path / "a", 10, "id")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not isinstance(caught.value, CorruptShard)

@@ -286,3 +286,44 @@ def test_values_of_several_blocks_are_copied_completely(
     content = (tmp_path / "at_once.h5").read_bytes()
     assert (tmp_path / "in_blocks.h5").read_bytes() == content
     assert read_shard(FORMAT, tmp_path / "in_blocks.h5") == records
+
+
+@pytest.mark.parametrize(
+    ("part", "at", "value", "reason"),
+    [
+        (b"SNOD", 4, 2, "the table at byte .* has version 2"),
+        (b"TREE", 0, 0, "there is no tree of members"),
+        (b"TREE", 4, 1, "there is no tree of members"),
+        (b"HEAP", 0, 0, "there are no names"),
+        (b"HEAP", 4, 1, "there are no names"),
+        (b"HEAP", 8 + 7, 1, "has no end"),
+        (b"HEAP", 8 + 1, 0xFF, "has no end|beyond its end"),
+        (b"__key__\0", 0, 0, "a member of the name ''"),
+        (b"__key__\0", 2, ord("/"), "a member of the name"),
+    ],
+)
+def test_a_damaged_structure_is_a_corrupt_shard(
+    path: Path, part: bytes, at: int, value: int, reason: str
+) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(part) + at] = value
+    path.write_bytes(content)
+    with pytest.raises(CorruptShard, match=reason):
+        read_shard(FORMAT, path)
+
+
+def test_a_damaged_header_of_an_object_is_a_corrupt_shard(path: Path) -> None:
+    """The superblock states where the root's header is: version, messages, their total size."""
+    pristine = path.read_bytes()
+    root = int.from_bytes(pristine[64:72], "little")
+    for at, value, reason in (
+        (0, 2, "the header at byte .* has version 2"),
+        (2, 0, "is not a group written by shardkit"),
+        (16 + 2, 0xFF, "the header at byte .* is damaged"),
+        (16 + 4, 2, "shares a header"),
+    ):
+        content = bytearray(pristine)
+        content[root + at] = value
+        path.write_bytes(content)
+        with pytest.raises(CorruptShard, match=reason):
+            read_shard(FORMAT, path)

@@ -273,3 +273,59 @@ def test_damage_to_headers_is_refused_or_changes_records_and_nothing_else(
             read_shard(FORMAT, path)
         except CorruptShard:
             continue
+
+
+def extension(kind: bytes, content: bytes) -> bytes:
+    """Return an extension header with its content."""
+    header = header_of("extension", len(content))
+    return checked(header[:156] + kind + header[157:]) + content + bytes(-len(content) % 512)
+
+
+def pax(*records: tuple[str, str]) -> bytes:
+    """Return the content of a PAX header."""
+    content = b""
+    for keyword, value in records:
+        text = f" {keyword}={value}\n".encode()
+        length = len(text) + len(str(len(text) + 2))
+        content += b"%d" % length + text
+    return content
+
+
+MEMBER = header_of("a.txt", 1) + b"A" + bytes(511)
+
+
+def test_sizes_in_pax_headers_and_in_binary_are_read(tmp_path: Path) -> None:
+    header = header_of("b.txt", 1)
+    binary = checked(header[:124] + b"\x80" + (1).to_bytes(11, "big") + header[136:])
+    without = checked(header_of("a.txt", 0))
+    (tmp_path / "t.tar").write_bytes(
+        extension(b"x", pax(("size", "1"), ("mtime", "1.5")))
+        + without
+        + b"A"
+        + bytes(511)
+        + binary
+        + b"B"
+        + bytes(511)
+        + END
+    )
+    assert fields_by_name(tmp_path / "t.tar") == {"a.txt": b"A", "b.txt": b"B"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        (extension(b"x", pax(("size", "-1"))), "has no size in"),
+        (extension(b"x", pax(("GNU.sparse.major", "1"))), "is a sparse file"),
+        (extension(b"g", pax(("path", "b.txt"))), "applies to all members"),
+        (extension(b"x", pax(*[("mtime", "1")] * 5000)), "records"),
+        (extension(b"x", bytes(1 << 21)), "has 2097152 bytes"),
+        (extension(b"x", pax(("mtime", "1"))) * 100, "headers precede"),
+    ],
+    ids=["size", "sparse", "global", "records", "long", "many"],
+)
+def test_an_extension_that_breaks_the_rules_is_a_corrupt_shard(
+    headers: bytes, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.tar").write_bytes(headers + MEMBER + END)
+    with pytest.raises(CorruptShard, match=reason):
+        read_shard(FORMAT, tmp_path / "t.tar")

@@ -12,7 +12,7 @@ from helpers import make_folder, tree
 from shardkit import open_dataset, repair, verify
 from shardkit.conversion.convert import convert_scan, plan_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner.material import is_dataset
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system import files
@@ -26,6 +26,7 @@ from shardkit.system.files import (
     sync,
     write_all,
     write_atomically,
+    write_result,
 )
 from shardkit.verification.describe import describe
 from shardkit.verification.reindex import reindex
@@ -204,3 +205,26 @@ def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: 
 @pytest.mark.parametrize("path", ["photos", "./a:b", "/x/s3:/y", "C:/x", "a:b"])
 def test_local_paths_are_not_urls(path: str) -> None:
     require_local(path)
+
+
+def test_a_requested_file_is_written_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    old, new, other = (
+        tmp_path / f".{name}.tmp" for name in ("r." + "0" * 16, "r." + "1" * 16, "s." + "2" * 16)
+    )
+    for path in (old, new, other):
+        path.write_bytes(b"")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    write_result(tmp_path / "r", b"text")
+    assert (tmp_path / "r").read_bytes() == b"text"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["r", new.name, other.name])
+
+
+def test_a_requested_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(ShardkitError, match="new/r cannot be written: No such file or directory"):
+        write_result(tmp_path / "new" / "r", b"text")
+
+
+def test_an_exchange_that_the_system_refuses_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="one"):
+        files.exchange(tmp_path, "one", "two")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from bench_reports import HOSTILE, SETTINGS
 
-from shardkit.system.formatting import sample_words, significant, size, step_words
+from shardkit.system.formatting import (
+    percent,
+    sample_words,
+    significant,
+    size,
+    speedup_words,
+    step_words,
+)
 from shardkit.system.text import printable, shortened
 
 
@@ -47,3 +54,9 @@ def test_settings_are_described() -> None:
     assert step_words(SETTINGS) == "none: batches are read and let go"
     assert step_words({**SETTINGS, "step_ms": 2.5}) == "a wait of 2.5 ms for each batch"
     assert step_words({**SETTINGS, "model": "small"}) == "training small with each batch"
+
+
+def test_fractions_and_speedups() -> None:
+    assert percent(0.784) == "78 %"
+    assert speedup_words(1.5, 1.25, 2, 3) == "1.50x (1.25x to 2.00x in 3 rounds)"
+    assert speedup_words(1.5, 1.5, 1.5, 1) == "1.50x (1.50x to 1.50x in 1 round)"

@@ -137,3 +137,12 @@ def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch: pytest.Monkey
 
     assert machine.filesystem(Path("/data/photos")) == ("nfs4", "/data")
     assert machine.filesystem(Path("/database")) == ("ext4", "/")
+
+
+def test_the_load_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds: 50.0)
+    load = machine.other_load()
+    assert str(load) == "other processes used 2.0 of 4 CPUs at the start"
+    assert load.disturbs
+    assert not machine.OtherLoad(busy=0.0, present=4).disturbs

@@ -1,0 +1,47 @@
+"""Rows of an index that is too large for memory are read from its file: the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import make_dataset, make_folder
+
+from shardkit import CorruptShard
+from shardkit.dataset import index_reader
+from shardkit.dataset.index import ROWS_NAME
+from shardkit.dataset.shardset import ShardSet
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return make_dataset(make_folder(tmp_path / "photos", each=20), tmp_path / "made")
+
+
+@pytest.mark.parametrize("span", [1, 100], ids=["each", "at once"])
+def test_rows_are_those_of_the_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch, span: int
+) -> None:
+    held = ShardSet(place).entries
+    monkeypatch.setattr(index_reader, "_HELD", 0)
+    monkeypatch.setattr(index_reader, "_SPAN", span)
+    monkeypatch.setattr(index_reader, "_AT_ONCE", 7)
+    read = ShardSet(place).entries
+    for rows in ([], [3], [39, 0, 17, 17], list(range(40))):
+        wanted = np.array(rows, np.int64)
+        assert read.read(wanted).tobytes() == held.read(wanted).tobytes()
+    assert read.labels().tolist() == held.labels().tolist()
+
+
+def test_a_truncated_file_is_damage_and_a_restored_one_is_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_reader, "_HELD", 0)
+    entries = ShardSet(place).entries
+    content = (place / ROWS_NAME).read_bytes()
+    (place / ROWS_NAME).write_bytes(content[:-100])
+    with pytest.raises(CorruptShard):
+        entries.read(np.array([39]))
+    (place / ROWS_NAME).write_bytes(content)
+    assert len(entries.read(np.array([39]))) == 1
