@@ -78,6 +78,10 @@ class MeasurementFailed(ShardkitError):
     """A loader could not be measured: it failed, hangs, or its process died."""
 
 
+class MeasurementTimeout(MeasurementFailed):
+    """A loader gave no batch in time: it, its transform or its disk hangs."""
+
+
 class CorruptDataset(ShardkitError):
     """A dataset directory does not match its manifest."""
 

@@ -24,7 +24,6 @@ LAYERS = (
     "torch",
     "measure.runner",
     "measure.bench measure.tune measure.doctor",
-    "measure",
     "cli testing",
     "__main__ __init__",
 )
@@ -62,7 +61,6 @@ INSIDE = {
         "hdf5_layout lmdb_pages ranges",
         "hdf5 lmdb webdataset",
     ),
-    "measure": ("server",),
     "measure.bench": (
         "ladder report",
         "bench plot",
@@ -78,11 +76,12 @@ INSIDE = {
         "doctor",
     ),
     "measure.runner": (
-        "cases folder gil page_cache spec versions",
-        "environment material",
+        "environment folder gil page_cache spec",
+        "material",
         "steps",
         "timing",
-        "process",
+        "session",
+        "process server",
         "rounds",
     ),
     "measure.tune": (

@@ -10,24 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.doctor.changes import Change
+from shardkit.measure.doctor.changes import Change, predict
 from shardkit.measure.doctor.command import Made, classes_command, command_words
 from shardkit.measure.doctor.facts import Facts, gather
 from shardkit.measure.doctor.findings import Finding, ordered
 from shardkit.measure.doctor.judgement import Diagnosis, diagnose
 from shardkit.measure.doctor.measured import Measured
-from shardkit.measure.doctor.place import Place
-from shardkit.measure.doctor.profiling import Plan, Profile
+from shardkit.measure.doctor.place import Place, place_of
+from shardkit.measure.doctor.profiling import Plan, Profile, profile
 from shardkit.measure.doctor.remedies import GAIN, Remedy
 from shardkit.measure.doctor.surroundings import check, fits_in_memory
 from shardkit.measure.doctor.trial import Trial, try_out
 from shardkit.measure.runner.material import choose_decode
-from shardkit.measure.runner.process import MeasurementProcess, Seen
-from shardkit.measure.runner.spec import LoaderSpec, Subject
-from shardkit.measure.runner.steps import StepSpec
-from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.session import Opened, Session
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.timing import Measurement
 from shardkit.torch.engine.preflight import default_workers
 from shardkit.torch.engine.processes import SPARE_SLOTS
 from shardkit.torch.loader import FILES_PER_BATCH
@@ -75,7 +77,7 @@ class DoctorReport:
     findings: list[Finding]
     """The worst first."""
     images: int = 0
-    seen: Seen | None = None
+    seen: Measurement | None = None
     """One look at the loader; None where nothing was read."""
     measured: Measured | None = None
     diagnosis: Diagnosis | None = None
@@ -200,6 +202,25 @@ def examine(request: DoctorRequest, watch: Watch | None = None) -> DoctorReport:
     )
 
 
+def _place(session: Session) -> dict[str, Any]:
+    return place_of(session.dataset, session.files)
+
+
+def _profile(session: Session, *, plan: Plan) -> Profile:
+    return profile(session.dataset, plan)
+
+
+def _predict(session: Session, *, crop: int | None) -> list[Change]:
+    return predict(session.dataset, crop)
+
+
+def _limit(session: Session, *, threads: int) -> int:
+    """Let an operation of PyTorch use so many threads; return the previous number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    return before
+
+
 class _Measuring:
     """A measuring process, begun anew if a transform ended it."""
 
@@ -231,23 +252,23 @@ class _Examination:
         self.made = Made(path=subject.path, format=FOLDER_FORMAT)
         self.folder = False
         self.source = ""
-        self.seen: Seen | None = None
+        self.seen: Measurement | None = None
 
     def run(self, facts: Facts) -> tuple[Measured, Place]:
         """Return what was measured, and what was seen of the data's place."""
         request, process, opened = self._request, self._whole.process, self._whole.opened
-        self.images = opened["images"]
+        self.images = opened.images
         if not self.images:
             raise UsageError(f"there is no image in {self._subject.path}")
-        placed = process.ask("place")
+        placed = process.call(_place)
         self.folder = placed["made"] is None
         if not self.folder:
             self.made = made = Made(**placed["made"])
             name = str(made.source.get("name", ""))
             self.source = f"the one that holds {name}" if made.splits else name
-        if fits_in_memory(opened["bytes"], facts.memory):
+        if fits_in_memory(opened.bytes, facts.memory):
             self._watch("reading into memory")
-            self._warm(opened["mean_bytes"])
+            self._warm(opened.mean_bytes)
         self._watch("loading")
         self.seen = seen = self._look(self.loading)  # and so it is known to work
         place = self._place(opened, placed, seen)
@@ -257,14 +278,14 @@ class _Examination:
         self._watch("timing the stages of a sample")
         profile = self._profile(processes=seen.engine == "process")
         self._watch("re-encoding some images")
-        changes = self._whole.process.ask("predict", crop=_crop(profile))["changes"]
+        changes = self._whole.process.call(_predict, crop=_crop(profile))
         self._watch("comparing loaders")
         fits = facts.shared_memory is None or place.shared_needed <= facts.shared_memory[1]
         rates, alternatives = self._compare(seen, threads, processes=fits)
         measured = Measured(
             folder=self.folder,
             images=self.images,
-            bytes=opened["bytes"],
+            bytes=opened.bytes,
             memory=facts.memory,
             batch_size=request.batch_size,
             decode=self._subject.decode,
@@ -276,13 +297,13 @@ class _Examination:
             workers=seen.workers,
             alternatives=alternatives,
             step=step,
-            repeats=self._subject.transform is None or not opened["processes"],
-            changes=[Change(**each) for each in changes],
+            repeats=self._subject.transform is None or not opened.processes,
+            changes=changes,
         )
         return measured, place
 
-    def _look(self, loading: LoaderSpec) -> Seen:
-        return self._looked_at.process.look(loading, StopCondition(seconds=SECONDS))
+    def _look(self, loading: LoaderSpec) -> Measurement:
+        return self._looked_at.process.measure(loading, StopCondition(seconds=SECONDS))
 
     def _warm(self, mean_bytes: float) -> None:
         """Have in memory all that loaders read: else stages are warm, and rates are cold."""
@@ -293,24 +314,24 @@ class _Examination:
             self._looked_at = _Measuring(sample, self._stack)
         self._looked_at.process.warm()
 
-    def _single(self, seen: Seen) -> tuple[float | None, int]:
+    def _single(self, seen: Measurement) -> tuple[float | None, int]:
         """Return the rate of one worker, and the threads that PyTorch takes for an operation.
 
         The worker is of the kind that is known to work: a thread may not bear the transform.
         """
         engine = "process" if seen.engine == "process" else "thread"
-        threads = int(self._looked_at.process.ask("limit", threads=1)["before"])
+        threads = int(self._looked_at.process.call(_limit, threads=1))
         one = LoaderSpec(
             engine=engine, batch_size=self._request.batch_size, options={"num_workers": 1}
         )
         try:
-            rate = self._look(one).look.rate
+            rate = self._look(one).rate
         except MeasurementFailed:
             rate = None
-        self._looked_at.process.ask("limit", threads=threads)
+        self._looked_at.process.call(_limit, threads=threads)
         return rate, threads
 
-    def _place(self, opened: dict[str, Any], placed: dict[str, Any], seen: Seen) -> Place:
+    def _place(self, opened: Opened, placed: dict[str, Any], seen: Measurement) -> Place:
         options = self.loading.loader_options()
         settings = options.resolved(default_workers(), pinned=False)
         under_way = settings.process_prefetch + SPARE_SLOTS * settings.num_workers
@@ -318,13 +339,13 @@ class _Examination:
             path=self._subject.path,
             filesystem=placed["filesystem"],
             mount=placed["mount"],
-            bytes=opened["bytes"],
+            bytes=opened.bytes,
             resident=placed["resident"],
             engine=seen.engine,
-            wanted="process" if opened["processes"] else "thread",
-            shared_needed=under_way * seen.look.batch_bytes if settings.num_workers else 0,
+            wanted="process" if opened.processes else "thread",
+            shared_needed=under_way * seen.batch_bytes if settings.num_workers else 0,
             files_needed=under_way * FILES_PER_BATCH if settings.num_workers else 0,
-            worker_unique=seen.look.worker_unique,
+            worker_unique=seen.worker_memory,
             start=placed["start"],
             threads=placed["threads"],
             cuda_begun=placed["cuda_begun"],
@@ -335,9 +356,8 @@ class _Examination:
         plan = Plan(
             rows=self._request.rows, batch_size=self._request.batch_size, processes=processes
         )
-        answer = self._whole.process.ask("profile", plan=dataclasses.asdict(plan))
-        found = answer["profile"]
-        return Profile(**{**found, "sample": tuple(found["sample"])})
+        found: Profile = self._whole.process.call(_profile, plan=plan)
+        return found
 
     def _step(self) -> float | None:
         step = self._request.step
@@ -347,7 +367,7 @@ class _Examination:
         return self._whole.process.step_seconds(self.loading, step)
 
     def _compare(
-        self, seen: Seen, threads: int, *, processes: bool
+        self, seen: Measurement, threads: int, *, processes: bool
     ) -> tuple[list[float], dict[str, list[float]]]:
         """Return the rates of the loader, and those of alternatives, measured in turn."""
         ways: dict[str, LoaderSpec] = {"": self.loading}
@@ -361,15 +381,15 @@ class _Examination:
         for _ in range(ROUNDS):
             for name in list(rates):
                 if name == "one torch thread":
-                    self._looked_at.process.ask("limit", threads=1)
+                    self._looked_at.process.call(_limit, threads=1)
                 try:
-                    rates[name].append(self._look(ways[name]).look.rate)
+                    rates[name].append(self._look(ways[name]).rate)
                 except MeasurementFailed:
                     if not name:
                         raise
                     del rates[name]  # it is no alternative
                 if name == "one torch thread":
-                    self._looked_at.process.ask("limit", threads=threads)
+                    self._looked_at.process.call(_limit, threads=threads)
         return rates.pop(""), rates
 
 

@@ -16,7 +16,7 @@ from PIL import features
 
 from shardkit.codecs import turbo
 from shardkit.measure.doctor.place import Place
-from shardkit.measure.runner.versions import library_versions
+from shardkit.measure.runner.environment import library_versions
 from shardkit.system import machine
 from shardkit.torch.engine.preflight import default_workers, open_files_limit, shared_memory
 

@@ -65,7 +65,7 @@ def place_of(dataset: Any, files: Sequence[Path]) -> dict[str, Any]:
     return {
         "filesystem": kind,
         "mount": mount,
-        "resident": pages.resident_of_many(files),
+        "resident": pages.resident(pages.sample(files)),
         "start": choose_start_method(),
         "threads": [
             each.name for each in threading.enumerate() if each is not threading.main_thread()

@@ -18,7 +18,7 @@ from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner.material import open_subject
-from shardkit.measure.runner.rounds import Contender, Outcome, run_interleaved
+from shardkit.measure.runner.rounds import Candidate, Result, run_interleaved
 from shardkit.measure.runner.spec import LoaderSpec, Subject
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
@@ -93,15 +93,17 @@ def try_out(subject: Subject, loading: LoaderSpec, recipe: Recipe, storage: str)
             before = place / "before"
             _convert(source, before, Recipe(check="none"), storage)
         _convert(source, after, recipe, storage)
-        outcomes = run_interleaved(
+        measured = run_interleaved(
             [
-                Contender(name=name, subject=replace(subject, path=str(path)), loading=loading)
+                Candidate(name=name, subject=replace(subject, path=str(path)), loader=loading)
                 for name, path in (("before", before), ("after", after))
             ],
             rounds=ROUNDS,
             seconds=SECONDS,
         )
-        first, second = outcomes
+        first, second = measured.results
+        if first.opened is None or second.opened is None:
+            raise MeasurementFailed(first.problem or second.problem)
         return Trial(
             images=len(chosen),
             batch_size=loading.batch_size,
@@ -110,8 +112,8 @@ def try_out(subject: Subject, loading: LoaderSpec, recipe: Recipe, storage: str)
             ratios=tuple(
                 after / before for before, after in zip(first.rates, second.rates, strict=True)
             ),
-            bytes_before=first.bytes,
-            bytes_after=second.bytes,
+            bytes_before=first.opened.bytes,
+            bytes_after=second.opened.bytes,
         )
 
 
@@ -145,7 +147,7 @@ def _convert(source: Path, target: Path, recipe: Recipe, storage: str) -> None:
         raise MeasurementFailed(f"the trial's dataset is damaged: {found.findings[0].reason}")
 
 
-def _rate(outcome: Outcome) -> float:
-    if outcome.rate is None:
-        raise MeasurementFailed(f"the trial could not be measured: {outcome.problem}")
-    return outcome.rate
+def _rate(result: Result) -> float:
+    if result.problem:
+        raise MeasurementFailed(f"the trial could not be measured: {result.problem}")
+    return statistics.median(result.rates)

@@ -1,19 +1,30 @@
-"""Where something was measured: machine, limits and versions, for reports to state."""
+"""Machine, limits and versions, for reports."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from importlib import import_module, metadata
 from pathlib import Path
 
 import torch
 
 from shardkit._version import __version__
 from shardkit.codecs import turbo
-from shardkit.measure.runner.versions import library_versions
 from shardkit.system import native
 from shardkit.system.machine import memory_limit, usable_cpus
+
+LIBRARIES = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "pillow": "PIL",
+    "simplejpeg": "simplejpeg",
+    "lmdb": "lmdb",
+    "h5py": "h5py",
+}
+"""Distributions that read and decode, and their modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,19 +32,19 @@ class Environment:
     """A machine and its software at one time."""
 
     date: str
-    """UTC, in ISO 8601, to the second."""
+    """UTC in ISO 8601, to the second."""
     system: str
     python: str
     processor: str
-    """The model's name; empty if the system does not tell."""
+    """CPU model; empty if unknown."""
     processors: int
-    """That this process may use."""
+    """CPUs that this process may use."""
     memory: int
-    """Bytes that this process may use."""
+    """Bytes of memory that this process may use."""
     accelerator: str
-    """Its name, or empty if there is none."""
+    """Name of the accelerator; empty without one."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of shardkit and the libraries that read and decode."""
+    """Versions of shardkit and the libraries that read and decode."""
 
 
 def environment() -> Environment:
@@ -54,10 +65,23 @@ def environment() -> Environment:
     )
 
 
+def library_versions() -> dict[str, str]:
+    """Return the version of each of `LIBRARIES`; empty if unknown."""
+    return {name: _version(name, module) for name, module in LIBRARIES.items()}
+
+
+def _version(name: str, module: str) -> str:
+    """Return a version; of a fork, such as pillow-simd, its module's."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    with contextlib.suppress(ImportError):
+        return str(getattr(import_module(module), "__version__", ""))
+    return ""
+
+
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return platform.processor()
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else platform.processor()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

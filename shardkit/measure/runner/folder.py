@@ -1,4 +1,4 @@
-"""An image folder as torchvision's ``ImageFolder`` reads it: the baseline of all measuring."""
+"""An image folder read as torchvision's ``ImageFolder`` reads it: the baseline."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 
 
 class PlainFolder(Dataset[Any]):
-    """Loose files, one at a time: opened, decoded by Pillow, cropped by Pillow."""
+    """Image files, read one at a time; Pillow decodes and crops them."""
 
     def __init__(self, path: Path, decode: str | ImageOp, transform: Any = None) -> None:
-        """Look through a folder; of one with splits, the one with most images is taken.
+        """Scan a folder; with splits, the one with most images.
 
         Raises:
             UsageError: If it has no images.
@@ -36,7 +36,7 @@ class PlainFolder(Dataset[Any]):
         self.entries: list[Entry] = list(scan.splits[split].entries)
         self.total = len(self.entries)
         self.bytes = sum(entry.bytes for entry in self.entries)
-        """Of all files, those that are not kept as well."""
+        """Bytes of all files, including those that `keep` removed."""
         self.decode = decode
         self.transform = transform
         self._epoch = EpochCell()
@@ -69,7 +69,7 @@ class PlainFolder(Dataset[Any]):
         return [self.locate(entry) for entry in self.entries]
 
     def sample(self, image: Image.Image, row: int) -> Any:
-        """Return what ``decode`` makes of a decoded image."""
+        """Return a decoded image as the type that ``decode`` selects."""
         if self.decode == "pil":
             return image
         if isinstance(self.decode, ImageOp):
@@ -83,7 +83,7 @@ class PlainFolder(Dataset[Any]):
 
 
 def _cut(image: Image.Image, piece: Piece, resample: Image.Resampling) -> Image.Image:
-    """Return a piece of an image, as Pillow's users make it."""
+    """Return a piece of an image, made with Pillow."""
     if piece.whole is not None:
         image = image.resize(piece.whole[::-1], resample)
     box = (piece.left, piece.top, piece.left + piece.width, piece.top + piece.height)

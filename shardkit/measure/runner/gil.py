@@ -1,4 +1,4 @@
-"""How much of its time some work holds the interpreter's lock, so that threads cannot share it."""
+"""How much of its time some work holds the GIL, so that threads cannot share it."""
 
 from __future__ import annotations
 
@@ -8,95 +8,80 @@ import time
 from collections.abc import Callable
 
 HOLDS = 0.5
-"""Part of its time from which on work that holds the interpreter's lock stops threads."""
+"""Minimum fraction of the time for which work that holds the GIL blocks other threads."""
 
 _PROBE_SECONDS = 0.001
-"""How long a probe sleeps, which needs no lock, before it asks for the lock again."""
+"""Sleep of the probe, without the GIL, before it asks for the GIL again."""
 
 _LATE_SECONDS = 0.0003
-"""A probe that gets the lock this much later found it held: a free one is had after some 0.1 ms,
-one that Python code holds when it is released, or after ``sys.getswitchinterval()``, 5 ms."""
+"""A probe that gets the GIL this much later found it held. A free GIL takes about 0.1 ms; Python
+code releases it after ``sys.getswitchinterval()``, 5 ms."""
 
 _IDLE_SECONDS = 0.1
-"""How long the probe is tried while nothing holds the lock: a busy machine is late then, too."""
+"""Time to measure how late the probe is while nothing holds the GIL."""
 
-_LATEST = 0.8
-"""Part of the switch interval that is late on any machine: Python code comes later than that."""
+_MOST_LATE = 0.8
+"""Fraction of the switch interval that is late on any machine."""
 
-_LOOKS = 3
+_TRIES = 3
 
 
 def held_share(work: Callable[[], object], seconds: float = 0.5) -> float:
-    """Return the share of time, 0 to 1, in which ``work`` holds the interpreter's lock.
+    """Return the fraction of time, 0 to 1, in which ``work`` holds the GIL.
 
-    A thread beside it wakes again and again, and looks whether it gets the lock at once. What is
-    held in pieces below a third of a millisecond, between calls that release it, is not seen: other
-    threads get in there. Processors that are taken by others make it look larger: so what counts as
-    late is what is late beside a thread that sleeps, and the least of three looks is taken.
+    A thread wakes again and again and checks whether it gets the GIL at once. It cannot see holds
+    below 0.3 ms between calls that release the GIL; other threads get in there too. Other processes
+    make the fraction larger, so the threshold is measured first, and the smallest of three counts.
 
     Args:
-        work: Called again and again in this thread.
-        seconds: For how long, and a tenth of a second more; one call at the least.
+        work: Called repeatedly in this thread.
+        seconds: Measuring time, plus 0.1 s; at least one call.
     """
-    work()  # what is done once, such as imports, does not count
+    work()  # imports and other one-time work do not count
     late = late_here()
     end = time.perf_counter() + seconds
-    shares = [_look(work, seconds / _LOOKS).share_beyond(late)]
-    while len(shares) < _LOOKS and time.perf_counter() < end:
-        shares.append(_look(work, seconds / _LOOKS).share_beyond(late))
-    return min(shares)
+    fractions = [held_fraction(_probe(work, seconds / _TRIES), late)]
+    while len(fractions) < _TRIES and time.perf_counter() < end:
+        fractions.append(held_fraction(_probe(work, seconds / _TRIES), late))
+    return min(fractions)
 
 
 def late_here() -> float:
-    """Return how late, in seconds, a probe has to be here until the lock must have been held."""
-    idle = _look(lambda: time.sleep(_IDLE_SECONDS), 0.0).lates
-    usual = sorted(idle)[int(0.95 * (len(idle) - 1))] if idle else 0.0
-    return max(_LATE_SECONDS, min(usual, _LATEST * sys.getswitchinterval()))
+    """Return from how many seconds of delay on the GIL must have been held on this machine."""
+    idle = sorted(_probe(lambda: time.sleep(_IDLE_SECONDS), 0.0))
+    usual = idle[int(0.95 * (len(idle) - 1))] if idle else 0.0
+    return max(_LATE_SECONDS, min(usual, _MOST_LATE * sys.getswitchinterval()))
 
 
-def _look(work: Callable[[], object], seconds: float) -> _Probe:
-    probe = _Probe()
-    probe.start()
+def held_fraction(delays: list[float], late: float) -> float:
+    """Return the fraction of the time in which a probe's delays were longer than ``late``.
+
+    Delays are weighted by their length, since a held GIL makes few probes, each of them long.
+    """
+    total = sum(_PROBE_SECONDS + each for each in delays)
+    held = sum(_PROBE_SECONDS + each for each in delays if each > late)
+    return held / total if total else 0.0
+
+
+def _probe(work: Callable[[], object], seconds: float) -> list[float]:
+    """Return how many seconds late each wake-up of a thread was while ``work`` ran."""
+    delays: list[float] = []
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.is_set():
+            start = time.perf_counter()
+            time.sleep(_PROBE_SECONDS)
+            delays.append(time.perf_counter() - start - _PROBE_SECONDS)
+
+    thread = threading.Thread(target=run, name="shardkit-gil-probe", daemon=True)
+    thread.start()
     try:
         end = time.perf_counter() + seconds
         work()
         while time.perf_counter() < end:
             work()
     finally:
-        probe.stop()
-    return probe
-
-
-class _Probe:
-    """Wakes often, and notes how late."""
-
-    def __init__(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="shardkit-gil-probe", daemon=True)
-        self._stopped = threading.Event()
-        self.lates: list[float] = []
-        """Seconds that each was late."""
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._stopped.set()
-        self._thread.join()
-
-    def share_beyond(self, late: float) -> float:
-        """Return the part of the time in which probes found the lock held: they were later.
-
-        Probes are not counted but weighed: while it is held one takes long, and others as long
-        meanwhile would have found the same.
-        """
-        taken = [_PROBE_SECONDS + each for each in self.lates]
-        held = sum(each for each in taken if each - _PROBE_SECONDS > late)
-        return held / sum(taken) if taken else 0.0
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            begun = time.perf_counter()
-            time.sleep(_PROBE_SECONDS)
-            self.lates.append(time.perf_counter() - begun - _PROBE_SECONDS)
+        stopped.set()
+        thread.join()
+    return delays

@@ -1,4 +1,4 @@
-"""From what is to be measured to objects: datasets, transforms, loaders."""
+"""Datasets, transforms and loaders, created from what `measure.runner.spec` describes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import ast
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories
 from shardkit.errors import UsageError
-from shardkit.measure.runner.cases import CASES
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, Subject
 from shardkit.system.files import require_local
@@ -32,22 +30,16 @@ from shardkit.torch.loader import make_loader
 from shardkit.torch.prefetch import DevicePrefetcher
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"
-"""What most training scripts begin with; images of many sizes make no batch otherwise."""
+"""The first operation of most training scripts; images of several sizes make no batch without."""
 
 _OPERATIONS = ("CenterCrop", "RandomResizedCrop", "Resize")
 
-_LOOKED_AT = 1000
-"""Images whose sizes stand for all."""
-
-
-class BatchSource(Protocol):
-    """What is timed: gives the batches of one epoch at each iteration."""
-
-    def __iter__(self) -> Iterator[Any]: ...
+_SAMPLED_SIZES = 1000
+"""Images whose stored sizes represent all."""
 
 
 def is_dataset(path: str) -> bool:
-    """Tell whether a dataset, or one with splits, is at ``path``; a plain folder may be there too.
+    """Return whether a dataset, or one with splits, is at ``path``, and not a plain folder.
 
     Raises:
         UsageError: If nothing is there, a file, or a dataset of a newer version.
@@ -56,18 +48,22 @@ def is_dataset(path: str) -> bool:
     require_local(path)
     place = Path(path)
     if not place.is_dir():
-        what = "is no folder" if place.exists() else "does not exist"
+        what = "is not a folder" if place.exists() else "does not exist"
         raise UsageError(f"{path} {what}: give a dataset of shardkit, or a folder of images")
     return (place / MANIFEST_NAME).exists() and bool(dataset_directories(place))
 
 
 def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
-    """Return what is made of an image where nobody said: the same for all that is compared."""
+    """Return ``decode``, or the default for these paths: the same for all.
+
+    Raises:
+        UsageError: If samples of this type make no batch.
+    """
     if decode is not None:
         if parse_decode(decode) == "pil" and transform is None:
             raise UsageError(
-                "decode pil needs a transform that makes tensors: images of Pillow make no batch; "
-                f"or give decode torch, or an operation such as {DEFAULT_OPERATION}"
+                "decode pil requires a transform that returns tensors: Pillow images make no "
+                f"batch; or use decode torch, or an operation such as {DEFAULT_OPERATION}"
             )
         return decode
     if transform is not None:
@@ -79,7 +75,7 @@ def choose_decode(paths: Sequence[str], decode: str | None, transform: str | Non
 
 
 def parse_decode(text: str) -> str | ImageOp:
-    """Return what a dataset takes as ``decode``: a name, or an operation as Python writes it.
+    """Return a dataset's ``decode`` argument: a name, or an operation in Python syntax.
 
     Raises:
         UsageError: If it is neither.
@@ -98,163 +94,152 @@ def parse_decode(text: str) -> str | ImageOp:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise UsageError(f"decode {text!r} is unknown; known are {known}") from None
     try:
-        operation = getattr(ops, call.func.id)(*values, **named)
+        operation: ImageOp = getattr(ops, call.func.id)(*values, **named)
     except TypeError as error:
         raise UsageError(f"decode {text!r}: {error}") from None
-    assert isinstance(operation, ImageOp)
     return operation
 
 
-def load_reference(text: str, what: str) -> Any:
-    """Return the object that ``module:name`` says; modules of the current folder are found.
+def load_reference(text: str, option: str) -> Any:
+    """Return the object that ``module:name`` refers to; the current folder is searched too.
 
     Raises:
-        UsageError: If there is none, or its module cannot be imported.
+        UsageError: If it does not exist, or its module cannot be imported.
     """
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
-        raise UsageError(f"--{what} {text!r} is not module:name, such as augment:transform")
+        raise UsageError(f"--{option} {text!r} is not module:name, such as augment:{option}")
     here = os.getcwd()
     if here not in sys.path:  # last: nothing there replaces an installed module
         sys.path.append(here)
     try:
         found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.split(".")[0]:
-            raise UsageError(f"--{what} {text!r}: importing {module}: {error}") from error
-        raise UsageError(
-            f"--{what} {text!r}: there is no module {module!r} here ({here}) nor installed"
-        ) from error
     except Exception as error:
-        raise UsageError(
-            f"--{what} {text!r}: importing {module} failed: {type(error).__name__}: {error}"
-        ) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
+            why = f"there is no module {module!r} here ({here}) or installed"
+        else:
+            why = f"importing {module} failed: {type(error).__name__}: {error}"
+        raise UsageError(f"--{option} {text!r}: {why}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            offered = [each for each, value in vars(found).items() if callable(value)]
-            shown = ", ".join(each for each in offered if not each.startswith("_")) or "nothing"
-            raise UsageError(f"--{what} {text!r}: there is no {part!r}; callable are: {shown}")
+            names = [each for each, value in vars(found).items() if callable(value)]
+            shown = ", ".join(each for each in names if not each.startswith("_")) or "nothing"
+            raise UsageError(f"--{option} {text!r}: there is no {part!r}; callable are: {shown}")
         found = getattr(found, part)
     return found
 
 
-def load_transform(text: str) -> Any:
-    """Return a transform; of a class, an instance made without arguments.
+def call_reference(text: str, option: str) -> Any:
+    """Return the result of the function or class that ``module:name`` refers to.
 
     Raises:
-        UsageError: If there is none, or it cannot be called.
+        UsageError: If it does not exist, or cannot be called without arguments.
+    """
+    found = load_reference(text, option)
+    try:
+        return found()
+    except TypeError as error:
+        raise UsageError(
+            f"--{option} {text!r} cannot be called without arguments ({error}): name a function "
+            f"that returns the {option}"
+        ) from error
+
+
+def load_transform(text: str) -> Any:
+    """Return a transform; of a class, an instance created without arguments.
+
+    Raises:
+        UsageError: If it does not exist, or is not callable.
     """
     found = load_reference(text, "transform")
     if isinstance(found, type):
-        try:
-            found = found()
-        except TypeError as error:
-            raise UsageError(
-                f"--transform {text!r} is a class that needs arguments ({error}); name an object "
-                "that is made already"
-            ) from None
+        found = call_reference(text, "transform")
     if not callable(found):
         raise UsageError(f"--transform {text!r} is a {type(found).__name__}, and not callable")
     if isinstance(found, ImageOp):
-        raise UsageError(f"--transform {text!r} is an operation of shardkit: give it as --decode")
+        raise UsageError(f"--transform {text!r} is an operation of shardkit: use --decode")
     return found
 
 
 def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset:
-    """Open a dataset; of one with splits the largest, which is what is trained from."""
+    """Open a dataset; of one with splits, the largest split, which is the one for training."""
     places = dataset_directories(Path(path))
     opened = [open_dataset(each, transform=transform, decode=decode) for each in places.values()]
     return max(opened, key=len)
 
 
 def open_subject(subject: Subject) -> Dataset[Any]:
-    """Open what a subject names.
+    """Open the dataset or image folder of a subject.
 
     Raises:
-        UsageError: If there is no such dataset, folder, case, transform or way to decode.
+        UsageError: If the dataset, folder, transform or way to decode does not exist.
     """
-    if subject.case is not None:
-        if subject.case not in CASES:
-            raise UsageError(f"the case {subject.case!r} is unknown; known: {', '.join(CASES)}")
-        return CASES[subject.case]()
-    transform = None if subject.transform is None else load_transform(subject.transform)
-    decode = parse_decode(subject.decode)
-    if is_dataset(subject.path):
-        opened: Any = open_split(subject.path, decode, transform)
+    if subject.dataset is not None:
+        opened: Any = call_reference(subject.dataset, "dataset")
     else:
-        opened = PlainFolder(Path(subject.path), decode, transform)
-    return _sampled(opened, subject.limit)
+        transform = None if subject.transform is None else load_transform(subject.transform)
+        decode = parse_decode(subject.decode)
+        if is_dataset(subject.path):
+            opened = open_split(subject.path, decode, transform)
+        else:
+            opened = PlainFolder(Path(subject.path), decode, transform)
+    if subject.limit is None or subject.limit >= len(opened):
+        return opened  # type: ignore[no-any-return]
+    # The same rows in every process, in stored order.
+    rows = sorted(random.Random(0).sample(range(len(opened)), subject.limit))  # noqa: S311
+    if isinstance(opened, PlainFolder):
+        opened.keep(rows)
+        return opened
+    return Subset(opened, rows)
 
 
-def _sampled(dataset: Any, limit: int | None) -> Dataset[Any]:
-    """Return ``limit`` rows of a dataset, the same in every process; in random order, as stored."""
-    if limit is None or limit >= len(dataset):
-        return dataset  # type: ignore[no-any-return]
-    rows = sorted(random.Random(0).sample(range(len(dataset)), limit))  # noqa: S311
-    if isinstance(dataset, PlainFolder):
-        dataset.keep(rows)
-        return dataset
-    return Subset(dataset, rows)
-
-
-def whole(dataset: Any) -> Any:
-    """Return the dataset that a sample was drawn from, or itself."""
+def _whole(dataset: Any) -> Any:
     return dataset.dataset if isinstance(dataset, Subset) else dataset
 
 
 def split_name(dataset: Any, path: str) -> str:
-    """Return which split of what lies at ``path`` was opened; nothing if that has none."""
-    dataset = whole(dataset)
-    if not isinstance(dataset, ShardDataset | PlainFolder):
+    """Return the name of the split that was opened at ``path``; empty without splits."""
+    dataset = _whole(dataset)
+    if not path or not isinstance(dataset, ShardDataset | PlainFolder):
         return ""
     place = dataset.root if isinstance(dataset, PlainFolder) else dataset.path
     return "" if place.resolve() == Path(path).resolve() else place.name
 
 
+def images_in(dataset: Any) -> int:
+    """Return the number of images that are read; 0 if unknown."""
+    return len(dataset) if hasattr(type(dataset), "__len__") else 0
+
+
 def total(dataset: Any) -> int:
-    """Return the number of images there are, of which a sample may be read."""
-    return dataset.total if isinstance(dataset, PlainFolder) else len(whole(dataset))
+    """Return the number of images in all, of which a sample may be read."""
+    return dataset.total if isinstance(dataset, PlainFolder) else images_in(_whole(dataset))
 
 
 def files_of(dataset: Any) -> list[Path]:
-    """Return the files that an epoch reads, so that their pages can be dropped."""
-    dataset = whole(dataset)
+    """Return the files that an epoch reads; none if unknown."""
+    dataset = _whole(dataset)
     if isinstance(dataset, ShardDataset):
         return [path for path in dataset.path.rglob("*") if path.is_file()]
     return dataset.files() if isinstance(dataset, PlainFolder) else []
 
 
 def total_bytes(dataset: Any, files: Sequence[Path]) -> int:
-    """Return the bytes of all files that there are, of which a sample may be read.
-
-    Args:
-        dataset: The dataset or image folder.
-        files: What `files_of` returned for it.
-    """
+    """Return the bytes of all files, of which a sample may be read; ``files`` as `files_of`."""
     if isinstance(dataset, PlainFolder):
         return dataset.bytes
     return sum(path.stat().st_size for path in files)
 
 
 def mean_bytes(dataset: Any) -> float:
-    """Return the stored bytes of an image in the mean; 0 if there are none.
-
-    Of many images some are looked at, drawn evenly: those of one class stand side by side.
-    """
-    dataset = whole(dataset)
-    if isinstance(dataset, ShardDataset):
-        lengths = dataset.stored_bytes(_evenly(len(dataset)))
-    elif isinstance(dataset, PlainFolder):
-        rows = _evenly(len(dataset)).tolist()
-        lengths = np.array([dataset.entries[row].bytes for row in rows])
-    else:
+    """Return the mean stored bytes of an image, of an even sample of all rows; 0 if unknown."""
+    dataset = _whole(dataset)
+    if not isinstance(dataset, ShardDataset | PlainFolder) or not len(dataset):
         return 0.0
-    return float(lengths.mean()) if len(lengths) else 0.0
-
-
-def _evenly(count: int) -> npt.NDArray[np.int64]:
-    """Return rows from the first to the last, at most `_LOOKED_AT` of them."""
-    return np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)
+    rows = np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLED_SIZES)).astype(np.int64)
+    if isinstance(dataset, ShardDataset):
+        return float(dataset.stored_bytes(rows).mean())
+    return float(np.mean([dataset.entries[row].bytes for row in rows.tolist()]))
 
 
 class OneByOne(Dataset[Any]):
@@ -270,41 +255,71 @@ class OneByOne(Dataset[Any]):
         return self._dataset[row]
 
 
-def first_rows(dataset: Any, rows: int | None) -> Any:
-    """Return a dataset of the first rows of another; None takes all."""
-    return dataset if rows is None or rows >= len(dataset) else Subset(dataset, range(rows))
-
-
-def build_loader(dataset: Any, loading: LoaderSpec, seed: int = 0) -> BatchSource:
-    """Return a loader that reads in random order.
+def build_loader(dataset: Any, spec: LoaderSpec, seed: int = 0) -> Any:
+    """Return a loader that reads a dataset in random order.
 
     Raises:
         UsageError: If the options do not go together.
     """
-    if loading.engine == PLAIN:
-        loader: BatchSource = _plain_loader(dataset, loading, seed)
+    if spec.engine == PLAIN:
+        options = dict(spec.options)
+        batched = options.pop("batched", False)
+        loader: Any = DataLoader(
+            dataset if batched else OneByOne(dataset),
+            spec.batch_size,
+            shuffle=True,
+            collate_fn=collate if batched else None,
+            generator=torch.Generator().manual_seed(seed),
+            **_worker_arguments(options),
+        )
     else:
-        options = loading.loader_options()
-        loader = make_loader(dataset, loading.batch_size, shuffle=True, seed=seed, options=options)
-    return loader if loading.device is None else DevicePrefetcher(loader, loading.device)
+        chosen = spec.loader_options()
+        loader = make_loader(dataset, spec.batch_size, shuffle=True, seed=seed, options=chosen)
+    return loader if spec.device is None else DevicePrefetcher(loader, spec.device)
 
 
-def _plain_loader(dataset: Any, loading: LoaderSpec, seed: int) -> DataLoader[Any]:
-    chosen = dict(loading.options)
-    workers = chosen.get("num_workers", 0)
+def rebuild_loader(loader: Any, spec: LoaderSpec) -> Any:
+    """Return a user's loader; with options, a DataLoader of the same dataset, order and collation.
+
+    Raises:
+        UsageError: If it has no options to change, or is not a loader.
+    """
+    if loader is None or not hasattr(loader, "__iter__"):
+        raise UsageError("--loader: the function returned nothing to iterate over")
+    if not spec.options:
+        return loader
+    if not isinstance(loader, DataLoader):
+        raise UsageError(f"options of a {type(loader).__name__} cannot be changed from outside")
+    kept = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+    options = {name: getattr(loader, name) for name in kept} | dict(spec.options)
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        order: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if not isinstance(loader.dataset, IterableDataset):
+            order["sampler"] = loader.sampler
+    else:
+        order = {"batch_sampler": loader.batch_sampler}
     return DataLoader(
-        dataset if chosen.get("batched") else OneByOne(dataset),
-        loading.batch_size,
-        shuffle=True,
-        num_workers=workers,
-        collate_fn=collate if chosen.get("batched") else None,
-        pin_memory=chosen.get("pin_memory", False),
-        prefetch_factor=chosen.get("prefetch_factor", 2) if workers else None,
-        persistent_workers=chosen.get("persistent_workers", False) and workers > 0,
-        generator=torch.Generator().manual_seed(seed),
-        # Else a worker that hangs stays when this process is killed.
-        worker_init_fn=end_with_parent,
+        loader.dataset,
+        collate_fn=loader.collate_fn,
+        generator=loader.generator,
+        timeout=loader.timeout,
+        **order,
+        **_worker_arguments(options, loader.worker_init_fn),
     )
+
+
+def _worker_arguments(options: dict[str, Any], worker_init: Any = None) -> dict[str, Any]:
+    """Return the arguments of DataLoader for workers; some are forbidden without any."""
+    workers = options.get("num_workers", 0)
+    factor = options.get("prefetch_factor")
+    return {
+        "num_workers": workers,
+        "pin_memory": options.get("pin_memory", False),
+        "prefetch_factor": (factor or 2) if workers else None,
+        "persistent_workers": options.get("persistent_workers", False) and workers > 0,
+        # Otherwise a worker that hangs outlives this process.
+        "worker_init_fn": worker_init or end_with_parent,
+    }
 
 
 def bare_loader(loader: Any) -> Any:
@@ -313,10 +328,12 @@ def bare_loader(loader: Any) -> Any:
 
 
 def close_loader(loader: Any) -> None:
-    """End the workers of a loader now."""
+    """Stop the workers of a loader now."""
     loader = bare_loader(loader)
     if hasattr(loader, "close"):
         loader.close()
-    elif (iterator := _compat.persistent_iterator(loader)) is not None:
-        _compat.shut_down(iterator)
-        _compat.forget_iterator(loader)
+    elif isinstance(loader, DataLoader):
+        iterator = _compat.persistent_iterator(loader)
+        if iterator is not None:
+            _compat.shut_down(iterator)
+            _compat.forget_iterator(loader)

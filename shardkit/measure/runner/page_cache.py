@@ -1,4 +1,4 @@
-"""Cold files: drop the kernel's copies of their pages, and look whether it helped."""
+"""The kernel's page cache: drop files from it, and measure what stayed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-_PAGE = mmap.PAGESIZE
-
-_LOOKED_AT = 1000
-"""Files that stand for all."""
+_SAMPLE = 1000
+"""Files that represent all."""
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Write files out and drop their pages from the kernel's cache; needs no privilege.
+    """Write files back and drop their pages from the page cache; this needs no privileges.
 
-    Pages that some process has mapped stay. On a system without ``posix_fadvise`` all stay.
+    Pages that a process has mapped stay. On a system without ``posix_fadvise`` all stay.
     """
     if not hasattr(os, "posix_fadvise"):
         return
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            with contextlib.suppress(OSError):  # some file systems have nothing to write out
+            with contextlib.suppress(OSError):  # some file systems cannot write back
                 os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -35,41 +33,35 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def resident(files: Iterable[Path]) -> float | None:
-    """Return which part of the files' pages is in the kernel's cache, by ``mincore``.
+    """Return the fraction of the files' pages in the page cache, by ``mincore``; 0 for no pages.
 
-    Returns:
-        A number from 0 to 1; 0 of no pages. None if it is not known: the kernel tells it only to
-        those who own a file or may write it (to others it says that all is there), and some file
-        systems cannot map files.
+    None if unknown: the kernel reports it only to a file's owner or writers (to others it reports
+    that all pages are cached), and some file systems cannot map files.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    held = total = 0
+    cached = total = 0
     for path in files:
-        size = path.stat().st_size
-        if not size:
+        status = path.stat()
+        if not status.st_size:
             continue
-        if not _is_told(path):
+        if status.st_uid != os.geteuid() and not os.access(path, os.W_OK):
             return None
-        pages = (size + _PAGE - 1) // _PAGE
+        pages = -(-status.st_size // mmap.PAGESIZE)
         found = (ctypes.c_ubyte * pages)()
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
                 start = ctypes.addressof(ctypes.c_char.from_buffer(view))
-                if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found):
+                length = ctypes.c_size_t(status.st_size)
+                if libc.mincore(ctypes.c_void_p(start), length, found):
                     return None
         except OSError:
             return None
-        held += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
+        cached += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
         total += pages
-    return held / total if total else 0.0
+    return cached / total if total else 0.0
 
 
-def resident_of_many(files: Sequence[Path]) -> float | None:
-    """Return what `resident` does, of at most a thousand of some files, chosen at random."""
-    chosen = np.random.default_rng(0).permutation(len(files))[:_LOOKED_AT]
-    return resident(files[number] for number in chosen.tolist())
-
-
-def _is_told(path: Path) -> bool:
-    """Tell whether the kernel says to this process which pages of a file are in memory."""
-    return path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)
+def sample(files: Sequence[Path]) -> list[Path]:
+    """Return at most a thousand of the files, chosen at random."""
+    chosen = np.random.default_rng(0).permutation(len(files))[:_SAMPLE]
+    return [files[number] for number in chosen.tolist()]

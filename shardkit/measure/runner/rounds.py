@@ -1,7 +1,7 @@
-"""Contenders side by side: each in a process of its own, once in each round, in turning order.
+"""Interleaved rounds: every candidate is measured once per round, in turning order.
 
-One round that does not count comes first. On a machine whose speed changes from minute to minute
-only what ran beside it can be compared, so medians over rounds are what is told.
+The speed of a machine changes from minute to minute. So only measurements of one round are
+compared, and a speedup is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -10,171 +10,223 @@ import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from shardkit.errors import MeasurementFailed
-from shardkit.measure.runner.process import MeasurementProcess, Seen
-from shardkit.measure.runner.spec import LoaderSpec, Subject
-from shardkit.measure.runner.steps import StepSpec
-from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.session import Opened
+from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.timing import Measurement
+from shardkit.system.formatting import speedup_words
 
 CACHES = ("warm", "cold")
-"""Whether files were read just before, or their pages were dropped."""
+"""``warm``: the files are cached. ``cold``: their pages were dropped before."""
 
 COLD_MOST = 10
-"""A cold look lasts an epoch, for only the first after a drop is cold, but at most so many times as
-long as a warm one. It counts from its beginning, the start of workers and all."""
+"""A cold measurement is one epoch, since later ones are warm; at most this many times as long as a
+warm one."""
+
+_AGREE = 3
+"""Fewer rounds than this may agree by chance."""
+
+T = TypeVar("T")
+
+Watch = Callable[[str, float, float], None]
+"""Called before each measurement with its name, the work done, and all work."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One line of a table."""
+class Candidate:
+    """One loader of one subject."""
 
     name: str
     subject: Subject
-    loading: LoaderSpec
+    loader: LoaderSpec
     cache: str = "warm"
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """What was seen of a contender."""
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Median and range of a number that each round measured."""
 
-    contender: Contender
-    seen: list[Seen] = field(default_factory=list)
-    """One for each round that counts."""
-    split: str = ""
-    """Which split is read; nothing if there are none."""
-    images: int = 0
-    """That are read."""
-    total: int = 0
-    """In the dataset."""
-    mean_bytes: float = 0.0
-    """Stored bytes of an image."""
-    bytes: int = 0
-    """Of all files that there are."""
+    median: float
+    lowest: float
+    highest: float
+    rounds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of one or more values."""
+        return cls(
+            median=statistics.median(values),
+            lowest=min(values),
+            highest=max(values),
+            rounds=len(values),
+        )
+
+    @classmethod
+    def paired(cls, rates: Sequence[float], others: Sequence[float]) -> Spread:
+        """Return the spread of the ratios of two candidates in the same rounds."""
+        return cls.of([rate / other for rate, other in zip(rates, others, strict=True)])
+
+    @property
+    def clear(self) -> bool:
+        """Whether at least three rounds measured a ratio, and all agree which is faster."""
+        return self.rounds >= _AGREE and (self.lowest > 1 or self.highest < 1)
+
+    def describe(self) -> str:
+        """Return a ratio as text: ``1.94x (1.57x to 3.50x in 5 rounds)``."""
+        return speedup_words(self.median, self.lowest, self.highest, self.rounds)
+
+
+@dataclass(kw_only=True)
+class Result:
+    """Measurements of a candidate."""
+
+    candidate: Candidate
+    opened: Opened | None = None
+    """What the subject contains; None if it could not be opened."""
+    samples: list[Measurement] = field(default_factory=list)
+    """One per round; empty if one of them failed."""
     resident: float | None = 0.0
-    """The largest part of the files that was in memory when a cold round began, 0 to 1; None if
-    it is not known of some round."""
+    """Largest fraction of the files, 0 to 1, that stayed cached before a cold measurement; None if
+    unknown."""
     problem: str = ""
     """Why it could not be measured."""
 
     @property
     def rates(self) -> list[float]:
-        """Images/s of each round."""
-        return [each.look.rate for each in self.seen]
-
-    @property
-    def rate(self) -> float | None:
-        """The median of the rates; None if it could not be measured."""
-        return statistics.median(self.rates) if self.seen else None
+        """Images per second in each round."""
+        return [each.rate for each in self.samples]
 
     @property
     def waits(self) -> list[float]:
         """Seconds that each batch of all rounds was waited for, sorted."""
-        return sorted(wait for each in self.seen for wait in each.look.waits)
+        return sorted(wait for each in self.samples for wait in each.waits)
 
 
-Watch = Callable[[str, int, int], None]
-"""Told what is done now, how much of the work is done, and how much there is."""
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Results of interleaved rounds."""
+
+    results: list[Result]
+    """In the order of the candidates."""
+    complete: int
+    """Rounds that measured every candidate."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the measurement early."""
+
+
+def turn(items: Sequence[T], number: int) -> list[T]:
+    """Return the order in which round ``number`` measures the items: each is first in turn."""
+    shift = number % max(1, len(items))
+    return [*items[shift:], *items[:shift]]
 
 
 def run_interleaved(
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     *,
     rounds: int,
     seconds: float,
     step: StepSpec | None = None,
     watch: Watch = lambda text, done, total: None,
-) -> list[Outcome]:
-    """Measure contenders.
+) -> Rounds:
+    """Measure candidates in rounds, after one short round that does not count.
+
+    Ctrl-C keeps the complete rounds.
 
     Args:
-        contenders: Those of one subject share a process, one after the other.
-        rounds: That count.
-        seconds: How long a warm look lasts; a cold one is an epoch.
+        candidates: Those of one subject share a process, except for PyTorch's own loader.
+        rounds: Number of rounds that count.
+        seconds: Length of a warm measurement; a cold one is an epoch.
         step: What is done with each batch.
-        watch: Told before each look.
+        watch: Called before each measurement.
 
     Raises:
-        UsageError: If one cannot be done as it was asked.
+        UsageError: If a candidate is invalid.
+        KeyboardInterrupt: If no round is complete.
     """
-    outcomes = [Outcome(contender=each) for each in contenders]
+    results = [Result(candidate=each) for each in candidates]
+    complete, interrupted = 0, False
     with contextlib.ExitStack() as stack:
-        arena = _Interleaved(outcomes, stack)
-        total = (rounds + 1) * len(outcomes)
-        for number in range(rounds + 1):
-            shift = number % max(1, len(outcomes))
-            for place, outcome in enumerate(outcomes[shift:] + outcomes[:shift]):
-                if outcome.problem:
-                    continue
-                watch(outcome.contender.name, number * len(outcomes) + place, total)
-                seen = arena.look(outcome, seconds if number else seconds / 4, step)
-                if seen is not None and number:
-                    outcome.seen.append(seen)
-    return outcomes
-
-
-class _Interleaved:
-    """The processes in which contenders are measured."""
-
-    def __init__(self, outcomes: Sequence[Outcome], stack: contextlib.ExitStack) -> None:
-        """Start the processes, all at once, since each loads PyTorch first; open the subjects."""
-        self._stack = stack
-        self._served: dict[tuple[Subject, bool], MeasurementProcess] = {}
-        self._cooled: set[Subject] = set()
-        for outcome in outcomes:
-            if _key(outcome.contender) not in self._served:
-                self._start(outcome.contender)
-            if outcome.contender.subject.limit is not None:  # a whole dataset may be too large
-                self._cooled.add(outcome.contender.subject)
-        opened: dict[tuple[Subject, bool], dict[str, Any] | str] = {}
-        for outcome in outcomes:
-            key = _key(outcome.contender)
-            if key not in opened:
-                try:
-                    opened[key] = self._served[key].open()
-                except MeasurementFailed as error:
-                    opened[key] = str(error)
-            found = opened[key]
-            if isinstance(found, str):
-                outcome.problem = found
-                continue
-            outcome.split = found["split"]
-            outcome.images, outcome.total = found["images"], found["total"]
-            outcome.mean_bytes, outcome.bytes = found["mean_bytes"], found["bytes"]
-
-    def look(self, outcome: Outcome, seconds: float, step: StepSpec | None) -> Seen | None:
-        """Look at one contender; None, and the problem is noted, if it fails."""
-        contender = outcome.contender
+        processes = _Processes(results, stack)
         try:
-            process = self._served[_key(contender)]
-            process.restart_if_ended()  # by another contender's transform
-            if contender.cache == "warm":
-                if contender.subject in self._cooled:
-                    process.warm()
-                    self._cooled.discard(contender.subject)
-                return process.look(contender.loading, StopCondition(seconds=seconds), step)
-            stayed = process.drop()
-            if stayed is None or outcome.resident is None:
-                outcome.resident = None
+            for number in range(rounds + 1):
+                for place, result in enumerate(turn(results, number)):
+                    if not result.problem:
+                        done = number * len(results) + place
+                        watch(result.candidate.name, done, (rounds + 1) * len(results))
+                        length = seconds if number else seconds / 4
+                        processes.measure(result, length, step, counts=number > 0)
+                complete = number
+        except KeyboardInterrupt:
+            if not complete:
+                raise
+            interrupted = True
+    for result in results:
+        del result.samples[complete:]
+    return Rounds(results=results, complete=complete, interrupted=interrupted)
+
+
+class _Processes:
+    """The processes that measure candidates."""
+
+    def __init__(self, results: Sequence[Result], stack: contextlib.ExitStack) -> None:
+        """Start all processes at once, since each imports PyTorch first, and open the subjects."""
+        self._processes: dict[Any, MeasurementProcess] = {}
+        self._cooled = {
+            # A whole dataset may not fit in memory.
+            each.candidate.subject
+            for each in results
+            if each.candidate.subject.limit is not None
+        }
+        opened: dict[Any, Opened | str] = {}
+        for result in results:
+            key = _key(result.candidate)
+            if key not in self._processes:
+                process = MeasurementProcess(result.candidate.subject)
+                self._processes[key] = stack.enter_context(process)
+        for key, process in self._processes.items():
+            try:
+                opened[key] = process.open()
+            except MeasurementFailed as error:
+                opened[key] = str(error)
+        for result in results:
+            found = opened[_key(result.candidate)]
+            if isinstance(found, str):
+                result.problem = found
             else:
-                outcome.resident = max(outcome.resident, stayed)
-            span = StopCondition(epochs=1, whole=True, most=COLD_MOST * seconds)
-            seen = process.look(contender.loading, span, step)
+                result.opened = found
+
+    def measure(
+        self, result: Result, seconds: float, step: StepSpec | None, *, counts: bool
+    ) -> None:
+        """Measure a candidate once, or note why that failed."""
+        candidate, subject = result.candidate, result.candidate.subject
+        try:
+            process = self._processes[_key(candidate)]
+            process.restart_if_ended()  # another candidate's transform may have ended it
+            if candidate.cache == "warm":
+                if subject in self._cooled:
+                    process.warm()
+                    self._cooled.discard(subject)
+                stop = StopCondition(seconds=seconds)
+            else:
+                stayed = process.drop()
+                known = stayed is not None and result.resident is not None
+                result.resident = max(stayed or 0.0, result.resident or 0.0) if known else None
+                stop = StopCondition(epochs=1, whole=True, seconds=COLD_MOST * seconds)
+                if subject.limit is not None:
+                    self._cooled.add(subject)
+            found = process.measure(candidate.loader, stop, step)
         except MeasurementFailed as error:
-            outcome.problem, outcome.seen = str(error), []
-            return None
-        if seen.look.images < outcome.images and contender.subject.limit is not None:
-            self._cooled.add(contender.subject)
-        return seen
-
-    def _start(self, contender: Contender) -> None:
-        self._served[_key(contender)] = self._stack.enter_context(
-            MeasurementProcess(contender.subject)
-        )
+            result.problem = str(error)
+            result.samples = []
+            return
+        if counts:
+            result.samples.append(found)
 
 
-def _key(contender: Contender) -> tuple[Subject, bool]:
-    """Return what decides on the process: workers of PyTorch's own loader are kept apart."""
-    return contender.subject, contender.loading.engine == "plain"
+def _key(candidate: Candidate) -> tuple[Subject, bool]:
+    """Return what decides on the process: PyTorch's loader forks, so it has one without threads."""
+    return candidate.subject, candidate.loader.engine == PLAIN

@@ -1,6 +1,6 @@
-"""What is measured, as values that travel between processes: what is read, and how it is loaded.
+"""What to measure, as text and numbers that travel between processes.
 
-All of it is text and numbers, as a user gives it; `measure.runner.material` makes objects of it.
+`measure.runner.material` makes datasets, transforms and loaders of it.
 """
 
 from __future__ import annotations
@@ -16,45 +16,47 @@ from shardkit.torch.engine.options import ENGINES, LoaderOptions
 PLAIN = "plain"
 """PyTorch's own DataLoader, as people write it: the baseline."""
 
-_PLAIN_OPTIONS: dict[str, type] = {
+GIVEN = "given"
+"""The loader of `Subject.loader`, as it is or with other options."""
+
+_WORKER_OPTIONS: dict[str, type] = {
     "num_workers": int,
     "prefetch_factor": int,
     "pin_memory": bool,
     "persistent_workers": bool,
-    "batched": bool,
 }
-_SHARDKIT_OPTIONS: dict[str, type] = {
-    "num_workers": int,
-    "prefetch_factor": int,
+_PLAIN_OPTIONS = {**_WORKER_OPTIONS, "batched": bool}
+_SHARDKIT_OPTIONS = {
+    **_WORKER_OPTIONS,
     "in_order": bool,
     "reuse_buffers": bool,
-    "pin_memory": bool,
     "start_method": str,
-    "persistent_workers": bool,
     "sharing_strategy": str,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is read, and what is made of each image."""
+    """The data to read, and how samples are made."""
 
     path: str = ""
-    """A dataset or an image folder; empty for a `case`."""
+    """A dataset or an image folder; empty with ``dataset`` or ``loader``."""
     decode: str = "pil"
-    """What an image is before the transform: ``pil``, ``numpy``, ``torch``, ``bytes``, or an
-    operation as it is written in Python, such as ``RandomResizedCrop(224)``."""
+    """Image type before the transform: ``pil``, ``numpy``, ``torch``, ``bytes``, or an operation in
+    Python syntax, such as ``RandomResizedCrop(224)``."""
     transform: str | None = None
     """``module:name`` of a transform."""
-    case: str | None = None
-    """Name of a built-in synthetic dataset, instead of ``path``."""
     limit: int | None = None
-    """Read only so many images, drawn at random from all; None reads all."""
+    """Maximum images to read, drawn at random; None reads all."""
+    dataset: str | None = None
+    """``module:callable`` that returns a map-style dataset, instead of ``path``."""
+    loader: str | None = None
+    """``module:callable`` that returns an iterable of batches, such as a DataLoader."""
 
     @property
     def name(self) -> str:
-        """How it is called in tables."""
-        return self.case or self.path
+        """Name in reports."""
+        return self.loader or self.dataset or self.path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,36 +64,31 @@ class LoaderSpec:
     """How batches are made of a subject.
 
     Raises:
-        UsageError: If the engine or an option is unknown, or a value is of another type.
+        UsageError: If the engine or an option is unknown, or a value has the wrong type.
     """
 
     engine: str = "auto"
-    """One of `shardkit.torch.engine.options.ENGINES`, or `PLAIN`."""
+    """One of `shardkit.torch.engine.options.ENGINES`, `PLAIN` or `GIVEN`."""
     batch_size: int = 64
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Those fields of `LoaderOptions` that differ from their defaults; for `PLAIN` arguments of
-    DataLoader: ``num_workers``, ``prefetch_factor``, ``pin_memory``, ``persistent_workers``,
-    and ``batched``, whether the dataset may read whole batches."""
+    """Fields of `LoaderOptions` that differ from their defaults. For `PLAIN` and `GIVEN`: arguments
+    of DataLoader. ``batched`` (`PLAIN`) lets the dataset return whole batches."""
     device: str | None = None
-    """Where a `DevicePrefetcher` around the loader brings batches; None is no prefetcher."""
+    """Device of a `DevicePrefetcher` around the loader; None uses none."""
 
     def __post_init__(self) -> None:
-        known = (*ENGINES, PLAIN)
-        if self.engine not in known:
-            raise UsageError(f"the loader {self.engine!r} is unknown; known are {', '.join(known)}")
-        types = _PLAIN_OPTIONS if self.engine == PLAIN else _SHARDKIT_OPTIONS
+        types = _option_types(self.engine)
         for name, value in self.options.items():
             if name not in types:
-                raise UsageError(
-                    f"the loader {self.engine} has no option {name!r}; it has {', '.join(types)}"
-                )
+                known = ", ".join(types)
+                raise UsageError(f"loader {self.engine} has no option {name!r}; it has {known}")
             if value is not None and type(value) is not types[name]:
-                raise UsageError(f"{name}={value!r} is not a value of type {types[name].__name__}")
+                raise UsageError(f"{name}={value!r} is not of type {types[name].__name__}")
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise UsageError(f"batch_size={self.batch_size!r} is not an integer from 1 on")
-        if self.engine != PLAIN:
+            raise UsageError(f"batch_size={self.batch_size!r} is not a positive integer")
+        if self.engine in ENGINES:
             self.loader_options()
-        elif any(self.options.get(name, 1) < 0 for name in ("num_workers", "prefetch_factor")):
+        elif any((self.options.get(name) or 0) < 0 for name in ("num_workers", "prefetch_factor")):
             raise UsageError(f"a number in {self} is below 0")
 
     def __str__(self) -> str:
@@ -99,7 +96,7 @@ class LoaderSpec:
         return f"{self.engine}:{parts}" if parts else self.engine
 
     def loader_options(self) -> LoaderOptions:
-        """Return what `make_loader` takes; not for `PLAIN`.
+        """Return the options for `make_loader`.
 
         Raises:
             UsageError: If a value is out of range.
@@ -107,34 +104,76 @@ class LoaderSpec:
         return LoaderOptions(engine=self.engine, **self.options)
 
     def changed(self, **options: Any) -> LoaderSpec:
-        """Return the same with some options changed; None takes one away."""
+        """Return a copy with some options changed; None removes one."""
         merged = {**self.options, **options}
         kept = {name: value for name, value in merged.items() if value is not None}
         return dataclasses.replace(self, options=kept)
 
 
-def parse_loading(text: str, batch_size: int) -> LoaderSpec:
-    """Return the loading that a text says: ``thread``, ``process:num_workers=4,start_method=fork``.
+@dataclass(frozen=True, kw_only=True)
+class StepSpec:
+    """What is done with each batch: nothing, a wait, or a training step.
 
     Raises:
-        UsageError: If it cannot be understood.
+        UsageError: If more than one is given, or the wait is out of range.
+    """
+
+    milliseconds: float = 0.0
+    """Length of a wait: an accelerator computes while the CPUs are free to load."""
+    model: str | None = None
+    """``module:name`` of a model to train, or of a function that returns one; ``small`` is built
+    in. It is trained on the accelerator if there is one."""
+    arrive: bool = False
+    """Wait until the batch is on the accelerator; no effect without one."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.milliseconds < 1e7:
+            raise UsageError(f"a step of {self.milliseconds} ms is out of range")
+        if (self.milliseconds > 0) + (self.model is not None) + self.arrive > 1:
+            raise UsageError("a step has either a time in ms or a model; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopCondition:
+    """When a measurement ends."""
+
+    seconds: float = 1.0
+    """It ends with the first batch after this time."""
+    epochs: int | None = None
+    """It ends after this many epochs, if that is earlier."""
+    whole: bool = False
+    """Measure from the start of the loader, including the start of workers, as for a cold epoch.
+    Otherwise the first fifth does not count: it uses batches prepared before the start."""
+
+
+def parse_loader(text: str, batch_size: int) -> LoaderSpec:
+    """Parse a loader such as ``thread`` or ``process:num_workers=4,start_method=fork``.
+
+    Raises:
+        UsageError: If it cannot be parsed.
     """
     engine, _, rest = text.strip().partition(":")
-    types = _PLAIN_OPTIONS if engine == PLAIN else _SHARDKIT_OPTIONS
+    types = _option_types(engine)
     options: dict[str, Any] = {}
     for part in filter(None, (each.strip() for each in rest.split(","))):
         name, equals, value = (each.strip() for each in part.partition("="))
         if not equals:
-            raise UsageError(
-                f"{part!r} in the loader {text!r} is no option=value, such as num_workers=4"
-            )
+            raise UsageError(f"{part!r} in loader {text!r} is not option=value, as num_workers=4")
         if name in options:
-            raise UsageError(f"{name} is given twice in the loader {text!r}")
-        options[name] = _value(value, types.get(name, str), part)
+            raise UsageError(f"loader {text!r} sets {name} twice")
+        options[name] = _parse_value(value, types.get(name, str), part)
     return LoaderSpec(engine=engine, batch_size=batch_size, options=options)
 
 
-def _value(text: str, kind: type, part: str) -> Any:
+def _option_types(engine: str) -> dict[str, type]:
+    if engine in ENGINES:
+        return _SHARDKIT_OPTIONS
+    if engine in (PLAIN, GIVEN):
+        return _PLAIN_OPTIONS if engine == PLAIN else _WORKER_OPTIONS
+    raise UsageError(f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}")
+
+
+def _parse_value(text: str, kind: type, part: str) -> Any:
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"{part!r} is neither true nor false")

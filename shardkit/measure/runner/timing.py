@@ -1,132 +1,104 @@
-"""One look at a loader at work: its rate, how long each batch was waited for, and the cost."""
+"""One measurement of a loader: its rate, the wait for each batch, CPU time and memory."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from shardkit.errors import UsageError
-from shardkit.measure.runner.material import BatchSource
+from shardkit.measure.runner.spec import StopCondition
 from shardkit.measure.runner.steps import Step
 from shardkit.torch.data.collate import count
 
 LEAD = 0.2
-"""Part of a look that comes first and does not count: batches that were made before it began."""
+"""Fraction of a measurement that comes first and does not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopCondition:
-    """How long a look lasts."""
-
-    seconds: float = 1.0
-    """It ends with the first batch after this."""
-    epochs: int | None = None
-    """Or after so many epochs, if that is sooner."""
-    whole: bool = False
-    """Whether it counts from the beginning, the start of workers and all: a cold epoch does. It
-    lasts as many epochs as are said, whatever ``seconds`` says."""
-    rows: int | None = None
-    """An epoch reads only so many rows of the dataset, the first ones; None reads all."""
-    most: float | None = None
-    """Seconds after which a whole look ends nevertheless."""
-
-    @property
-    def limit(self) -> float:
-        """Seconds after which it ends with the next batch; infinite if only epochs end it."""
-        return self.seconds if not self.whole else self.most or math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """What was seen."""
+class Measurement:
+    """What was measured of one loader."""
 
     images: int
     seconds: float
-    waits: list[float]
-    """Seconds that each batch was waited for."""
+    waits: tuple[float, ...]
+    """Seconds that the loop waited for each batch."""
     first: float
-    """Seconds from the beginning to the first batch, the start of workers included."""
+    """Seconds from the start to the first batch, including the start of workers."""
     cpu: float
-    """Seconds of processor time, of this process and its workers."""
-    peak: int
-    """Bytes of memory that this process had at the most, shared ones included."""
-    worker_peak: int
-    """The same of the worker process that had the most; 0 without any."""
+    """Seconds of CPU time, of the process and its workers."""
+    memory: int
+    """Bytes of memory at the end, of the process and its workers; shared pages count once."""
+    worker_memory: int = 0
+    """Private bytes of the largest worker process; 0 without worker processes."""
     batch_bytes: int
-    """Bytes of the tensors of a batch."""
-    worker_cpu: float = 0.0
-    """Seconds of processor time but for the thread that asks for batches: what the workers used,
-    threads or processes."""
-    worker_unique: int = 0
-    """Bytes of memory that a worker process shared with no other at the end, of the one that had
-    the most; 0 without any, or where the system does not tell. So much each further one takes."""
+    """Bytes of the tensors in a batch."""
+    engine: str = ""
+    """Engine that the loader used."""
+    reason: str = ""
+    """Why ``auto`` chose this engine; empty otherwise."""
+    workers: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
-        """Images a second."""
+        """Images per second."""
         return self.images / self.seconds
 
+    @property
+    def waiting(self) -> float:
+        """Fraction of the time, 0 to 1, in which the loop waited for data."""
+        return min(1.0, sum(self.waits) / self.seconds)
 
-def look(loader: BatchSource, span: StopCondition, step: Step) -> Look:
-    """Read batches and use them, for a while.
+
+def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measurement:
+    """Read batches and use them until the stop condition.
+
+    A measurement starts and ends with the arrival of a batch, so it has as many waits as steps. A
+    ``whole`` one starts with the loader instead, and its first wait includes the start of workers.
 
     Raises:
-        UsageError: If the loader gives no batch.
+        UsageError: If the loader returns no batch.
     """
-    _forget_peak()
-    begun, used, own = time.perf_counter(), cpu_seconds(), time.thread_time()
-    batches = _epochs(loader, span.epochs)
+    start, cpu = time.perf_counter(), cpu_seconds()
+    batches = _epochs(loader, stop.epochs)
     batch = next(batches, None)
-    first = time.perf_counter() - begun
+    first = time.perf_counter() - start
     if batch is None:
-        raise UsageError("there is no image in it")
+        raise UsageError("the loader returned no batch: there is no image to read")
     size = batch_bytes(batch)
-    waits, images, start = [], 0, time.perf_counter()
-    if span.whole:
-        waits, images, start = [first], count(batch), begun
-        step(batch)
-    else:
-        while batch is not None and time.perf_counter() - start < LEAD * span.seconds:
-            step(batch)
-            batch = next(batches, None)
-        # What came before does not count. From the receipt of a batch to the receipt of another
-        # there are as many waits as steps, and each wait comes after a step that it overlaps.
-        start, used, own = time.perf_counter(), cpu_seconds(), time.thread_time()
+    waits, images = ([first], count(batch)) if stop.whole else ([], 0)
+    lead = 0.0 if stop.whole else LEAD * stop.seconds
+    counted, until = stop.whole, start + stop.seconds
     while batch is not None:
-        if not span.whole:
-            step(batch)
+        if not counted and time.perf_counter() - start - first >= lead:
+            counted, start, cpu = True, time.perf_counter(), cpu_seconds()
+            until = start + stop.seconds
+        if counted and time.perf_counter() >= until:
+            break
+        step(batch)
         asked = time.perf_counter()
         batch = next(batches, None)
-        if batch is None:
-            break
-        waits.append(time.perf_counter() - asked)
-        images += count(batch)
-        if span.whole:
-            step(batch)
-        if time.perf_counter() - start >= span.limit:
-            break
+        if counted and batch is not None:
+            waits.append(time.perf_counter() - asked)
+            images += count(batch)
     seconds = time.perf_counter() - start
-    cpu, own = cpu_seconds() - used, time.thread_time() - own
-    peak, worker_peak = peaks()
-    unique = unique_of_workers()
+    used = cpu_seconds() - cpu
+    memory, worker_memory = memory_used()
     batches.close()
-    return Look(
+    return Measurement(
         images=images,
         seconds=seconds,
-        waits=waits,
+        waits=tuple(waits),
         first=first,
-        cpu=cpu,
-        peak=peak,
-        worker_peak=worker_peak,
+        cpu=used,
+        memory=memory,
+        worker_memory=worker_memory,
         batch_bytes=size,
-        worker_cpu=max(0.0, cpu - own),
-        worker_unique=unique,
     )
 
 
@@ -142,7 +114,7 @@ def batch_bytes(batch: Any) -> int:
 
 
 def cpu_seconds() -> float:
-    """Return the processor time of this process, its living descendants and those it waited for."""
+    """Return the CPU time of this process, its running descendants and those it waited for."""
     process = psutil.Process()
     total = 0.0
     for each in (process, *process.children(recursive=True)):
@@ -152,45 +124,24 @@ def cpu_seconds() -> float:
     return total
 
 
-def peaks() -> tuple[int, int]:
-    """Return the most memory, in bytes, that this process had, and that one of its workers had."""
+def memory_used() -> tuple[int, int]:
+    """Return the bytes of this process and its workers, and the private ones of the largest worker.
+
+    Pages that several processes share count once. Without such records, as on macOS, all count.
+    """
     process = psutil.Process()
-    workers = []
-    for each in process.children(recursive=True):
+    total = largest = 0
+    for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.Error, OSError):
-            workers.append(_peak(each))
-    return _peak(process), max(workers, default=0)
+            info = each.memory_full_info()
+            total += getattr(info, "pss", info.rss)
+            if each != process:
+                largest = max(largest, info.uss)
+    return total, largest
 
 
-def unique_of_workers() -> int:
-    """Return the most memory, in bytes, that a worker of this process has for itself alone."""
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, OSError):
-            found.append(int(each.memory_full_info().uss))
-    return max(found, default=0)
-
-
-def _forget_peak() -> None:
-    """Let the record of this process's memory begin anew, where the system keeps one."""
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
-
-
-def _peak(process: psutil.Process) -> int:
-    """Return the most memory a process had; where the system keeps no record, what it has now."""
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/{process.pid}/status", encoding="ascii") as file,
-    ):
-        for line in file:
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    return int(process.memory_info().rss)
-
-
-def _epochs(loader: BatchSource, limit: int | None) -> Generator[Any, None, None]:
-    """Give the batches of one epoch after the other; nothing more once one is empty."""
+def _epochs(loader: Iterable[Any], limit: int | None) -> Generator[Any, None, None]:
+    """Yield the batches of one epoch after the other; stop after an empty one."""
     number = 0
     while limit is None or number < limit:
         empty = True
