@@ -31,12 +31,10 @@ if TYPE_CHECKING:
         TransformFailed,
         UsageError,
     )
-    from shardkit.measure.bench.bench import BenchOptions, bench
+    from shardkit.measure.bench.bench import bench
     from shardkit.measure.bench.report import BenchReport
     from shardkit.measure.doctor.doctor import DoctorReport, doctor
-    from shardkit.measure.runner.spec import Subject
-    from shardkit.measure.runner.steps import StepSpec
-    from shardkit.measure.tune.tune import TuneReport, TuneRequest, tune
+    from shardkit.measure.tune.tune import TuneReport, tune
     from shardkit.sampling.order import BlockShuffle, Order
     from shardkit.sampling.ranks import RankShard
     from shardkit.system.pool import Progress
@@ -73,7 +71,6 @@ _WHERE = {
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
     "BatchView": "shardkit.torch.data.collate",
-    "BenchOptions": "shardkit.measure.bench.bench",
     "BenchReport": "shardkit.measure.bench.report",
     "BlockShuffle": "shardkit.sampling.order",
     "CenterCrop": "shardkit.torch.data.ops",
@@ -114,14 +111,11 @@ _WHERE = {
     "Source": "shardkit.contracts",
     "SourceReport": "shardkit.verification.source_comparison",
     "StateMismatch": "shardkit.errors",
-    "StepSpec": "shardkit.measure.runner.steps",
-    "Subject": "shardkit.measure.runner.spec",
     "TarDataset": "shardkit.torch.data.datasets",
     "ThroughputMonitor": "shardkit.torch.monitor",
     "ThroughputReport": "shardkit.torch.monitor",
     "TransformFailed": "shardkit.errors",
     "TuneReport": "shardkit.measure.tune.tune",
-    "TuneRequest": "shardkit.measure.tune.tune",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verification.verify",
     "bench": "shardkit.measure.bench.bench",
@@ -145,7 +139,6 @@ __all__ = [
     "BadImage",
     "BadImages",
     "BatchView",
-    "BenchOptions",
     "BenchReport",
     "BlockShuffle",
     "CenterCrop",
@@ -185,14 +178,11 @@ __all__ = [
     "Source",
     "SourceReport",
     "StateMismatch",
-    "StepSpec",
-    "Subject",
     "TarDataset",
     "ThroughputMonitor",
     "ThroughputReport",
     "TransformFailed",
     "TuneReport",
-    "TuneRequest",
     "UsageError",
     "Verification",
     "__version__",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from shardkit.cli.bench_table import show_report
-from shardkit.cli.console import emit
+from shardkit.cli.console import emit, say
 from shardkit.cli.measure_options import (
     batch_size_option,
     decode_option,
@@ -19,13 +18,12 @@ from shardkit.cli.measure_options import (
     transform_option,
 )
 from shardkit.cli.options import quiet_option
-from shardkit.cli.show import looks_bar
+from shardkit.cli.show import measuring_bar
 from shardkit.errors import UsageError
-from shardkit.measure.bench.bench import LIMIT, BenchOptions, bench
-from shardkit.measure.bench.page import require_page, save_page
-from shardkit.measure.bench.plot import require_plot, save_plot
+from shardkit.measure.bench.bench import LIMIT, bench
+from shardkit.measure.bench.page import save_page
+from shardkit.measure.bench.plot import require_output, save_plot
 from shardkit.measure.runner.rounds import CACHES
-from shardkit.measure.runner.steps import StepSpec
 
 
 @click.command("bench")
@@ -111,7 +109,8 @@ def bench_command(  # noqa: PLR0913 - Click passes each option by name
 
     If a folder is given, it is the baseline: the speedups show what converting gains. Each loader
     runs in a process of its own, in interleaved rounds; the table shows medians over the rounds.
-    Exits with 1 if a loader could not be measured.
+    Exits with 1 if a loader could not be measured. Ctrl-C shows the rounds that are complete and
+    exits with 130.
 
     \b
     Examples:
@@ -119,30 +118,34 @@ def bench_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit bench dataset --loader auto --loader process:num_workers=4 --cache warm
       shardkit bench photos dataset --transform augment:train --step-ms 40 --html bench.html
     """
-    options = BenchOptions(
-        loaders=loaders,
-        caches=CACHES if cache == "both" else (cache,),
-        rounds=rounds,
-        seconds=seconds,
-        limit=limit,
-        batch_size=batch_size,
-        decode=decode,
-        transform=transform,
-        step=StepSpec(milliseconds=step_ms or 0.0, model=model),
-    )
-    require_plot(plot)
-    require_page(html)
+    for path, option in ((plot, "--plot"), (html, "--html")):
+        if path is not None:
+            require_output(path, option)
     if html is not None and html == plot:
         raise UsageError(f"--html and --plot name the same file, {html}; choose two files")
-    with looks_bar(quiet=quiet) as watch:
-        report = bench(datasets, options, watch=watch)
+    with measuring_bar(quiet=quiet) as watch:
+        report = bench(
+            datasets,
+            loaders=loaders,
+            caches=CACHES if cache == "both" else (cache,),
+            rounds=rounds,
+            seconds=seconds,
+            limit=limit,
+            batch_size=batch_size,
+            decode=decode,
+            transform=transform,
+            step_ms=step_ms,
+            model=model,
+            watch=watch,
+        )
     report = dataclasses.replace(report, command=shlex.join(["shardkit", *sys.argv[1:]]))
     if as_json:
         emit(report.as_dict())
     elif not quiet:
-        show_report(report)
+        for each in report.describe().split("\n"):
+            say(each)
     if plot is not None:
         save_plot(report, plot)
     if html is not None:
         save_page(report, html)
-    sys.exit(1 if report.failed else 0)
+    sys.exit(130 if report.interrupted else int(report.failed))

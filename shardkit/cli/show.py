@@ -148,15 +148,19 @@ def progress_bar(action: str, *, quiet: bool, total: int | None = None) -> Itera
 
 
 @contextlib.contextmanager
-def looks_bar(*, quiet: bool) -> Iterator[Watch]:
+def measuring_bar(*, quiet: bool, unit: str = "measurement") -> Iterator[Watch]:
     """Show the current measurement within the block if standard error is a terminal.
 
     Args:
         quiet: Whether to hide the bar.
+        unit: Unit of the work.
     """
-    with Bar(desc="measuring", unit="look", disable=quiet or None, leave=False) as bar:
+    shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
+    with Bar(
+        desc="measuring", unit=unit, disable=quiet or None, leave=False, bar_format=shape
+    ) as bar:
 
-        def watch(text: str, done: int, total: int) -> None:
+        def watch(text: str, done: float, total: float) -> None:
             bar.total = total
             bar.set_postfix_str(shortened(text, 50), refresh=False)
             bar.update(done - bar.n)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from shardkit.cli.console import emit
+from shardkit.cli.console import emit, say
 from shardkit.cli.measure_options import (
     decode_option,
     model_option,
@@ -17,14 +15,8 @@ from shardkit.cli.measure_options import (
     transform_option,
 )
 from shardkit.cli.options import quiet_option
-from shardkit.cli.show import Bar
-from shardkit.cli.tune_report import as_json as report_as_json
-from shardkit.cli.tune_report import show_report, show_written
-from shardkit.measure.runner.material import choose_decode, is_dataset
-from shardkit.measure.runner.spec import Subject
-from shardkit.measure.runner.steps import StepSpec
-from shardkit.measure.tune.trials import Tick, Watch
-from shardkit.measure.tune.tune import TuneRequest, tune
+from shardkit.cli.show import line, measuring_bar
+from shardkit.measure.tune.tune import tune
 from shardkit.torch.tuned import require_replaceable
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -48,8 +40,7 @@ def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     type=click.IntRange(1),
     multiple=True,
     metavar="N",
-    help="Samples per batch; repeat it to give several candidates.  "
-    "[default: 64, unless 32, 128 or 256 is faster; 64 with a step]",
+    help="Samples per batch; repeat it to add alternatives to the first.  [default: 64]",
 )
 @step_ms_option
 @model_option
@@ -84,10 +75,9 @@ def tune_command(  # noqa: PLR0913 - Click passes each option by name
 ) -> None:
     """Find the fastest make_loader settings for DATASET on this machine.
 
-    Tune measures threads and worker processes, their number, batches made ahead, transports and
-    batch sizes, within --budget and the limits on memory, shared memory and open files. With
-    --step-ms or --model it selects the cheapest settings that load faster than your training step
-    needs.
+    Tune measures threads and worker processes, their number and prefetch, in interleaved rounds
+    within --budget, and compares the best with the defaults. With --step-ms or --model it selects
+    the cheapest settings that load faster than your training step needs.
 
     \b
     Examples:
@@ -95,53 +85,27 @@ def tune_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit tune dataset --transform augment:train --budget 2m --out tuned.json
       shardkit tune dataset --step-ms 120 --batch-size 128
     """
-    request = TuneRequest(
-        subject=_subject(dataset, decode, transform),
-        step=StepSpec(milliseconds=step_ms or 0.0, model=model),
-        budget=budget,
-        batch_sizes=batch_sizes,
-    )
     if out is not None:
         require_replaceable(out)
-    with _live(request.budget, quiet=quiet) as watch:
-        report = tune(request, watch)
+    with measuring_bar(quiet=quiet, unit="s") as watch:
+        report = tune(
+            dataset,
+            decode=decode,
+            transform=transform,
+            batch_sizes=batch_sizes or (64,),
+            step_ms=step_ms,
+            model=model,
+            budget=budget,
+            watch=watch,
+        )
     try:
         if as_json:
-            emit(report_as_json(report))
+            emit(report.as_dict())
         elif not quiet:
-            show_report(report)
+            for each in report.describe().split("\n"):
+                say(each)
     finally:  # keep one if the other fails: a pager may be gone, or the disk full
         if out is not None:
             report.tuned().save(out)
     if out is not None and not quiet and not as_json:
-        show_written(out)
-
-
-def _subject(dataset: Path, decode: str | None, transform: str | None) -> Subject:
-    is_dataset(str(dataset))  # raises if it does not exist
-    return Subject(
-        path=str(dataset),
-        decode=choose_decode([str(dataset)], decode, transform),
-        transform=transform,
-    )
-
-
-@contextlib.contextmanager
-def _live(budget: float, *, quiet: bool) -> Iterator[Watch]:
-    """Show progress on standard error while the block runs, if it is a terminal."""
-    shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s{postfix}"
-    with Bar(
-        total=budget, desc="tuning", disable=quiet or None, leave=False, bar_format=shape
-    ) as bar:
-
-        def show(tick: Tick) -> None:
-            if bar.disable:
-                return
-            bar.note(
-                f"  {tick.elapsed:5.1f} s  {tick.rate:>9,.0f} images/s  {tick.candidate}  "
-                f"({tick.doing})"
-            )
-            bar.set_postfix_str(f"best {tick.best_rate:,.0f}/s: {tick.best}", refresh=False)
-            bar.update(min(tick.elapsed, budget) - bar.n)
-
-        yield show
+        line("written", f"{out}; or paste make_loader(dataset, shuffle=True, tuned={str(out)!r})")

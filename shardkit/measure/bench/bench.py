@@ -1,10 +1,9 @@
-"""`shardkit bench`: datasets and image folders, read by several loaders, warm and cold."""
+"""`shardkit bench`: compare the reading speed of datasets, image folders and loaders."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -12,193 +11,173 @@ from shardkit.errors import UsageError
 from shardkit.measure.bench.report import BenchReport, Line, Source, measured
 from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import choose_decode, is_dataset
-from shardkit.measure.runner.rounds import CACHES, Contender, Outcome, Watch, run_interleaved
-from shardkit.measure.runner.spec import PLAIN, LoaderSpec, Subject, parse_loading
-from shardkit.measure.runner.steps import StepSpec
+from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
+from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, Subject, parse_loader
 from shardkit.system.machine import filesystem, other_load, usable_cpus
 
 LIMIT = 2000
-"""Images that are read at most: enough for some seconds, and for the mean of their sizes."""
+"""Default maximum of images to read: enough for a few seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """How datasets are compared.
-
-    Raises:
-        UsageError: If an option is unknown or out of range.
-    """
-
-    loaders: tuple[str, ...] = ()
-    """What reads each of them, as ``thread`` or ``plain:num_workers=4``. None: PyTorch's DataLoader
-    with a worker for each processor, and for datasets also shardkit's own loader."""
-    caches: tuple[str, ...] = CACHES
-    """``warm``: the files are in memory; ``cold``: they have to come from the disk."""
-    rounds: int = 5
-    seconds: float = 1.0
-    """How long a warm look lasts; a cold one is an epoch, at most ten times as long."""
-    limit: int = LIMIT
-    """Images that are read at most, drawn at random from all."""
-    batch_size: int = 64
-    decode: str | None = None
-    """What an image is; None is what `shardkit.measure.runner.material.choose_decode` says."""
-    transform: str | None = None
-    """``module:name``, applied to each image."""
-    step: StepSpec = field(default_factory=StepSpec)
-    """What is done with a batch."""
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "limit", "batch_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UsageError(f"{name}={value!r} is not an integer from 1 on")
-        if not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds={self.seconds!r} is not a number above 0")
-        if not self.caches or set(self.caches) - set(CACHES):
-            raise UsageError(f"caches={self.caches!r} are others than {', '.join(CACHES)}")
-        _loadings(self.loaders, self.batch_size)
-
-
-def bench(
+def bench(  # noqa: PLR0913 - the options of the command
     paths: Sequence[str | PathLike[str]],
-    options: BenchOptions | None = None,
     *,
+    loaders: Sequence[str] = (),
+    caches: Sequence[str] = CACHES,
+    rounds: int = 5,
+    seconds: float = 1.0,
+    limit: int = LIMIT,
+    batch_size: int = 64,
+    decode: str | None = None,
+    transform: str | None = None,
+    step_ms: float | None = None,
+    model: str | None = None,
     watch: Watch | None = None,
 ) -> BenchReport:
     """Measure how fast datasets and plain image folders are read.
 
-    Each line is measured once in each round, in an order that turns, in a process of its own or
-    one that it shares with other loaders of the same data. A folder, if one is given, is what the
-    others are compared with; else it is the first line.
+    Every line is measured once per round. A folder, if there is one, is the baseline; otherwise the
+    first line is. Ctrl-C ends the measurement after the last complete round.
 
     Args:
         paths: Datasets of shardkit and folders of images.
-        options: How; the defaults if it is None.
-        watch: Told before each look what is done, how much is done already, and how much there is.
+        loaders: Loaders such as ``thread`` or ``plain:num_workers=4``. By default, PyTorch's
+            DataLoader with one worker per CPU, and for datasets also ``auto``.
+        caches: ``warm``: files in memory; ``cold``: files on disk.
+        rounds: Interleaved rounds, after one warm-up round.
+        seconds: Length of a warm measurement. A cold one is an epoch, at most 10x as long.
+        limit: Maximum images to read per path, drawn at random.
+        batch_size: Samples per batch.
+        decode: Image type, or an operation such as ``"CenterCrop(224)"``; None selects as the
+            command does.
+        transform: ``module:name`` of a transform for each image.
+        step_ms: Training step time per batch in ms, spent off the CPU.
+        model: ``module:name`` of a model to train on each batch, or ``small``.
+        watch: Called before each measurement with its name, the work done, and all work.
 
     Raises:
-        UsageError: If a path is missing, given twice or holds no images, or options do not go
-            together. What fails while it is measured is told in its line instead.
+        UsageError: If a path is missing, given twice or contains no images, or an option is
+            invalid. Failures during a measurement are reported in its line.
         CorruptDataset: If a manifest is damaged.
+        KeyboardInterrupt: If Ctrl-C comes before a round is complete.
     """
-    options = BenchOptions() if options is None else options
-    contenders = _contenders([fspath(path) for path in paths], options)
-    step = options.step
-    load = other_load()
-    outcomes = run_interleaved(
-        contenders,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        step=step,
-        watch=watch or _unwatched,
+    for name, value in (("rounds", rounds), ("limit", limit)):
+        if type(value) is not int or value < 1:
+            raise UsageError(f"{name}={value!r} is not a positive integer")
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"seconds={seconds!r} is not a positive number")
+    if not caches or set(caches) - set(CACHES):
+        raise UsageError(f"caches={caches!r} must be some of {', '.join(CACHES)}")
+    names = [fspath(path) for path in paths]
+    kinds = _kinds(names)
+    specs = _specs(loaders, batch_size)
+    subject = Subject(
+        decode=choose_decode(names, decode, transform), transform=transform, limit=limit
     )
-    subject = contenders[0].subject
-    settings = {
-        "decode": subject.decode,
-        "transform": subject.transform,
-        "batch_size": options.batch_size,
-        "order": "random",
-        "step_ms": step.milliseconds or None,
-        "model": step.model,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "limit": options.limit,
-    }
+    step, load = StepSpec(milliseconds=step_ms or 0.0, model=model), other_load()
+    candidates = [
+        Candidate(
+            name=f"{path} {spec} {cache}",
+            subject=Subject(
+                path=path, decode=subject.decode, transform=subject.transform, limit=limit
+            ),
+            loader=spec,
+            cache=cache,
+            step=step,
+        )
+        for path in names
+        for spec in specs or _specs(default_loaders(kinds[path] == "dataset"), batch_size)
+        for cache in caches
+    ]
+    watch = watch or (lambda text, done, total: None)
+    found = run_interleaved(candidates, rounds=rounds, seconds=seconds, watch=watch)
     return BenchReport(
-        sources=_sources(outcomes),
-        lines=_lines(outcomes),
-        settings=settings,
+        sources=_sources(found.results, kinds),
+        lines=_lines(found.results, kinds),
+        settings={
+            "decode": subject.decode,
+            "transform": transform,
+            "batch_size": batch_size,
+            "order": "random",
+            "step_ms": step_ms,
+            "model": model,
+            "rounds": rounds,
+            "complete": found.complete,
+            "seconds": seconds,
+            "limit": limit,
+        },
         environment=environment(),
         load=load,
+        interrupted=found.interrupted,
     )
-
-
-def _unwatched(text: str, done: int, total: int) -> None:
-    """Tell nobody."""
 
 
 def default_loaders(dataset: bool) -> tuple[str, ...]:
-    """Return what reads a dataset, or a folder, if nobody says it.
+    """Return the default loaders of a dataset or folder.
 
-    PyTorch's DataLoader keeps its workers: with few images their start at each epoch would weigh
-    more than it does in training.
+    PyTorch's DataLoader keeps its workers: in short epochs their start would cost more than it does
+    in training.
     """
     plain = f"{PLAIN}:num_workers={usable_cpus()},persistent_workers=true"
     return (plain, "auto") if dataset else (plain,)
 
 
-def _loadings(texts: Sequence[str], batch_size: int) -> list[LoaderSpec]:
-    found = [parse_loading(text, batch_size) for text in texts]
-    for number, each in enumerate(found):
-        if each in found[:number]:
-            raise UsageError(f"the loader {each} is given twice")
-    return found
-
-
-def _contenders(paths: Sequence[str], options: BenchOptions) -> list[Contender]:
+def _kinds(paths: Sequence[str]) -> dict[str, str]:
+    """Return whether each path is a ``dataset`` or a ``folder``."""
     if not paths:
         raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
-    kinds = {path: is_dataset(path) for path in paths}
+    kinds = {path: "dataset" if is_dataset(path) else "folder" for path in paths}
     places = [Path(path).resolve() for path in paths]
     for number, place in enumerate(places):
         if place in places[:number]:
             raise UsageError(f"{paths[number]} is given twice")
-    decode = choose_decode(paths, options.decode, options.transform)
-    contenders = []
-    for path in paths:
-        subject = Subject(
-            path=path, decode=decode, transform=options.transform, limit=options.limit
+    return kinds
+
+
+def _specs(loaders: Sequence[str], batch_size: int) -> list[LoaderSpec]:
+    specs = [parse_loader(text, batch_size) for text in loaders]
+    for number, each in enumerate(specs):
+        if each in specs[:number]:
+            raise UsageError(f"the loader {each} is given twice")
+    return specs
+
+
+def _sources(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, ...]:
+    sources = {}
+    for result in results:
+        path, opened = result.candidate.subject.path, result.opened
+        sources[path] = Source(
+            path=path,
+            kind=kinds[path],
+            split=opened.split if opened else "",
+            images=opened.images if opened else 0,
+            total=opened.total if opened else 0,
+            bytes=opened.bytes if opened else 0,
+            mean_bytes=opened.mean_bytes if opened else 0.0,
+            filesystem=filesystem(Path(path))[0],
         )
-        texts = options.loaders or default_loaders(kinds[path])
-        for loading in _loadings(texts, options.batch_size):
-            for cache in options.caches:
-                name = f"{path} {loading} {cache}"
-                contenders.append(
-                    Contender(name=name, subject=subject, loading=loading, cache=cache)
-                )
-    return contenders
+    return tuple(sources.values())
 
 
-def _sources(outcomes: Sequence[Outcome]) -> tuple[Source, ...]:
-    found: dict[str, Source] = {}
-    for outcome in outcomes:
-        path = outcome.contender.subject.path
-        if path not in found:
-            found[path] = Source(
-                path=path,
-                kind="dataset" if is_dataset(path) else "folder",
-                split=outcome.split,
-                images=outcome.images,
-                total=outcome.total,
-                bytes=outcome.bytes,
-                mean_bytes=outcome.mean_bytes,
-                filesystem=filesystem(Path(path))[0],
-            )
-    return tuple(found.values())
-
-
-def _lines(outcomes: Sequence[Outcome]) -> tuple[Line, ...]:
-    base = _baseline(outcomes)
-    bases = {each.contender.cache: each for each in outcomes if _line(each) == base}
+def _lines(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ...]:
+    """Return the lines; the baseline is a folder read by PyTorch's loader, or the first line."""
+    folders = [each for each in results if kinds[each.candidate.subject.path] == "folder"]
+    plain = [each for each in folders if each.candidate.loader.engine == PLAIN]
+    first = next(iter(plain or folders or results))
+    base = [each for each in results if _loader_of(each) == _loader_of(first)]
+    by_cache = {each.candidate.cache: each for each in base}
     return tuple(
         Line(
-            path=outcome.contender.subject.path,
-            loader=str(outcome.contender.loading),
-            cache=outcome.contender.cache,
-            baseline=_line(outcome) == base,
-            measured=measured(outcome, bases[outcome.contender.cache]),
-            problem=outcome.problem,
+            path=each.candidate.subject.path,
+            loader=str(each.candidate.loader),
+            cache=each.candidate.cache,
+            baseline=each in base,
+            measured=measured(each, by_cache[each.candidate.cache]),
+            problem=each.problem,
         )
-        for outcome in outcomes
+        for each in results
     )
 
 
-def _line(outcome: Outcome) -> tuple[str, LoaderSpec]:
-    return outcome.contender.subject.path, outcome.contender.loading
-
-
-def _baseline(outcomes: Sequence[Outcome]) -> tuple[str, LoaderSpec]:
-    """Return what others are compared with: a folder as PyTorch reads it, or the first line."""
-    folders = [each for each in outcomes if not is_dataset(each.contender.subject.path)]
-    plain = [each for each in folders if each.contender.loading.engine == PLAIN]
-    return _line(next(iter(plain or folders or outcomes)))
+def _loader_of(result: Result) -> tuple[str, str]:
+    return result.candidate.subject.path, str(result.candidate.loader)

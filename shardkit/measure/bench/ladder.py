@@ -1,326 +1,329 @@
-"""The ladder: one improvement of loading after the other, and what each of them brings."""
+"""`shardkit ladder`: improve a loader step by step, and measure what each step gains."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import statistics
 from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.runner.cases import CASES
-from shardkit.measure.runner.material import is_dataset
-from shardkit.measure.runner.process import MeasurementProcess, Seen
-from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.spec import PLAIN, LoaderSpec, Subject
-from shardkit.measure.runner.steps import StepSpec, device
-from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.bench import tutorial
+from shardkit.measure.runner.material import choose_decode, is_dataset
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.rounds import Candidate, Result, Spread, Watch, run_interleaved
+from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.steps import device
+from shardkit.system.formatting import json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
+from shardkit.system.text import printable
 
-ALONE, TRAINED = "alone", "trained"
-"""The two columns: an empty step, and a training step of a model."""
+ALONE, TRAINED = "loading alone", "with the model"
+"""The two columns."""
 
-NO_ACCELERATOR = "needs an accelerator"
-
-PREFETCH = 2
-"""Batches that each worker of PyTorch's loader makes ahead: its default."""
+NO_ACCELERATOR = "no accelerator"
 
 SECONDS = 6.0
 """Default length of a measurement of the baseline."""
 
-_BATCH_SIZE = 32
+_BATCH_SIZE, _PREFETCH = 32, 2
 _EPOCHS = (3, 10)
-"""The least and the most epochs of a look: the borders between them count, and are not all."""
+"""Fewest and most epochs of a measurement: their boundaries count, but are not all."""
 
 _PATIENCE = 3.0
-"""What a look may take of the time that the baseline and the model take, one after the other."""
+"""A measurement may take this many times as long as the baseline and the model in sequence."""
 
-_PILOT = 0.2
-"""Part of a look's time in which the baseline is tried, to choose how much is read."""
+_WIDE = 0.2
+"""Minimum spread to report: other processes may have run."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class LadderRequest:
-    """What is climbed, and for how long.
-
-    Raises:
-        UsageError: If a number is out of range.
-    """
-
-    subject: Subject
-    batch_size: int | None = None
-    """None takes the case's own, or 32."""
-    workers: int | None = None
-    """None takes the case's own, or the processors of this machine, two at the least."""
-    model: str | None = "small"
-    """As in `StepSpec`; None leaves the column with a model out."""
-    rounds: int = 3
-    """That count; one comes first that does not."""
-    epochs: int | None = None
-    """In a look; None takes the case's own, or 3 to 10."""
-    seconds: float = SECONDS
-    """How long the baseline reads: it decides how many images an epoch has; a case has its own."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "workers", "rounds", "epochs"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise UsageError(f"{name}={value!r} is not an integer from 1 on")
-        if not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds={self.seconds!r} is not a time above 0")
-
-    def resolved(self) -> LadderRequest:
-        """Return the request with numbers for what was left open, but for a folder's epochs."""
-        case = CASES.get(self.subject.case or "")
-        return dataclasses.replace(
-            self,
-            batch_size=self.batch_size or (case.BATCH_SIZE if case else _BATCH_SIZE),
-            workers=self.workers or (case.WORKERS if case else max(2, usable_cpus())),
-            epochs=self.epochs or (case.EPOCHS if case else None),
-        )
+_SMALL_GAIN = 1.1
+"""Minimum speedup to report in the conclusion."""
 
 
 @dataclass(kw_only=True)
 class Rung:
-    """One line: everything above it, and one thing more."""
+    """One row: everything above it, and one improvement."""
 
     name: str
-    loading: LoaderSpec
+    loader: LoaderSpec
     missing: str = ""
-    """Why it is not measured here, if it is not."""
+    """Why it was not measured."""
     note: str = ""
-    """Why it can bring nothing here, if that is known before."""
-    rates: dict[str, list[float]] = field(default_factory=lambda: {ALONE: [], TRAINED: []})
-    """Images/s of each round that counts, by the column."""
-    engine: str = ""
-    """What the loader chose, and why."""
-    reason: str = ""
-
-    def rate(self, column: str) -> float | None:
-        """Return the median of the rates; None if it was not measured."""
-        return statistics.median(self.rates[column]) if self.rates[column] else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extent:
-    """How much a look reads."""
-
-    images: int
-    """In the dataset."""
-    rows: int
-    """Images that an epoch reads."""
-    epochs: int
-    seconds: float
-    """How long the baseline takes for all epochs, about."""
+    """Why it cannot gain here, or the engine that ``auto`` chose."""
+    rates: dict[str, Spread] = field(default_factory=dict)
+    """Images/s by the column."""
+    over_baseline: dict[str, Spread] = field(default_factory=dict)
+    over_previous: dict[str, Spread] = field(default_factory=dict)
+    """Speedup over the last rung above that was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderReport:
-    """What was found."""
+    """Result of `ladder`."""
 
-    request: LadderRequest
-    """With numbers for all that was left open."""
-    extent: Extent
+    name: str
+    images: int
+    rows: int
+    """Images that an epoch reads."""
+    epochs: int
+    """Epochs of a measurement."""
+    batch_size: int
+    workers: int
+    rounds: int
+    model: str | None
     device: str
-    """Where the model is trained: ``cpu`` or ``cuda``."""
+    """Device of the model: ``cpu`` or ``cuda``."""
     step_seconds: float | None
-    """How long a step of the model takes on a batch that is there already; None without one."""
+    """Time of a training step on a batch that is ready; None without a model."""
     model_problem: str
-    """Why there is no column with the model, if there is none."""
+    """Why the model could not be trained."""
     rungs: list[Rung]
     load: OtherLoad
-    """What others did when it began."""
+    """CPU use of other processes at the start."""
+    interrupted: bool
 
-    def gain(self, rung: Rung, column: str, *, before: bool = False) -> float | None:
-        """Return how many times as fast as the baseline, or as the rung before, a rung is.
+    @property
+    def failed(self) -> bool:
+        """Whether a rung that this machine supports could not be measured."""
+        return any(rung.missing not in ("", NO_ACCELERATOR) for rung in self.rungs)
 
-        The rung before is the last one that was measured. None if there is nothing to compare.
-        """
-        measured = [each for each in self.rungs if each.rate(column) is not None]
-        if rung not in measured or rung is measured[0]:
-            return None
-        other = measured[measured.index(rung) - 1 if before else 0]
-        return (rung.rate(column) or 0.0) / (other.rate(column) or math.inf)
+    @property
+    def columns(self) -> list[str]:
+        """Columns that were measured."""
+        return [ALONE] if self.step_seconds is None else [ALONE, TRAINED]
 
-    def largest(self, column: str) -> Rung | None:
-        """Return the rung that gains most over the one before it."""
-        gains = [(self.gain(each, column, before=True), each) for each in self.rungs]
-        known = [(gain, number) for number, (gain, _) in enumerate(gains) if gain is not None]
-        return gains[max(known)[1]][1] if known else None
+    def conclusion(self, column: str) -> str:
+        """Return the result of a column as a sentence."""
+        rungs = [rung for rung in self.rungs if column in rung.over_baseline]
+        best = max(rungs, key=lambda rung: rung.over_baseline[column].median, default=None)
+        if best is None or best.over_baseline[column].median < _SMALL_GAIN:
+            text = "no improvement makes it faster"
+        else:
+            largest = max(rungs, key=lambda rung: rung.over_previous[column].median)
+            text = (
+                f"{best.over_baseline[column].median:.1f}x with {best.name.removeprefix('+ ')}; "
+                f"largest improvement: {largest.name.removeprefix('+ ')}, "
+                f"{largest.over_previous[column].median:.1f}x"
+            )
+        if column == TRAINED and self.step_seconds is not None:
+            most = self.batch_size / self.step_seconds
+            text += f"; the model alone could train {most:,.0f} images/s"
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        conclusions = {column: self.conclusion(column) for column in self.columns}
+        values: dict[str, Any] = json_value({**dataclasses.asdict(self), "conclusion": conclusions})
+        for value, rung in zip(values["rungs"], self.rungs, strict=True):
+            value["loader"] = str(rung.loader)
+        return values
+
+    def describe(self) -> str:
+        """Return the report as text: the table, conclusions and notes."""
+        part = f" of {self.images:,}" if self.rows < self.images else ""
+        lines = [
+            f"{printable(self.name)}: {self.rows:,}{part} images, {self.epochs} epochs, batches of "
+            f"{self.batch_size}, {self.workers} workers, {self.rounds} rounds"
+        ]
+        titles = "".join(f"  {column:^33}" for column in self.columns)
+        heads = "".join(
+            f"  {'images/s':>9} {'speedup':>11} {'x previous':>11}" for _ in self.columns
+        )
+        lines += [f"{'':36}{titles}".rstrip(), f"{'':36}{heads}"]
+        for rung in self.rungs:
+            name = f"{rung.name} ({rung.note})" if rung.note else rung.name
+            cells = "".join(_cells(rung, column) for column in self.columns)
+            lines.append(f"    {name:<32}{cells}".rstrip())
+        for column in self.columns:
+            word = "loading" if column == ALONE else "training"
+            lines.append(f"  {word:<9} {self.conclusion(column)}")
+        if self.model_problem:
+            lines.append(f"  training  not measured: {printable(self.model_problem)}")
+        for rung in self.rungs:
+            if rung.missing not in ("", NO_ACCELERATOR):
+                lines.append(f"  failed    {rung.name}: {printable(rung.missing)}")
+        return "\n".join([*lines, *(f"  note      {each}" for each in self._notes())])
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.interrupted:
+            notes.append(f"interrupted: these are {self.rounds} complete rounds")
+        if self.rows < self.images:
+            notes.append("a full epoch is longer, so persistent workers gain less")
+        if self.rounds < 2:
+            notes.append("one round does not show chance variation: use --rounds 3")
+        widths = [
+            (each.highest - each.lowest) / 2 / each.median
+            for rung in self.rungs
+            for each in rung.rates.values()
+        ]
+        if max(widths, default=0.0) > _WIDE:
+            notes.append(f"rates varied by up to ±{max(widths):.0%} between rounds")
+        if self.load.disturbs:
+            notes.append(f"{self.load}: rows without worker processes suffer most")
+        return notes
 
 
-def ladder(request: LadderRequest, watch: Watch = lambda text, done, total: None) -> LadderReport:
-    """Measure what each improvement of loading brings, with its epochs' borders and workers' start.
+def ladder(  # noqa: PLR0913 - the options of the command
+    dataset: str | PathLike[str] | None = None,
+    *,
+    case: str | None = None,
+    decode: str | None = None,
+    transform: str | None = None,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    model: str | None = "small",
+    rounds: int = 3,
+    seconds: float = SECONDS,
+    watch: Watch = lambda text, done, total: None,
+) -> LadderReport:
+    """Measure the speedup of each improvement to data loading, one after the other.
+
+    A measurement is several whole epochs, with the start of workers between them.
 
     Args:
-        request: What is climbed.
-        watch: Told before each look.
+        dataset: A dataset or a plain folder of images.
+        case: ``tutorial`` measures the dataset of PyTorch's tutorial instead.
+        decode: Image type, or an operation; None selects as the command does.
+        transform: ``module:name`` of a transform for each image.
+        batch_size: Samples per batch; None uses 32.
+        workers: Workers per loader; None uses the number of CPUs, at least 2.
+        model: ``module:name`` of a model to train, or ``small``; None measures loading alone.
+        rounds: Interleaved rounds, after one warm-up round.
+        seconds: Approximate length of a measurement of the baseline.
+        watch: Called before each measurement.
 
     Raises:
-        UsageError: If the subject or the model cannot be opened.
+        UsageError: If the dataset, the model or an option is invalid.
         MeasurementFailed: If the baseline cannot be measured.
+        KeyboardInterrupt: If Ctrl-C comes before a round is complete.
     """
-    request, load = request.resolved(), other_load()
-    accelerator = device().type == "cuda"
-    rungs = make_rungs(request, accelerator=accelerator)
-    baseline = rungs[0].loading
-    with contextlib.ExitStack() as stack:
-        pair = _Pair(request.subject, stack)
-        extent = _extent(request, pair.open(), pair.process(baseline), baseline)
-        step_seconds, problem = _try_model(request, pair.process(baseline), baseline)
-        steps = {ALONE: StepSpec(arrive=accelerator)}
-        if step_seconds is not None:
-            steps[TRAINED] = StepSpec(model=request.model)
-        batches = extent.epochs * extent.rows / baseline.batch_size
-        climb = _Climb(
-            pair=pair,
-            extent=extent,
-            steps=steps,
-            patience=_PATIENCE * (extent.seconds + batches * (step_seconds or 0.0)),
+    load, accelerator = other_load(), device().type == "cuda"
+    batch_size = batch_size or _BATCH_SIZE
+    if case is not None:
+        subject = Subject(dataset=f"{tutorial.__name__}:TutorialDataset")
+        name, workers = case, workers or tutorial.WORKERS
+    else:
+        name = fspath(dataset or "")
+        decode = choose_decode([name], decode, transform)
+        subject = Subject(path=name, decode=decode, transform=transform)
+        workers = workers or max(2, usable_cpus())
+    rungs = make_rungs(workers, batch_size, accelerator=accelerator)
+    if case is None and not is_dataset(name):
+        rungs[-2].note = "a folder has none"
+    with MeasurementProcess(subject) as process:
+        images = process.open().images
+        if not images:
+            raise UsageError(f"{name}: there are no images in it")
+        pilot = process.measure(rungs[0].loader, StopCondition(seconds=seconds / 5)).rate
+        step, problem = _step_seconds(process, rungs[0].loader, model)
+    fewest, most = _EPOCHS
+    fitting = min(most, max(fewest, round(pilot * seconds / images)))
+    epochs = tutorial.EPOCHS if case else fitting
+    # At least two batches per worker: otherwise their start would be all that is measured.
+    batches = max(2 * workers, math.ceil(pilot * seconds / epochs / batch_size))
+    rows = images if case else min(images, batches * batch_size)
+    longest = rows * epochs * (1 / pilot + (step or 0.0) / batch_size)
+    steps = {ALONE: StepSpec(arrive=accelerator)}
+    if step is not None:
+        steps[TRAINED] = StepSpec(model=model)
+    measured = [(rung, column) for rung in rungs if not rung.missing for column in steps]
+    candidates = [
+        Candidate(
+            name=f"{rung.name}, {column}",
+            subject=dataclasses.replace(subject, limit=rows),
+            loader=rung.loader,
+            step=steps[column],
+            stop=StopCondition(epochs=epochs, whole=True, seconds=_PATIENCE * longest),
         )
-        climb.all_rounds(rungs, request.rounds, watch)
-    if not rungs[0].rates[ALONE]:
-        raise MeasurementFailed(f"{rungs[0].name}: {rungs[0].missing}")
+        for rung, column in measured
+    ]
+    found = run_interleaved(candidates, rounds=rounds, seconds=seconds, watch=watch)
+    for column in steps:
+        pairs = zip(measured, found.results, strict=True)
+        compare([(rung, result) for (rung, each), result in pairs if each == column], column)
     return LadderReport(
-        request=request,
-        extent=extent,
+        name=name,
+        images=images,
+        rows=rows,
+        epochs=epochs,
+        batch_size=batch_size,
+        workers=workers,
+        rounds=found.complete,
+        model=model,
         device=device().type,
-        step_seconds=step_seconds,
+        step_seconds=step,
         model_problem=problem,
         rungs=rungs,
         load=load,
+        interrupted=found.interrupted,
     )
 
 
-def make_rungs(request: LadderRequest, *, accelerator: bool) -> list[Rung]:
-    """Return the rungs, from below; those that this machine cannot do say so.
-
-    Args:
-        request: One that was `LadderRequest.resolved`.
-        accelerator: Whether this machine has one.
-    """
-    workers = request.workers or 0
-    loading = LoaderSpec(
-        engine=PLAIN, batch_size=request.batch_size or 0, options={"num_workers": 0}
-    )
-    rungs = [Rung(name="no workers", loading=loading)]
+def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> list[Rung]:
+    """Return the rungs from the lowest; those that need a missing accelerator are marked."""
+    spec = LoaderSpec(engine=PLAIN, batch_size=batch_size, options={"num_workers": 0})
+    rungs = [Rung(name="no workers", loader=spec)]
     target = "cuda" if accelerator else None
 
-    def add(name: str, loading: LoaderSpec, *, accelerated: bool = False) -> LoaderSpec:
-        missing = NO_ACCELERATOR if accelerated and not accelerator else ""
-        rungs.append(Rung(name=name, loading=loading, missing=missing))
-        return loading if not missing else rungs[-2].loading
+    def add(name: str, changed: LoaderSpec, *, supported: bool = True) -> None:
+        """Add a rung; later ones build on it only if this machine supports it."""
+        nonlocal spec
+        missing = "" if supported else NO_ACCELERATOR
+        rungs.append(Rung(name=f"+ {name}", loader=changed, missing=missing))
+        spec = changed if supported else spec
 
-    loading = add(
-        f"+ {workers} workers, prefetch {PREFETCH}",
-        loading.changed(num_workers=workers, prefetch_factor=PREFETCH),
-    )
-    loading = add("+ pinned memory", loading.changed(pin_memory=True), accelerated=True)
-    loading = add("+ persistent workers", loading.changed(persistent_workers=True))
-    on_device = dataclasses.replace(loading, device=target)
-    loading = add("+ device prefetcher", on_device, accelerated=True)
-    add("+ batched __getitems__", loading.changed(batched=True))
-    if request.subject.case is None and not is_dataset(request.subject.path):
-        rungs[-1].note = "a folder has none"
-    add(
-        "+ shardkit's engine",
-        LoaderSpec(batch_size=loading.batch_size, options={"num_workers": workers}, device=target),
-    )
+    in_workers = spec.changed(num_workers=workers, prefetch_factor=_PREFETCH)
+    add(f"{workers} workers, prefetch {_PREFETCH}", in_workers)
+    add("pinned memory", spec.changed(pin_memory=True), supported=accelerator)
+    add("persistent workers", spec.changed(persistent_workers=True))
+    add("device prefetcher", dataclasses.replace(spec, device=target), supported=accelerator)
+    add("batched __getitems__", spec.changed(batched=True))
+    options = {"num_workers": workers}
+    add("shardkit's engine", LoaderSpec(batch_size=batch_size, options=options, device=target))
     return rungs
 
 
-def _extent(
-    request: LadderRequest, images: int, process: MeasurementProcess, baseline: LoaderSpec
-) -> Extent:
-    """Choose how much is read, so that the baseline takes about the time that was asked for."""
-    if not images:
-        raise UsageError(f"{request.subject.name}: there is no image in it")
-    rate = process.look(baseline, StopCondition(seconds=_PILOT * request.seconds)).look.rate
-    if request.subject.case is not None:
-        rows, epochs = images, request.epochs or 1
-    else:
-        budget = rate * request.seconds
-        least, most = _EPOCHS
-        epochs = request.epochs or min(most, max(least, round(budget / images)))
-        # Each worker has two batches to make at the least: else its start is all that is measured.
-        size = baseline.batch_size
-        batches = max(2 * (request.workers or 1), math.ceil(budget / epochs / size))
-        rows = min(images, batches * size)
-    return Extent(images=images, rows=rows, epochs=epochs, seconds=rows * epochs / rate)
+def compare(rungs: list[tuple[Rung, Result]], column: str) -> None:
+    """Note the rates and speedups of a column; the first rung is the baseline.
+
+    Raises:
+        MeasurementFailed: If the baseline was not measured.
+    """
+    (_, baseline), *_ = rungs
+    if baseline.problem and column == ALONE:
+        raise MeasurementFailed(f"the baseline failed: {baseline.problem}")
+    previous = baseline
+    for rung, result in rungs:
+        if result.problem:
+            rung.missing = result.problem
+            continue
+        rung.rates[column] = Spread.of(result.rates)
+        last = result.samples[-1]
+        rung.note = rung.note or (last.engine if last.reason else "")
+        if result is not baseline and not baseline.problem:
+            rung.over_baseline[column] = Spread.paired(result.rates, baseline.rates)
+            rung.over_previous[column] = Spread.paired(result.rates, previous.rates)
+        previous = result
 
 
-def _try_model(
-    request: LadderRequest, process: MeasurementProcess, baseline: LoaderSpec
+def _step_seconds(
+    process: MeasurementProcess, loader: LoaderSpec, model: str | None
 ) -> tuple[float | None, str]:
-    """Return the time of a step by itself; or None, and why the model does not take the batch."""
-    if request.model is None:
-        return None, "not asked for"
+    """Return the time of a training step by itself; or None, and why the model fails."""
+    if model is None:
+        return None, ""
     try:
-        return process.step_seconds(baseline, StepSpec(model=request.model)), ""
+        return process.step_seconds(loader, StepSpec(model=model)), ""
     except MeasurementFailed as error:
         return None, str(error)
 
 
-class _Pair:
-    """The process for PyTorch's own loader, and the one for ours.
-
-    So threads and workers of shardkit stay out of the process in which PyTorch's loader forks.
-    """
-
-    def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
-        """Start both; they end with the stack."""
-        self._subject = subject
-        self._stack = stack
-        self._served = {plain: self._start() for plain in (True, False)}
-
-    def open(self) -> int:
-        """Open the subject in both; return the number of its images."""
-        return min(int(each.open()["images"]) for each in self._served.values())
-
-    def process(self, loading: LoaderSpec) -> MeasurementProcess:
-        """Return the process that measures a loading, begun anew if another rung ended it."""
-        plain = loading.engine == PLAIN
-        self._served[plain].restart_if_ended()
-        return self._served[plain]
-
-    def _start(self) -> MeasurementProcess:
-        return self._stack.enter_context(MeasurementProcess(self._subject))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Climb:
-    """Looks at rungs, by what all looks have in common."""
-
-    pair: _Pair
-    extent: Extent
-    steps: dict[str, StepSpec]
-    """By the column."""
-    patience: float
-    """Seconds that a look may take."""
-
-    def all_rounds(self, rungs: list[Rung], rounds: int, watch: Watch) -> None:
-        """Look at all rungs once in each round, in turning order; the first does not count."""
-        order = [(rung, column) for rung in rungs if not rung.missing for column in self.steps]
-        for number in range(rounds + 1):
-            shift = number % len(order)
-            for place, (rung, column) in enumerate(order[shift:] + order[:shift]):
-                watch(rung.name, number * len(order) + place, (rounds + 1) * len(order))
-                seen = self._look(rung, column, self.extent.epochs if number else 1)
-                if number and seen is not None:
-                    rung.rates[column].append(seen.look.rate)
-
-    def _look(self, rung: Rung, column: str, epochs: int) -> Seen | None:
-        """Return what is seen, or None if it fails, now or before."""
-        if rung.missing:
-            return None
-        span = StopCondition(
-            seconds=self.patience, epochs=epochs, whole=True, rows=self.extent.rows
-        )
-        try:
-            seen = self.pair.process(rung.loading).look(rung.loading, span, self.steps[column])
-        except MeasurementFailed as error:
-            rung.missing, rung.rates = str(error), {ALONE: [], TRAINED: []}
-            return None
-        rung.engine, rung.reason = seen.engine, seen.reason
-        return seen
+def _cells(rung: Rung, column: str) -> str:
+    rate = rung.rates.get(column)
+    if rate is None:
+        return f"  {NO_ACCELERATOR if rung.missing == NO_ACCELERATOR else 'failed':>33}"
+    ratios = [each.get(column) for each in (rung.over_baseline, rung.over_previous)]
+    texts = [f"{each.median:.2f}x" if each else "" for each in ratios]
+    return f"  {rate.median:>9,.0f} {texts[0]:>11} {texts[1]:>11}"

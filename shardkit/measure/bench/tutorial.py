@@ -1,10 +1,10 @@
-"""Built-in synthetic datasets: loads whose right answer is known."""
+"""The synthetic dataset of PyTorch's tutorial on data loading."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -12,26 +12,20 @@ from torch.utils.data import Dataset
 from shardkit.torch.data.collate import BatchView
 from shardkit.torch.data.read_context import new_block
 
-
-class Case(Dataset[Any]):
-    """A synthetic dataset, with the settings that it is read with where nobody says others."""
-
-    BATCH_SIZE: ClassVar[int]
-    EPOCHS: ClassVar[int]
-    WORKERS: ClassVar[int]
+BATCH_SIZE, EPOCHS, WORKERS = 32, 10, 4
+"""Settings in the tutorial."""
 
 
-class TutorialDataset(Case):
-    """The load of PyTorch's tutorial on data loading: 512 samples of noise, 5 ms for each fetch.
+class TutorialDataset(Dataset[Any]):
+    """512 samples of noise, with a wait of 5 ms per fetch.
 
-    A fetch waits as a database or a network does, whether it brings one sample or a batch; so most
-    of what can be gained is gained by fetching batches. See "Data Loading Optimization in PyTorch",
+    A fetch waits once, as for a database or a network, whether it returns one sample or a batch. So
+    fetching whole batches gains the most. See "Data Loading Optimization in PyTorch",
     docs.pytorch.org/tutorials/intermediate/intermediate_data_loading_tutorial.html.
     """
 
     ROWS, SIDE, CLASSES = 512, 224, 10
     FETCH_SECONDS = 0.005
-    BATCH_SIZE, EPOCHS, WORKERS = 32, 10, 4
 
     def __len__(self) -> int:
         return self.ROWS
@@ -43,14 +37,10 @@ class TutorialDataset(Case):
         return image, label
 
     def __getitems__(self, rows: Sequence[int]) -> BatchView:
-        """Return the samples of one fetch, in one block, as datasets of shardkit do."""
+        """Return the samples of one fetch in one block, as datasets of shardkit do."""
         shape = (len(rows), 3, self.SIDE, self.SIDE)
         images = new_block(shape, shared=True, dtype=torch.float32)
         torch.randn(shape, out=images)
         labels = torch.randint(0, self.CLASSES, (len(rows),)).tolist()
         time.sleep(self.FETCH_SECONDS)
         return BatchView(images, labels, images)
-
-
-CASES: dict[str, type[Case]] = {"tutorial": TutorialDataset}
-"""By the name that ``shardkit bench --case`` takes."""

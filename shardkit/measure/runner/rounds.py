@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from shardkit.errors import MeasurementFailed
@@ -43,6 +43,10 @@ class Candidate:
     subject: Subject
     loader: LoaderSpec
     cache: str = "warm"
+    step: StepSpec = field(default_factory=StepSpec)
+    """What is done with each batch."""
+    stop: StopCondition | None = None
+    """When a measurement ends, instead of the usual length; one epoch in the first round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +132,6 @@ def run_interleaved(
     *,
     rounds: int,
     seconds: float,
-    step: StepSpec | None = None,
     watch: Watch = lambda text, done, total: None,
 ) -> Rounds:
     """Measure candidates in rounds, after one short round that does not count.
@@ -139,7 +142,6 @@ def run_interleaved(
         candidates: Those of one subject share a process, except for PyTorch's own loader.
         rounds: Number of rounds that count.
         seconds: Length of a warm measurement; a cold one is an epoch.
-        step: What is done with each batch.
         watch: Called before each measurement.
 
     Raises:
@@ -157,7 +159,7 @@ def run_interleaved(
                         done = number * len(results) + place
                         watch(result.candidate.name, done, (rounds + 1) * len(results))
                         length = seconds if number else seconds / 4
-                        processes.measure(result, length, step, counts=number > 0)
+                        processes.measure(result, length, counts=number > 0)
                 complete = number
         except KeyboardInterrupt:
             if not complete:
@@ -198,27 +200,27 @@ class _Processes:
             else:
                 result.opened = found
 
-    def measure(
-        self, result: Result, seconds: float, step: StepSpec | None, *, counts: bool
-    ) -> None:
+    def measure(self, result: Result, seconds: float, *, counts: bool) -> None:
         """Measure a candidate once, or note why that failed."""
         candidate, subject = result.candidate, result.candidate.subject
+        stop = candidate.stop or StopCondition(seconds=seconds)
+        if candidate.stop is not None and not counts:
+            stop = replace(stop, epochs=1)
         try:
             process = self._processes[_key(candidate)]
             process.restart_if_ended()  # another candidate's transform may have ended it
-            if candidate.cache == "warm":
-                if subject in self._cooled:
-                    process.warm()
-                    self._cooled.discard(subject)
-                stop = StopCondition(seconds=seconds)
-            else:
+            if candidate.cache == "cold":
                 stayed = process.drop()
                 known = stayed is not None and result.resident is not None
                 result.resident = max(stayed or 0.0, result.resident or 0.0) if known else None
                 stop = StopCondition(epochs=1, whole=True, seconds=COLD_MOST * seconds)
-                if subject.limit is not None:
-                    self._cooled.add(subject)
-            found = process.measure(candidate.loader, stop, step)
+            elif subject in self._cooled:
+                process.warm()
+            if candidate.cache == "warm":
+                self._cooled.discard(subject)
+            elif subject.limit is not None:
+                self._cooled.add(subject)
+            found = process.measure(candidate.loader, stop, candidate.step)
         except MeasurementFailed as error:
             result.problem = str(error)
             result.samples = []

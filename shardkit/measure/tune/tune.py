@@ -1,404 +1,371 @@
-"""`shardkit tune`: the search for a loader's best settings, with a process that measures them."""
+"""`shardkit tune`: measure settings of `make_loader` and report the fastest."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Any
 
-from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.runner.gil import HOLDS
-from shardkit.measure.runner.process import PATIENCE, MeasurementProcess, Seen
-from shardkit.measure.runner.spec import LoaderSpec, Subject
-from shardkit.measure.runner.steps import StepSpec
-from shardkit.measure.runner.timing import StopCondition
-from shardkit.measure.tune.candidate import Candidate
-from shardkit.measure.tune.ledger import IN_TURN, Rates, Ratio
-from shardkit.measure.tune.limits import LeftOut, room_here
-from shardkit.measure.tune.search import SearchResult, search
-from shardkit.measure.tune.trials import Plan, Sight, Watch
+from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
+from shardkit.measure.runner.material import choose_decode, is_dataset
+from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
+from shardkit.measure.runner.rounds import Watch
+from shardkit.measure.runner.session import Opened
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.tune.search import (
+    ENOUGH,
+    GAIN,
+    LEAST_ROUNDS,
+    Plan,
+    Sample,
+    SearchResult,
+    Tried,
+    search,
+)
+from shardkit.measure.tune.setting import LeftOut, Limits, Setting
+from shardkit.system.formatting import json_value, size
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
+from shardkit.system.text import printable
 from shardkit.torch.engine.preflight import default_workers, local_ranks
-from shardkit.torch.tuned import TUNED_FIELDS, Tuned
+from shardkit.torch.tuned import Tuned
 
-BATCH_SIZES = (32, 64, 128, 256)
-"""That are tried if none is asked for."""
-
-LIMIT = 2000
-"""Images of a sample, unless workers or the time that there is ask for more."""
-_WARMING = 0.25
-"""Part of the budget in which the files are read once."""
-_DISK = 20e6
-"""Bytes a second that a disk is taken to give: slow ones give more."""
+_LIMIT = 2000
+"""Images in the sample, unless the workers need more."""
 _LEAST_BATCHES = 8
-"""That an epoch of a sample has for each worker of the defaults."""
+"""Batches per worker of the defaults in an epoch of the sample."""
+_WARMING = 0.25
+"""Fraction of the budget for reading the files once."""
 _LEAST_PATIENCE = 5.0
-_HELD_SECONDS = 0.3
-_LEAST_BUDGET = 1.0
-"""Seconds that a search takes at the least, however long its process took to start."""
-_START_METHODS = ("forkserver", "spawn")
-"""Beside ``auto``, which forks wherever that is safe: a fork is never advised where it is not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneRequest:
-    """What is to be tuned."""
-
-    subject: Subject
-    step: StepSpec = field(default_factory=StepSpec)
-    """The training step that loading has to keep up with, if it is known."""
-    budget: float = 60.0
-    """Seconds that all may take."""
-    batch_sizes: tuple[int, ...] = ()
-    """Those to choose from; one is fixed; none leaves the choice open."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.budget < 1e6:
-            raise UsageError(f"a budget of {self.budget:g} s is out of range: 1 s is the least")
-        if any(type(each) is not int or each < 1 for each in self.batch_sizes):
-            raise UsageError(f"batch sizes {self.batch_sizes} are not integers from 1 on")
-        if self.has_step and len(set(self.batch_sizes)) > 1:
-            raise UsageError(
-                "the time of a training step belongs to one batch size: name one, or leave the "
-                "step out"
-            )
-
-    @property
-    def has_step(self) -> bool:
-        """Whether there is a training step to keep up with."""
-        return bool(self.step.milliseconds or self.step.model)
-
-    @property
-    def first_size(self) -> int:
-        """The batch size that is measured first, and stays unless another gains."""
-        return 64 if not self.batch_sizes or 64 in self.batch_sizes else self.batch_sizes[0]
-
-    @property
-    def other_sizes(self) -> tuple[int, ...]:
-        """Those that may be taken instead."""
-        if self.has_step:
-            return ()
-        sizes = self.batch_sizes or BATCH_SIZES
-        return tuple(sorted(set(sizes) - {self.first_size}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """One candidate that was measured."""
-
-    candidate: Candidate
-    rates: Rates
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """What was seen of a training loop."""
-
-    rate: float
-    """Images/s."""
-    waiting: float
-    """Part of the time in which it waited for data, 0 to 1."""
+_ROWS = 10
+"""Rows of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneReport:
-    """What was found; rates are images/s without a training step, if nothing else is said."""
+    """Result of `tune`. Rates are images/s without a training step."""
 
     name: str
     split: str
-    """Which split was measured, the largest; nothing if there are none."""
+    """Split that was measured, the largest; empty without splits."""
     images: int
-    mean_bytes: float
-    """Stored bytes of an image."""
     measured: int
-    """Images of them that were read: a sample, if not all."""
-    resident: float | None
-    """Part of the files that was in memory when it began, 0 to 1; None if it cannot be known."""
-    from_memory: bool
-    """Whether what is measured was read once before; else rates may be those of the disk."""
-    chosen: Tried
-    default: Tried | None
-    """What `make_loader` does by itself; None if that fails."""
-    gain: Ratio | None
-    """How much faster the choice is than the default."""
-    first: float
-    """Seconds to the first batch of the choice, the start of workers included."""
-    batch_bytes: int
-    """Of a batch of the choice."""
-    held: float | None
-    """Part of the time in which making a sample holds the interpreter's lock, 0 to 1."""
-    has_transform: bool
-    processes: str
-    """What asks for worker processes, as a transform that may be unsafe in threads; or nothing."""
-    step_seconds: float | None
-    """The training step by itself."""
-    in_loop: Loop | None
-    """The choice with the training step after each batch."""
-    starts: dict[str, float]
-    """Seconds to the first batch by the start methods that were tried."""
-    tried: list[Tried]
-    """All that were measured, the fastest first."""
+    """Images that were read: all, or a sample."""
+    mean_bytes: float
+    """Mean stored bytes of an image."""
+    cached: bool
+    """Whether the files were read once before; otherwise the rates may be those of the disk."""
+    default: Setting
+    """What `make_loader` uses by itself."""
+    ranking: list[Tried]
+    """Settings that were compared with the defaults; the first is the choice."""
+    stopped: list[Tried]
+    """Settings that left after fewer rounds."""
     left_out: list[LeftOut]
-    warnings: list[str]
+    """Settings that could not be measured."""
+    threads_excluded: str
+    """Why no threads were measured, such as an unmarked transform; empty if they were."""
+    step_seconds: float | None
+    """Time of the training step by itself, if one was given."""
     load: OtherLoad
-    """What others did when it began."""
+    """CPU use of other processes at the start."""
     seconds: float
-    """That all took."""
+    """Duration in all."""
     budget: float
     out_of_time: bool
-    """Whether something was not looked at, for want of time."""
+    """Whether the budget ended before the search did."""
+    warnings: tuple[str, ...]
+    """Warnings of the chosen loader."""
+
+    @property
+    def chosen(self) -> Tried:
+        """The choice."""
+        return self.ranking[0]
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing needs to be set."""
-        return self.default is not None and self.chosen.candidate == self.default.candidate
+        """Whether the defaults stay."""
+        return self.chosen.setting == self.default
 
     @property
     def headroom(self) -> float | None:
-        """How many times what the training step uses up could be loaded."""
+        """Loading speed as a multiple of what the training step consumes; None without a step."""
         if self.step_seconds is None:
             return None
-        return self.chosen.rates.median * self.step_seconds / self.chosen.candidate.batch_size
-
-    @property
-    def needs_processes(self) -> bool:
-        """Whether making a sample holds the interpreter's lock, so that threads cannot share it."""
-        return self.held is not None and self.held >= HOLDS
+        chosen = self.chosen
+        return chosen.images_per_second.median * self.step_seconds / chosen.setting.batch_size
 
     def call(self) -> str:
         """Return the line to paste."""
-        candidate = self.chosen.candidate
-        start = f"make_loader(dataset, {candidate.batch_size}, shuffle=True"
+        start = f"make_loader(dataset, {self.chosen.setting.batch_size}, shuffle=True"
         if self.is_default:
             return f"{start})"
-        options = ", ".join(f"{name}={_quoted(v)}" for name, v in candidate.options().items())
-        return f"{start}, options=LoaderOptions({options}))"
+        options = self.chosen.setting.options().items()
+        texts = ", ".join(f"{name}={value!r}" for name, value in options).replace("'", '"')
+        return f"{start}, options=LoaderOptions({texts}))"
 
     def tuned(self) -> Tuned:
-        """Return the choice as ``make_loader(tuned=)`` takes it."""
-        options = {} if self.is_default else self.chosen.candidate.options()
-        rates = self.chosen.rates
-        measured = {
-            "dataset": self.name,
-            "processes": self.processes,
-            "images_per_second": {"median": rates.median, "low": rates.low, "high": rates.high},
-            "gain": self.gain and self.gain.middle,
-            "headroom": self.headroom,
-        }
+        """Return the choice for ``make_loader(tuned=)``."""
+        rates, speedup = self.chosen.images_per_second, self.chosen.speedup
         return Tuned(
-            batch_size=self.chosen.candidate.batch_size,
-            settings={name: options[name] for name in TUNED_FIELDS if name in options},
+            batch_size=self.chosen.setting.batch_size,
+            settings={} if self.is_default else self.chosen.setting.options(),
             processors=usable_cpus(),
             ranks=local_ranks(),
-            measured=measured,
+            measured={
+                "dataset": self.name,
+                "processes": self.threads_excluded,
+                "images_per_second": dataclasses.asdict(rates),
+                "gain": speedup and speedup.median,
+                "headroom": self.headroom,
+            },
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        more = {"is_default": self.is_default, "headroom": self.headroom, "paste": self.call()}
+        values: dict[str, Any] = json_value({**dataclasses.asdict(self), **more})
+        return values
 
-def tune(request: TuneRequest, watch: Watch | None = None) -> TuneReport:
-    """Find the settings of `make_loader` that are best here.
+    def describe(self) -> str:
+        """Return the report as text: the choice, why, all comparisons, and notes."""
+        split = f", split {printable(self.split)}" if self.split else ""
+        part = f" (measured: {self.measured:,})" if self.measured < self.images else ""
+        lines = [
+            f"{printable(self.name)}{split}: {self.images:,} images{part}, "
+            f"{size(self.mean_bytes)} each; took {self.seconds:.0f} s",
+            f"  best      {self.chosen.setting}{' (the defaults)' if self.is_default else ''}",
+            f"  why       {self._why()}",
+        ]
+        if self.step_seconds is not None:
+            lines.append(f"  step      {self._step_words()}")
+        lines += [
+            "  compared  speedup over the defaults in the same rounds; images/s",
+            *self._table(),
+        ]
+        lines += [f"  note      {printable(each)}" for each in self._notes()]
+        return "\n".join([*lines, f"  paste     {self.call()}"])
+
+    def _why(self) -> str:
+        speedup, default = self.chosen.speedup, self.default
+        if speedup is None:
+            return f"the defaults ({default}) cannot be measured here"
+        if self.headroom is not None and self.headroom >= ENOUGH:
+            return f"the cheapest of the measured settings with {ENOUGH}x the speed of the step"
+        if self.is_default:
+            others = len(self.ranking) + len(self.stopped) - 1
+            return f"none of {others} other settings is clearly faster, by {GAIN - 1:.0%} or more"
+        text = f"{speedup.describe()} the speed of the defaults"
+        if speedup.rounds < LEAST_ROUNDS:
+            return f"{text}; too few rounds for a precise speedup"
+        return text if speedup.clear else f"{text}; faster in most rounds, not in all"
+
+    def _step_words(self) -> str:
+        headroom, batch = self.headroom or 0.0, self.chosen.setting.batch_size
+        needed = batch / (self.step_seconds or 1.0)
+        enough = (
+            "enough" if headroom >= ENOUGH else "little margin" if headroom >= 1 else "too slow"
+        )
+        return (
+            f"{1000 * (self.step_seconds or 0.0):.1f} ms for a batch of {batch} needs "
+            f"{needed:,.0f} images/s; loading has {headroom:.2f}x that: {enough}"
+        )
+
+    def _table(self) -> list[str]:
+        rows = self.ranking[:_ROWS]
+        width = max(len(str(each.setting)) for each in rows)
+        lines = []
+        for each in rows:
+            ratio = "the defaults" if each.setting == self.default else ""
+            if not ratio:
+                ratio = each.speedup.describe() if each.speedup else "-"
+            rate = each.images_per_second
+            name = f"{each.setting!s:<{width}}"
+            lines.append(f"    {name}  {ratio:<34}  {rate.median:>9,.0f}")
+        if self.stopped:
+            ratios = [each.speedup.median for each in self.stopped if each.speedup]
+            span = f", at {min(ratios):.2f}x to {max(ratios):.2f}x" if ratios else ""
+            lines.append(f"    {len(self.stopped)} others stopped after fewer rounds{span}")
+        return [
+            *lines,
+            *(
+                f"    not measured: {each.setting}: {printable(each.reason)}"
+                for each in self.left_out
+            ),
+        ]
+
+    def _notes(self) -> list[str]:
+        notes = list(self.warnings)
+        if self.threads_excluded:
+            notes.append(
+                f"threads were not measured: {self.threads_excluded}. Mark a transform with "
+                "shardkit.with_rng if it is thread-safe and releases the GIL"
+            )
+        if self.default.batch_size != self.chosen.setting.batch_size:
+            notes.append("the batch size also affects training")
+        if not self.cached:
+            notes.append("the files were not read before: rates may be those of the disk")
+        if self.load.disturbs:
+            notes.append(f"{self.load}: on an idle machine another setting may be best")
+        if self.out_of_time:
+            notes.append("the budget ended before the search: a longer --budget may find more")
+        return notes
+
+
+def tune(  # noqa: PLR0913 - the options of the command
+    dataset: str | PathLike[str],
+    *,
+    decode: str | None = None,
+    transform: str | None = None,
+    batch_sizes: Sequence[int] = (64,),
+    step_ms: float | None = None,
+    model: str | None = None,
+    budget: float = 60.0,
+    watch: Watch | None = None,
+) -> TuneReport:
+    """Find the fastest settings of `make_loader` for a dataset on this machine.
 
     Args:
-        request: What is to be tuned.
-        watch: Told after each look.
+        dataset: A dataset or a plain folder of images.
+        decode: Image type, or an operation such as ``"CenterCrop(224)"``; None selects as the
+            command does.
+        transform: ``module:name`` of a transform for each image.
+        batch_sizes: Samples per batch; the first is the default, others are alternatives.
+        step_ms: Training step time per batch in ms, spent off the CPU. With a step, the cheapest
+            settings that load fast enough are chosen.
+        model: ``module:name`` of a model to train on each batch, or ``small``.
+        budget: Time limit in seconds.
+        watch: Called before each measurement with its name, the time, and the budget.
 
     Raises:
-        UsageError: If the subject, the transform or the model is not what it should be.
+        UsageError: If the dataset, the transform or the model is invalid, or an option.
         MeasurementFailed: If nothing can be measured.
     """
-    with _Bench(request) as bench:
-        return bench.run(watch or (lambda tick: None))
+    path = fspath(dataset)
+    is_dataset(path)  # raises if it does not exist
+    subject = Subject(
+        path=path, decode=choose_decode([path], decode, transform), transform=transform
+    )
+    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
+    if not 1 <= budget < 1e6:
+        raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
+    if not batch_sizes or any(type(each) is not int or each < 1 for each in batch_sizes):
+        raise UsageError(f"batch sizes {tuple(batch_sizes)} are not positive integers")
+    if (step_ms or model) and len(set(batch_sizes)) > 1:
+        raise UsageError("a training step belongs to one batch size: give one --batch-size")
+    with _Tuning(subject, step, tuple(batch_sizes), budget) as tuning:
+        return tuning.run(watch or (lambda text, done, total: None))
 
 
-class _Bench:
-    """The process that measures, begun anew whenever it ends."""
+class _Tuning:
+    """The process that measures, and the time that is left."""
 
-    def __init__(self, request: TuneRequest) -> None:
-        self._request = request
-        self._begun = time.monotonic()
+    def __init__(
+        self, subject: Subject, step: StepSpec, batch_sizes: tuple[int, ...], budget: float
+    ) -> None:
+        self._start, self._budget = time.monotonic(), budget
         self._load = other_load()
-        self._subject = request.subject
-        self._served = MeasurementProcess(self._subject)
-        self._warnings: dict[str, list[str]] = {}
-        self._batch_bytes: dict[Candidate, int] = {}
+        self._step, self._batch_sizes = step, batch_sizes
+        self._process = MeasurementProcess(subject)
+        self._warnings: dict[Setting, tuple[str, ...]] = {}
 
-    def __enter__(self) -> _Bench:
+    def __enter__(self) -> _Tuning:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._served.close()
+        self._process.close()
 
     def run(self, watch: Watch) -> TuneReport:
-        """Look at the load, search, and tell what was found."""
-        request = self._request
-        whole = self._served.open()
-        self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
-        resident = self._resident()
-        subject, from_memory = self._warmed(whole)
+        """Open and cache the dataset, search, and report."""
+        whole = self._process.open()
+        sample, cached = self._cache(whole)
         default = self._default()
-        held = self._held()
         seconds = self._step_seconds(default)
+        excluded = sample.processes if default.engine == "process" else ""
         plan = Plan(
             default=default,
-            batch_sizes=request.other_sizes,
+            engines=("process",) if excluded else ("thread", "process"),
+            batch_sizes=self._batch_sizes[1:],
             needed=default.batch_size / seconds if seconds else None,
-            held=held,
-            processes=subject["processes"],
-            # What is left out is the time that is needed to measure with the step, in the end.
-            budget=max(_LEAST_BUDGET, (0.85 if seconds else 0.97) * self._left()),
-            room=room_here(subject["images"]),
-            start_methods=_START_METHODS,
+            budget=max(1.0, self._left()),
+            limits=Limits.here(sample.images),
         )
-        found = search(self._measure, plan, watch=watch)
-        chosen = _tried(found, found.chosen)
+        found: SearchResult = search(self._measure, plan, watch=watch)
         return TuneReport(
-            name=request.subject.name,
-            split=whole["split"],
-            images=whole["images"],
-            measured=subject["images"],
-            mean_bytes=whole["mean_bytes"],
-            resident=resident,
-            from_memory=from_memory,
-            chosen=chosen,
-            default=_tried(found, default) if default in found.ledger else None,
-            gain=found.gain,
-            first=found.firsts[found.chosen],
-            batch_bytes=self._batch_bytes[found.chosen],
-            held=held,
-            has_transform=request.subject.transform is not None,
-            processes=subject["processes"],
-            step_seconds=seconds,
-            in_loop=self._in_loop(found.chosen),
-            starts=_starts(found),
-            tried=_all_tried(found),
+            name=self._process.subject.name,
+            split=whole.split,
+            images=whole.images,
+            measured=sample.images,
+            mean_bytes=whole.mean_bytes,
+            cached=cached,
+            default=default,
+            ranking=found.ranking,
+            stopped=found.stopped,
             left_out=found.left_out,
-            warnings=self._warnings.get(str(found.chosen.loading()), []),
+            threads_excluded=excluded,
+            step_seconds=seconds,
             load=self._load,
-            seconds=time.monotonic() - self._begun,
-            budget=request.budget,
+            seconds=time.monotonic() - self._start,
+            budget=self._budget,
             out_of_time=found.out_of_time,
+            warnings=self._warnings.get(found.ranking[0].setting, ()),
         )
 
     def _left(self) -> float:
-        return self._begun + self._request.budget - time.monotonic()
+        return self._start + self._budget - time.monotonic()
 
-    def _resident(self) -> float | None:
-        with contextlib.suppress(MeasurementFailed):
-            return self._served.resident()
-        self._served.restart_if_ended()
-        return None
+    def _cache(self, whole: Opened) -> tuple[Opened, bool]:
+        """Read all images, or a sample of many, once; return what is measured, and if it worked.
 
-    def _warmed(self, whole: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Have the files in memory before the first look, if all of them fit there.
-
-        Fresh data would be slow for those that are looked at first. Of many images a sample is
-        read, and measured from then on. It takes what is known of all, and returns what is known
-        of those that are measured, and whether they are in memory.
+        Otherwise the settings that are measured first would be slower.
         """
-        if whole["bytes"] > (room_here(whole["images"]).memory or 0):
-            return whole, False
-        seconds = _WARMING * self._request.budget
-        sample = max(
-            LIMIT,
-            _LEAST_BATCHES * default_workers() * self._request.first_size,
-            int(seconds * _DISK / max(1.0, whole["mean_bytes"])),
-        )
+        limit = max(_LIMIT, _LEAST_BATCHES * default_workers() * self._batch_sizes[0])
+        opened = whole
+        if limit < whole.images:
+            opened = self._process.open(dataclasses.replace(self._process.subject, limit=limit))
+        self._process.patience = max(_WARMING * self._budget, _LEAST_PATIENCE)
         try:
-            if sample < whole["images"]:
-                self._subject = dataclasses.replace(self._subject, limit=sample)
-                self._served.subject = self._subject
-                whole = self._served.open()
-            self._served.patience = max(seconds, _LEAST_PATIENCE)
-            self._served.warm()
-        except MeasurementFailed:  # a slow disk; what makes no samples is told by the first look
-            self._served.restart_if_ended()
-            return whole, False
-        finally:
-            self._served.patience = max(self._left(), 2 * _LEAST_PATIENCE)
-        return whole, True
+            self._process.warm()
+        except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
+            self._process.restart_if_ended()
+            return opened, False
+        return opened, True
 
-    def _default(self) -> Candidate:
-        """Return what `make_loader` does by itself."""
-        size = self._request.first_size
-        loading = LoaderSpec(batch_size=size)
+    def _default(self) -> Setting:
+        """Return what `make_loader` uses by itself."""
+        size = self._batch_sizes[0]
+        spec = LoaderSpec(batch_size=size)
         try:
-            seen = self._look(loading, 0.1)
+            found = self._look(spec, 0.1)
         except MeasurementFailed as error:
-            # There may be no room for so many workers; what fails with one fails with all.
+            # There may be no memory for so many workers; what fails with one fails with all.
             with contextlib.suppress(MeasurementFailed):
-                seen = self._look(loading.changed(num_workers=1), 0.1)
-                return Candidate(engine=seen.engine, workers=default_workers(), batch_size=size)
+                found = self._look(spec.changed(num_workers=1), 0.1)
+                return Setting(engine=found.engine, workers=default_workers(), batch_size=size)
             raise error from None
-        return Candidate(engine=seen.engine, workers=max(1, seen.workers), batch_size=size)
+        return Setting(engine=found.engine, workers=max(1, found.workers), batch_size=size)
 
-    def _held(self) -> float | None:
-        with contextlib.suppress(MeasurementFailed):
-            return self._served.held(_HELD_SECONDS)
-        self._served.restart_if_ended()
-        return None
-
-    def _step_seconds(self, default: Candidate) -> float | None:
-        if not self._request.has_step:
+    def _step_seconds(self, default: Setting) -> float | None:
+        if self._step.milliseconds:
+            return self._step.milliseconds / 1000
+        if self._step.model is None:
             return None
-        if self._request.step.milliseconds:
-            return self._request.step.milliseconds / 1000
-        return self._served.step_seconds(default.loading(), self._request.step)
+        return self._process.step_seconds(default.loader(), self._step)
 
-    def _measure(self, candidate: Candidate, seconds: float) -> Sight:
-        seen = self._look(candidate.loading(), seconds)
-        found = seen.look
-        self._batch_bytes[candidate] = found.batch_bytes
-        return Sight(
+    def _measure(self, setting: Setting, seconds: float) -> Sample:
+        found = self._look(setting.loader(), seconds)
+        self._warnings[setting] = found.warnings
+        return Sample(
             rate=found.rate,
-            first=found.first,
-            sample_bytes=found.batch_bytes / candidate.batch_size,
-            worker_bytes=found.worker_unique or found.worker_peak,
+            sample_bytes=found.batch_bytes / setting.batch_size,
+            worker_bytes=found.worker_memory,
         )
 
-    def _look(self, loading: LoaderSpec, seconds: float, step: StepSpec | None = None) -> Seen:
-        """Look at a loader, no longer than the budget lasts."""
-        self._served.restart_if_ended()
-        self._served.patience = min(PATIENCE, max(self._left(), _LEAST_PATIENCE))
-        seen = self._served.look(loading, StopCondition(seconds=seconds), step)
-        self._warnings[str(loading)] = seen.warnings
-        return seen
-
-    def _in_loop(self, candidate: Candidate) -> Loop | None:
-        """Look at a training loop, if there is a step and time is left."""
-        seconds = min(2.0, self._left() / 1.5)
-        if not self._request.has_step or seconds < 0.05:
-            return None
-        with contextlib.suppress(MeasurementFailed):
-            seen = self._look(candidate.loading(), seconds, self._request.step).look
-            return Loop(rate=seen.rate, waiting=min(1.0, sum(seen.waits) / seen.seconds))
-        return None
-
-
-def _tried(found: SearchResult, candidate: Candidate) -> Tried:
-    """Return a candidate with what was measured last, in turn."""
-    return Tried(candidate=candidate, rates=found.ledger.rates(candidate, IN_TURN))
-
-
-def _all_tried(found: SearchResult) -> list[Tried]:
-    """Return all that were measured, the fastest first, with the rates that the report shows."""
-    tried = [
-        _tried(found, each)
-        for each in found.ledger.candidates()
-        if each.start_method == "auto"  # others had a look at their start alone
-    ]
-    return sorted(tried, key=lambda each: -each.rates.median)
-
-
-def _starts(found: SearchResult) -> dict[str, float]:
-    """Return the seconds to the first batch by each start method of the choice's kind."""
-    ways = {
-        each.start_method: seconds
-        for each, seconds in found.firsts.items()
-        if each.changed(start_method="auto") == found.chosen.changed(start_method="auto")
-    }
-    return ways if found.chosen.engine == "process" else {}
-
-
-def _quoted(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    def _look(self, spec: LoaderSpec, seconds: float) -> Any:
+        """Measure a loader, no longer than the budget lasts."""
+        self._process.restart_if_ended()
+        self._process.patience = min(PATIENCE, max(self._left(), _LEAST_PATIENCE))
+        return self._process.measure(spec, StopCondition(seconds=seconds))
