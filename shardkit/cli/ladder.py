@@ -39,10 +39,8 @@ from shardkit.measure.bench.ladder import SECONDS, ladder
 @click.option(
     "--model",
     metavar="MODULE:NAME",
-    default="small",
-    show_default=True,
-    help="Model to train on each batch, or a function that returns one; 'small' is built in, "
-    "'none' measures loading alone.",
+    help="Model to train on each batch, or a function that returns one; 'small' is built in.  "
+    "[default: measure loading alone]",
 )
 @click.option(
     "--rounds",
@@ -68,7 +66,7 @@ def ladder_command(  # noqa: PLR0913 - Click passes each option by name
     transform: str | None,
     batch_size: int | None,
     workers: int | None,
-    model: str,
+    model: str | None,
     rounds: int,
     seconds: float | None,
     quiet: bool,
@@ -77,13 +75,13 @@ def ladder_command(  # noqa: PLR0913 - Click passes each option by name
     """Measure the speedup of each improvement to data loading, one after the other.
 
     DATASET is a dataset or a plain folder of images. The ladder starts with PyTorch's loader
-    without workers and adds one improvement per row, for loading alone and for training a model.
+    without workers and adds one improvement per row, for loading alone or for training a model.
     Exits with 1 if a row that this machine supports could not be measured.
 
     \b
     Examples:
       shardkit ladder dataset
-      shardkit ladder photos --transform augment:train --model none
+      shardkit ladder photos --transform augment:train --model small
       shardkit ladder --case tutorial
     """
     if (dataset is None) == (case is None):
@@ -100,7 +98,7 @@ def ladder_command(  # noqa: PLR0913 - Click passes each option by name
             transform=transform,
             batch_size=batch_size,
             workers=workers,
-            model=None if model == "none" else model,
+            model=model,
             rounds=rounds,
             seconds=seconds or SECONDS,
             watch=watch,

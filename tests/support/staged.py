@@ -1,60 +1,60 @@
-"""Rounds without processes: requests are recorded, answers are given."""
+"""Rounds without processes: a fake process notes requests and gives known answers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from bench_reports import seen
+from bench_reports import OPENED, sample
 
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner import rounds
-from shardkit.measure.runner.process import Seen
-from shardkit.measure.runner.spec import LoaderSpec, Subject
-from shardkit.measure.runner.steps import StepSpec
-from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.runner.session import Opened
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.timing import Measurement
 
 
 class Stage:
-    """Replaces the processes and records requests."""
+    """Creates the fake processes and notes their requests."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, ...]] = []
         self.failing: set[str] = set()
+        """Loaders that fail."""
         self.ending: set[str] = set()
-        self.refusing: set[str] = set()
-        self.images = 1000
+        """Loaders that end their process."""
+        self.damaged: set[str] = set()
+        """Paths that cannot be opened."""
+        self.interrupt_at: int | None = None
+        """Number of the measurement at which the user presses Ctrl-C."""
         self.resident: float | None = 0.0
 
     @classmethod
-    def put_up(cls, monkeypatch: pytest.MonkeyPatch) -> Stage:
-        """Return a stage that replaces the processes until the test ends."""
-        found = cls()
-        monkeypatch.setattr(rounds, "MeasurementProcess", found.served)
-        return found
+    def install(cls, monkeypatch: pytest.MonkeyPatch) -> Stage:
+        """Replace the processes of `run_interleaved` until the test ends."""
+        stage = cls()
+        monkeypatch.setattr(
+            rounds, "MeasurementProcess", lambda subject: FakeProcess(stage, subject)
+        )
+        return stage
 
-    def served(self, subject: Subject) -> FakeServed:
-        self.events.append(("start", subject.path))
-        return FakeServed(self, subject)
-
-    def asked(self, what: str) -> list[tuple[str, ...]]:
-        return [event for event in self.events if event[0] == what]
+    def requests(self, kind: str) -> list[tuple[str, ...]]:
+        return [event for event in self.events if event[0] == kind]
 
 
-class FakeServed:
+class FakeProcess:
     def __init__(self, stage: Stage, subject: Subject) -> None:
         self.stage, self.path, self.ended = stage, subject.path, False
+        stage.events.append(("start", self.path))
 
-    def __enter__(self) -> FakeServed:
+    def __enter__(self) -> FakeProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stage.events.append(("close", self.path))
 
-    def open(self) -> dict[str, Any]:
-        if self.path in self.stage.refusing:
+    def open(self) -> Opened:
+        if self.path in self.stage.damaged:
             raise MeasurementFailed("damaged")
-        return {"split": "", "images": 1000, "total": 2000, "mean_bytes": 10.0, "bytes": 10_000}
+        return OPENED
 
     def restart_if_ended(self) -> None:
         if self.ended:
@@ -68,10 +68,12 @@ class FakeServed:
         self.stage.events.append(("drop", self.path))
         return self.stage.resident
 
-    def look(self, loading: LoaderSpec, span: StopCondition, step: StepSpec | None) -> Seen:
-        cache = "cold" if span.whole else "warm"
-        self.stage.events.append(("look", self.path, str(loading), cache))
-        if str(loading) in self.stage.failing:
-            self.ended = str(loading) in self.stage.ending
+    def measure(self, loader: LoaderSpec, stop: StopCondition, step: StepSpec) -> Measurement:
+        cache = "cold" if stop.whole else "warm"
+        self.stage.events.append(("measure", self.path, str(loader), cache))
+        if len(self.stage.requests("measure")) == self.stage.interrupt_at:
+            raise KeyboardInterrupt
+        if str(loader) in self.stage.failing:
+            self.ended = str(loader) in self.stage.ending
             raise MeasurementFailed("it broke")
-        return seen(100, batches=self.stage.images // 10)
+        return sample(100)

@@ -24,6 +24,7 @@ LAYERS = (
     "torch",
     "measure.runner",
     "measure.bench measure.tune measure.doctor",
+    "measure",
     "cli testing",
     "__main__ __init__",
 )
@@ -34,7 +35,7 @@ INSIDE = {
     "cli": (
         "console measure_options options",
         "main show",
-        "bench_table convert_report doctor_report index info ladder repair tune_report verify",
+        "convert_report doctor_report index info ladder repair verify",
         "bench convert doctor tune",
     ),
     "codecs": (
@@ -61,9 +62,10 @@ INSIDE = {
         "hdf5_layout lmdb_pages ranges",
         "hdf5 lmdb webdataset",
     ),
+    "measure": (),
     "measure.bench": (
-        "ladder report",
-        "bench plot",
+        "report tutorial",
+        "bench ladder plot",
         "page",
     ),
     "measure.doctor": (
@@ -85,9 +87,7 @@ INSIDE = {
         "rounds",
     ),
     "measure.tune": (
-        "candidate",
-        "ledger limits",
-        "trials",
+        "setting",
         "search",
         "tune",
     ),

@@ -13,7 +13,7 @@ from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import choose_decode, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, Subject, parse_loader
-from shardkit.system.machine import filesystem, other_load, usable_cpus
+from shardkit.system.machine import other_load, usable_cpus
 
 LIMIT = 2000
 """Default maximum of images to read: enough for a few seconds."""
@@ -92,8 +92,8 @@ def bench(  # noqa: PLR0913 - the options of the command
     watch = watch or (lambda text, done, total: None)
     found = run_interleaved(candidates, rounds=rounds, seconds=seconds, watch=watch)
     return BenchReport(
-        sources=_sources(found.results, kinds),
-        lines=_lines(found.results, kinds),
+        sources=sources_of(found.results, kinds),
+        lines=lines_of(found.results, kinds),
         settings={
             "decode": subject.decode,
             "transform": transform,
@@ -142,7 +142,8 @@ def _specs(loaders: Sequence[str], batch_size: int) -> list[LoaderSpec]:
     return specs
 
 
-def _sources(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, ...]:
+def sources_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, ...]:
+    """Return what was read."""
     sources = {}
     for result in results:
         path, opened = result.candidate.subject.path, result.opened
@@ -154,12 +155,11 @@ def _sources(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, 
             total=opened.total if opened else 0,
             bytes=opened.bytes if opened else 0,
             mean_bytes=opened.mean_bytes if opened else 0.0,
-            filesystem=filesystem(Path(path))[0],
         )
     return tuple(sources.values())
 
 
-def _lines(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ...]:
+def lines_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ...]:
     """Return the lines; the baseline is a folder read by PyTorch's loader, or the first line."""
     folders = [each for each in results if kinds[each.candidate.subject.path] == "folder"]
     plain = [each for each in folders if each.candidate.loader.engine == PLAIN]
@@ -172,7 +172,7 @@ def _lines(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ...]
             loader=str(each.candidate.loader),
             cache=each.candidate.cache,
             baseline=each in base,
-            measured=measured(each, by_cache[each.candidate.cache]),
+            measured=measured(each, None if each in base else by_cache[each.candidate.cache]),
             problem=each.problem,
         )
         for each in results

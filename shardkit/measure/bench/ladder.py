@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
@@ -18,9 +19,6 @@ from shardkit.measure.runner.steps import device
 from shardkit.system.formatting import json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
-
-ALONE, TRAINED = "loading alone", "with the model"
-"""The two columns."""
 
 NO_ACCELERATOR = "no accelerator"
 
@@ -51,11 +49,11 @@ class Rung:
     """Why it was not measured."""
     note: str = ""
     """Why it cannot gain here, or the engine that ``auto`` chose."""
-    rates: dict[str, Spread] = field(default_factory=dict)
-    """Images/s by the column."""
-    over_baseline: dict[str, Spread] = field(default_factory=dict)
-    over_previous: dict[str, Spread] = field(default_factory=dict)
-    """Speedup over the last rung above that was measured."""
+    images_per_second: Spread | None = None
+    speedup: Spread | None = None
+    """Ratio to the baseline in the same rounds."""
+    over_previous: Spread | None = None
+    """The same, to the last rung above that was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +70,9 @@ class LadderReport:
     workers: int
     rounds: int
     model: str | None
-    device: str
-    """Device of the model: ``cpu`` or ``cuda``."""
+    """Model that was trained with each batch; None measured loading alone."""
     step_seconds: float | None
     """Time of a training step on a batch that is ready; None without a model."""
-    model_problem: str
-    """Why the model could not be trained."""
     rungs: list[Rung]
     load: OtherLoad
     """CPU use of other processes at the start."""
@@ -89,77 +84,61 @@ class LadderReport:
         return any(rung.missing not in ("", NO_ACCELERATOR) for rung in self.rungs)
 
     @property
-    def columns(self) -> list[str]:
-        """Columns that were measured."""
-        return [ALONE] if self.step_seconds is None else [ALONE, TRAINED]
-
-    def conclusion(self, column: str) -> str:
-        """Return the result of a column as a sentence."""
-        rungs = [rung for rung in self.rungs if column in rung.over_baseline]
-        best = max(rungs, key=lambda rung: rung.over_baseline[column].median, default=None)
-        if best is None or best.over_baseline[column].median < _SMALL_GAIN:
+    def conclusion(self) -> str:
+        """The result as a sentence."""
+        gains = [(rung, rung.speedup.median) for rung in self.rungs if rung.speedup]
+        steps = [(rung, rung.over_previous.median) for rung in self.rungs if rung.over_previous]
+        best, gain = max(gains, key=lambda each: each[1], default=(None, 0.0))
+        if best is None or gain < _SMALL_GAIN:
             text = "no improvement makes it faster"
         else:
-            largest = max(rungs, key=lambda rung: rung.over_previous[column].median)
-            text = (
-                f"{best.over_baseline[column].median:.1f}x with {best.name.removeprefix('+ ')}; "
-                f"largest improvement: {largest.name.removeprefix('+ ')}, "
-                f"{largest.over_previous[column].median:.1f}x"
-            )
-        if column == TRAINED and self.step_seconds is not None:
+            largest, step = max(steps, key=lambda each: each[1])
+            text = f"{gain:.1f}x with {_plain(best)}; largest improvement: {_plain(largest)}, "
+            text += f"{step:.1f}x"
+        if self.step_seconds is not None:
             most = self.batch_size / self.step_seconds
-            text += f"; the model alone could train {most:,.0f} images/s"
+            text += f"; the model alone trains {most:,.0f} images/s"
         return text
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        conclusions = {column: self.conclusion(column) for column in self.columns}
-        values: dict[str, Any] = json_value({**dataclasses.asdict(self), "conclusion": conclusions})
+        told = {**dataclasses.asdict(self), "conclusion": self.conclusion}
+        values: dict[str, Any] = json_value(told)
         for value, rung in zip(values["rungs"], self.rungs, strict=True):
             value["loader"] = str(rung.loader)
         return values
 
     def describe(self) -> str:
-        """Return the report as text: the table, conclusions and notes."""
+        """Return the report as text: the table, the conclusion and notes."""
         part = f" of {self.images:,}" if self.rows < self.images else ""
+        step = f"training {printable(self.model)}" if self.model else "no training step"
         lines = [
             f"{printable(self.name)}: {self.rows:,}{part} images, {self.epochs} epochs, batches of "
-            f"{self.batch_size}, {self.workers} workers, {self.rounds} rounds"
+            f"{self.batch_size}, {step}",
+            f"    {'':<36}{'images/s':>10}{'speedup':>10}{'range':>14}{'x previous':>12}",
         ]
-        titles = "".join(f"  {column:^33}" for column in self.columns)
-        heads = "".join(
-            f"  {'images/s':>9} {'speedup':>11} {'x previous':>11}" for _ in self.columns
-        )
-        lines += [f"{'':36}{titles}".rstrip(), f"{'':36}{heads}"]
         for rung in self.rungs:
             name = f"{rung.name} ({rung.note})" if rung.note else rung.name
-            cells = "".join(_cells(rung, column) for column in self.columns)
-            lines.append(f"    {name:<32}{cells}".rstrip())
-        for column in self.columns:
-            word = "loading" if column == ALONE else "training"
-            lines.append(f"  {word:<9} {self.conclusion(column)}")
-        if self.model_problem:
-            lines.append(f"  training  not measured: {printable(self.model_problem)}")
-        for rung in self.rungs:
-            if rung.missing not in ("", NO_ACCELERATOR):
-                lines.append(f"  failed    {rung.name}: {printable(rung.missing)}")
+            lines.append(f"    {name:<36}{_cells(rung)}".rstrip())
+        lines.append(f"  result    {self.conclusion}")
         return "\n".join([*lines, *(f"  note      {each}" for each in self._notes())])
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = [
+            f"{_plain(rung)} failed: {printable(rung.missing)}"
+            for rung in self.rungs
+            if rung.missing not in ("", NO_ACCELERATOR)
+        ]
         if self.interrupted:
             notes.append(f"interrupted: these are {self.rounds} complete rounds")
         if self.rows < self.images:
             notes.append("a full epoch is longer, so persistent workers gain less")
         if self.rounds < 2:
             notes.append("one round does not show chance variation: use --rounds 3")
-        widths = [
-            (each.highest - each.lowest) / 2 / each.median
-            for rung in self.rungs
-            for each in rung.rates.values()
-        ]
-        if max(widths, default=0.0) > _WIDE:
-            notes.append(f"rates varied by up to ±{max(widths):.0%} between rounds")
+        rates = [rung.images_per_second for rung in self.rungs if rung.images_per_second]
+        widest = max((each.highest - each.lowest) / 2 / each.median for each in rates)
+        if widest > _WIDE:
+            notes.append(f"rates varied by up to ±{widest:.0%} between rounds")
         if self.load.disturbs:
             notes.append(f"{self.load}: rows without worker processes suffer most")
         return notes
@@ -173,7 +152,7 @@ def ladder(  # noqa: PLR0913 - the options of the command
     transform: str | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
-    model: str | None = "small",
+    model: str | None = None,
     rounds: int = 3,
     seconds: float = SECONDS,
     watch: Watch = lambda text, done, total: None,
@@ -189,7 +168,8 @@ def ladder(  # noqa: PLR0913 - the options of the command
         transform: ``module:name`` of a transform for each image.
         batch_size: Samples per batch; None uses 32.
         workers: Workers per loader; None uses the number of CPUs, at least 2.
-        model: ``module:name`` of a model to train, or ``small``; None measures loading alone.
+        model: ``module:name`` of a model to train on each batch, or ``small``; None measures
+            loading alone.
         rounds: Interleaved rounds, after one warm-up round.
         seconds: Approximate length of a measurement of the baseline.
         watch: Called before each measurement.
@@ -217,32 +197,28 @@ def ladder(  # noqa: PLR0913 - the options of the command
         if not images:
             raise UsageError(f"{name}: there are no images in it")
         pilot = process.measure(rungs[0].loader, StopCondition(seconds=seconds / 5)).rate
-        step, problem = _step_seconds(process, rungs[0].loader, model)
+        step = StepSpec(model=model) if model else StepSpec(arrive=accelerator)
+        step_seconds = process.step_seconds(rungs[0].loader, step) if model else None
     fewest, most = _EPOCHS
     fitting = min(most, max(fewest, round(pilot * seconds / images)))
     epochs = tutorial.EPOCHS if case else fitting
     # At least two batches per worker: otherwise their start would be all that is measured.
     batches = max(2 * workers, math.ceil(pilot * seconds / epochs / batch_size))
     rows = images if case else min(images, batches * batch_size)
-    longest = rows * epochs * (1 / pilot + (step or 0.0) / batch_size)
-    steps = {ALONE: StepSpec(arrive=accelerator)}
-    if step is not None:
-        steps[TRAINED] = StepSpec(model=model)
-    measured = [(rung, column) for rung in rungs if not rung.missing for column in steps]
+    longest = rows * epochs * (1 / pilot + (step_seconds or 0.0) / batch_size)
+    supported = [rung for rung in rungs if not rung.missing]
     candidates = [
         Candidate(
-            name=f"{rung.name}, {column}",
+            name=rung.name,
             subject=dataclasses.replace(subject, limit=rows),
             loader=rung.loader,
-            step=steps[column],
+            step=step,
             stop=StopCondition(epochs=epochs, whole=True, seconds=_PATIENCE * longest),
         )
-        for rung, column in measured
+        for rung in supported
     ]
     found = run_interleaved(candidates, rounds=rounds, seconds=seconds, watch=watch)
-    for column in steps:
-        pairs = zip(measured, found.results, strict=True)
-        compare([(rung, result) for (rung, each), result in pairs if each == column], column)
+    compare(supported, found.results)
     return LadderReport(
         name=name,
         images=images,
@@ -252,9 +228,7 @@ def ladder(  # noqa: PLR0913 - the options of the command
         workers=workers,
         rounds=found.complete,
         model=model,
-        device=device().type,
-        step_seconds=step,
-        model_problem=problem,
+        step_seconds=step_seconds,
         rungs=rungs,
         load=load,
         interrupted=found.interrupted,
@@ -285,45 +259,37 @@ def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> list[Rung
     return rungs
 
 
-def compare(rungs: list[tuple[Rung, Result]], column: str) -> None:
-    """Note the rates and speedups of a column; the first rung is the baseline.
+def compare(rungs: Sequence[Rung], results: Sequence[Result]) -> None:
+    """Note the rates and speedups of rungs; the first is the baseline.
 
     Raises:
         MeasurementFailed: If the baseline was not measured.
     """
-    (_, baseline), *_ = rungs
-    if baseline.problem and column == ALONE:
+    baseline = previous = results[0]
+    if baseline.problem:
         raise MeasurementFailed(f"the baseline failed: {baseline.problem}")
-    previous = baseline
-    for rung, result in rungs:
+    for rung, result in zip(rungs, results, strict=True):
+        rung.missing = result.problem
         if result.problem:
-            rung.missing = result.problem
             continue
-        rung.rates[column] = Spread.of(result.rates)
         last = result.samples[-1]
         rung.note = rung.note or (last.engine if last.reason else "")
-        if result is not baseline and not baseline.problem:
-            rung.over_baseline[column] = Spread.paired(result.rates, baseline.rates)
-            rung.over_previous[column] = Spread.paired(result.rates, previous.rates)
+        rung.images_per_second = Spread.of(result.rates)
+        if result is not baseline:
+            rung.speedup = Spread.paired(result.rates, baseline.rates)
+            rung.over_previous = Spread.paired(result.rates, previous.rates)
         previous = result
 
 
-def _step_seconds(
-    process: MeasurementProcess, loader: LoaderSpec, model: str | None
-) -> tuple[float | None, str]:
-    """Return the time of a training step by itself; or None, and why the model fails."""
-    if model is None:
-        return None, ""
-    try:
-        return process.step_seconds(loader, StepSpec(model=model)), ""
-    except MeasurementFailed as error:
-        return None, str(error)
+def _plain(rung: Rung) -> str:
+    return rung.name.removeprefix("+ ")
 
 
-def _cells(rung: Rung, column: str) -> str:
-    rate = rung.rates.get(column)
+def _cells(rung: Rung) -> str:
+    rate, speedup, previous = rung.images_per_second, rung.speedup, rung.over_previous
     if rate is None:
-        return f"  {NO_ACCELERATOR if rung.missing == NO_ACCELERATOR else 'failed':>33}"
-    ratios = [each.get(column) for each in (rung.over_baseline, rung.over_previous)]
-    texts = [f"{each.median:.2f}x" if each else "" for each in ratios]
-    return f"  {rate.median:>9,.0f} {texts[0]:>11} {texts[1]:>11}"
+        return f"{NO_ACCELERATOR if rung.missing == NO_ACCELERATOR else 'failed':>10}"
+    if speedup is None or previous is None:
+        return f"{rate.median:>10,.0f}"
+    ends = f"{speedup.lowest:.2f}..{speedup.highest:.2f}"
+    return f"{rate.median:>10,.0f}{speedup.median:>9.2f}x{ends:>14}{previous.median:>11.2f}x"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,7 +10,7 @@ from markupsafe import Markup
 from shardkit.measure.bench.plot import MARK, has_matplotlib, inline_svg
 from shardkit.measure.bench.report import BenchReport
 from shardkit.system.files import write_result
-from shardkit.system.formatting import sample_words, size, step_words
+from shardkit.system.formatting import size
 from shardkit.system.text import printable
 
 
@@ -33,18 +32,19 @@ def page(report: BenchReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"printable": printable, "size": size}
-    drawn = any(line.measured for line in report.lines) and has_matplotlib()
+    templates.filters["printable"] = printable
+    where = report.environment
     return templates.get_template("page.html.j2").render(
         report=report,
-        groups=[
-            (path, loader, list(lines))
-            for (path, loader), lines in groupby(
-                report.lines, key=lambda each: (each.path, each.loader)
-            )
-        ],
         mark=MARK,
-        plot=Markup(inline_svg(report)) if drawn else None,  # noqa: S704 - drawn by us
-        sample=sample_words(report.settings),
-        step=step_words(report.settings),
+        plot=Markup(inline_svg(report)) if report.measured and has_matplotlib() else None,  # noqa: S704 - drawn by us
+        facts={
+            "date": where.date,
+            "CPUs": f"{where.processors}, {where.processor}",
+            "memory": size(where.memory),
+            "accelerator": where.accelerator,
+            "system": f"{where.system}, Python {where.python}",
+            "software": ", ".join(f"{name} {text}" for name, text in where.versions.items()),
+            "command": report.command,
+        },
     )

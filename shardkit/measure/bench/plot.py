@@ -1,4 +1,4 @@
-"""A report of `shardkit bench` as a plot: images per second, and the waits for batches."""
+"""A report of `shardkit bench` as a plot of images per second."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import io
 import os
 import warnings
 from importlib import import_module, util
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.measure.bench.report import BenchReport, Line
+from shardkit.measure.bench.report import BenchReport
 from shardkit.system.files import write_result
 from shardkit.system.formatting import sample_words
 from shardkit.system.text import shortened
@@ -34,9 +33,6 @@ _WORDS = {"warm": "warm: files in memory", "cold": "cold: files on disk"}
 
 _INK = "#0a0b0c"
 """Text and axes; in a page it becomes the page's text color, light or dark."""
-
-_LEAST_WAIT = 0.01
-"""Shorter waits, in ms, are drawn as this long: the axis is logarithmic."""
 
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # part of matplotlib
@@ -133,68 +129,51 @@ def drawn(report: BenchReport, kind: str, *, in_page: bool = False) -> bytes:
 
 
 def _figure(report: BenchReport) -> Any:
-    lines = [line for line in report.lines if line.measured]
-    groups = groupby(lines, key=lambda line: (line.path, line.loader))
     figures: Any = import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(9.2, 2.2 + 0.47 * len(lines)), layout="constrained")
-    rates, waits = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    place, places = 0.0, []
-    for (path, loader), group in groups:
-        rates.annotate(
-            f"{shortened(path, 42)}: {shortened(loader, 48)}",
-            (0, place + 0.15),
-            xycoords=("axes fraction", "data"),
+    patches: Any = import_module("matplotlib.patches")
+    figure = figures.Figure(figsize=(9.2, 2.2 + 0.47 * len(report.measured)), layout="constrained")
+    axes = figure.subplots()
+    place, places, last = -1.1, [], None
+    for line, found in report.measured:
+        if (line.path, line.loader) != last:  # a line above each group names it
+            place, last = place + 1.1, (line.path, line.loader)
+            axes.annotate(
+                f"{shortened(line.path, 42)}: {shortened(line.loader, 48)}",
+                (0, place + 0.15),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize="small",
+                fontweight="bold",
+                annotation_clip=False,
+            )
+        place += 1
+        places.append(place)
+        rate, speedup = found.images_per_second, found.speedup
+        axes.barh(place, rate.median, height=0.8, **_look(line.cache))
+        axes.plot([rate.lowest, rate.highest], [place, place], "|-", color=_INK, linewidth=1.2)
+        ratio = "" if speedup is None else f"  ({speedup.median:.2f}x)"
+        axes.annotate(
+            f"{rate.median:,.0f}{ratio}",
+            (rate.highest, place),
+            xytext=(5, 0),
+            textcoords="offset points",
             va="center",
             fontsize="small",
-            fontweight="bold",
-            annotation_clip=False,
         )
-        for line in group:
-            place += 1
-            places.append(place)
-            _draw(rates, waits, line, place)
-        place += 1.1
-    rates.set_yticks(places, [line.cache for line in lines])
-    rates.set_ylim(place, -0.3)  # the first is on top
-    rates.set_xlabel("images/s: median, range, and times baseline")
-    waits.set_xlabel("wait for a batch, ms: p50 (bar), p95 and p99 (ticks)")
-    waits.set_xscale("log")
-    rates.margins(x=0.22)
-    rates.set_xlim(left=0)
-    for axes in (rates, waits):
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.grid(axis="x", color=f"{_INK}22", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-    caches = dict.fromkeys(line.cache for line in lines)
-    patches: Any = import_module("matplotlib.patches")
+    axes.set_yticks(places, [line.cache for line, _ in report.measured])
+    axes.set_ylim(place + 0.7, -0.3)  # the first is on top
+    axes.margins(x=0.22)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("images/s: median, range, and median ratio to the baseline")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.grid(axis="x", color=f"{_INK}22", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    caches = dict.fromkeys(line.cache for line, _ in report.measured)
     handles = [patches.Patch(label=_WORDS[cache], **_look(cache)) for cache in caches]
     figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False)
     return figure
-
-
-def _draw(rates: Any, waits: Any, line: Line, place: float) -> None:
-    """Draw the rate and the waits of one line."""
-    found = line.measured
-    assert found is not None
-    rate, speedup = found.images_per_second, found.speedup
-    rates.barh(place, rate.median, height=0.8, **_look(line.cache))
-    rates.plot([rate.lowest, rate.highest], [place, place], "|-", color=_INK, linewidth=1.2)
-    gain = "" if speedup is None or line.baseline else f"  ({speedup.median:.2f}x)"
-    rates.annotate(
-        f"{rate.median:,.0f}{gain}",
-        (rate.highest, place),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize="small",
-    )
-    low, middle, high = (
-        max(each, _LEAST_WAIT) for each in (found.wait_p50, found.wait_p95, found.wait_p99)
-    )
-    waits.barh(place, high - low, left=low, height=0.3, **_look(line.cache))
-    waits.plot([middle, high], [place, place], "|", color=_INK, markersize=9)
 
 
 def _look(cache: str) -> dict[str, Any]:

@@ -28,8 +28,8 @@ _PLACES = {"warm": "from memory", "cold": "from disk"}
 _WIDTH = 98
 _GROUPS = (
     ("", ("cache",)),
-    ("images/s", ("median", "rounds")),
-    ("times baseline", ("median", "rounds")),
+    ("images/s", ("median", "range")),
+    ("times baseline", ("median", "range")),
     ("wait, ms", ("p50", "p95", "p99")),
     ("waiting", ("%",)),
     ("first", ("s",)),
@@ -44,14 +44,8 @@ class Measured:
     """Numbers of one line."""
 
     images_per_second: Spread
-    rounds: tuple[float, ...]
-    """Images/s of each round, in order."""
     speedup: Spread | None
-    """Images/s divided by the baseline's in the same round; None without a baseline."""
-    megabytes_per_second: float
-    """Stored bytes per second, in millions."""
-    batches: int
-    """Batches that were waited for, in all rounds."""
+    """Images/s divided by the baseline's in the same round; None for the baseline."""
     wait_p50: float
     """Median time in ms that the loop waited for a batch."""
     wait_p95: float
@@ -134,8 +128,6 @@ class Source:
     """Bytes of all files."""
     mean_bytes: float
     """Mean stored bytes of an image."""
-    filesystem: str
-    """Kind of file system; empty if unknown."""
 
     @property
     def what(self) -> str:
@@ -175,10 +167,14 @@ class BenchReport:
         return next(source.kind for source in self.sources if source.path == path)
 
     @property
+    def measured(self) -> list[tuple[Line, Measured]]:
+        """Lines that were measured, with their numbers."""
+        return [(line, line.measured) for line in self.lines if line.measured]
+
+    @property
     def headline(self) -> str:
         """The answer in one sentence."""
-        measured = [line for line in self.lines if line.measured]
-        if not measured:
+        if not self.measured:
             return "Nothing could be measured."
         if all(line.cache == "cold" for line in self.lines) and not self._really_cold():
             return "Nothing was read from disk, as far as the system shows: files stayed cached."
@@ -192,8 +188,7 @@ class BenchReport:
         rates = [
             f"{found.images_per_second.median:,.0f} images/s "
             f"{_PLACES['cold' if found.cold else 'warm']}"
-            for line in measured
-            if (found := line.measured)
+            for _, found in self.measured
         ]
         return f"It reads {' and '.join(rates)}."
 
@@ -212,7 +207,12 @@ class BenchReport:
 
     def describe(self) -> str:
         """Return the report as text for a terminal of 100 columns: the table and the answer."""
-        rows = [[line.cache, *line.measured.cells()] for line in self.lines if line.measured]
+        answer = [printable(self.headline), *(f"  {printable(each)}" for each in self.details)]
+        return "\n".join([self.table(), "", *answer])
+
+    def table(self) -> str:
+        """Return the measurements and their settings as text."""
+        rows = [[line.cache, *found.cells()] for line, found in self.measured]
         names = [name for _, columns in _GROUPS for name in columns]
         widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
         spans = map(len, _grouped(["-" * width for width in widths]))
@@ -232,31 +232,27 @@ class BenchReport:
                     lines.append(_row([line.cache, *line.measured.cells()], widths))
                 else:
                     lines.append(f"    {line.cache}  failed: {shortened(line.problem, 80)}")
-        measured = f"{self.settings['complete']} rounds of {self.settings['seconds']:g} s"
-        where = self.environment
+        settings, where = self.settings, self.environment
         return "\n".join(
             [
                 *lines,
                 "",
-                f"  sample    {sample_words(self.settings)}",
-                f"  step      {step_words(self.settings)}",
-                f"  measured  {measured}; {where.processors} CPUs, {size(where.memory)}",
-                "",
-                printable(self.headline),
-                *(f"  {printable(each)}" for each in self.details),
+                f"  sample    {sample_words(settings)}",
+                f"  step      {step_words(settings)}",
+                f"  measured  {settings['complete']} rounds of {settings['seconds']:g} s; "
+                f"{where.processors} CPUs, {size(where.memory)}",
             ]
         )
 
     def _answer(self, cache: str) -> str:
         """Return how the best line compares with the baseline; empty if nothing can be compared."""
-        lines = [
-            line
-            for line in self.lines
-            if line.cache == cache and not line.baseline and line.measured and line.measured.speedup
+        speedups = [
+            found.speedup
+            for line, found in self.measured
+            if line.cache == cache
+            # Reading a folder in another way is not a conversion.
+            and not (self.against_folder and self.kind(line.path) == "folder")
         ]
-        if self.against_folder:  # reading a folder in another way is not a conversion
-            lines = [line for line in lines if self.kind(line.path) == "dataset"]
-        speedups = [line.measured.speedup for line in lines if line.measured]
         best = max(filter(None, speedups), key=lambda each: each.median, default=None)
         if best is None or (cache == "cold" and not self._really_cold()):
             return ""
@@ -265,19 +261,16 @@ class BenchReport:
         return f"{best.median:.2f}x as fast {_PLACES[cache]}"
 
     def _really_cold(self) -> bool:
-        return all(
-            line.measured.cold for line in self.lines if line.measured and line.cache == "cold"
-        )
+        return all(found.cold for line, found in self.measured if line.cache == "cold")
 
     def _details(self) -> list[str]:
-        measured = [(line, line.measured) for line in self.lines if line.measured]
-        texts = [each for _, found in measured for each in found.warnings]
+        texts = [each for _, found in self.measured for each in found.warnings]
         if self.interrupted:
             complete, planned = self.settings["complete"], self.settings["rounds"]
             texts.append(f"Interrupted: the table shows {complete} of {planned} rounds.")
         elif self.settings["rounds"] < 3:
             texts.append("One or two rounds do not show chance variation: use --rounds 5.")
-        for line, found in measured:
+        for line, found in self.measured:
             if line.cache == "cold" and not found.cold:
                 stayed = (
                     "an unknown fraction" if found.resident is None else f"{found.resident:.0%}"
@@ -288,7 +281,7 @@ class BenchReport:
             for source in self.sources
             if source.images < source.total
         ]
-        spreads = [found.images_per_second for _, found in measured]
+        spreads = [found.images_per_second for _, found in self.measured]
         unsteady = sum(each.highest > UNSTEADY * each.lowest for each in spreads)
         if unsteady or self.load.disturbs:
             why = f"{unsteady} of {len(spreads)} lines vary by more than {UNSTEADY}x between rounds"
@@ -302,17 +295,14 @@ class BenchReport:
 
 def measured(result: Result, baseline: Result | None) -> Measured | None:
     """Return the numbers of a line; None if it has none."""
-    if not result.samples or result.opened is None:
+    if not result.samples:
         return None
     samples, waits, last = result.samples, result.waits, result.samples[-1]
-    rate, seconds = Spread.of(result.rates), sum(each.seconds for each in samples)
+    seconds = sum(each.seconds for each in samples)
     compared = baseline is not None and bool(baseline.samples)
     return Measured(
-        images_per_second=rate,
-        rounds=tuple(result.rates),
+        images_per_second=Spread.of(result.rates),
         speedup=Spread.paired(result.rates, baseline.rates) if baseline and compared else None,
-        megabytes_per_second=rate.median * result.opened.mean_bytes / 1e6,
-        batches=len(waits),
         wait_p50=1000 * percentile(waits, 50),
         wait_p95=1000 * percentile(waits, 95),
         wait_p99=1000 * percentile(waits, 99),

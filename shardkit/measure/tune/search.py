@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
-from shardkit.measure.tune.setting import LeftOut, Limits, Setting
+from shardkit.measure.tune.setting import LeftOut, Setting
 
 GAIN = 1.05
 """Minimum speedup over the defaults to change them. Anything closer is a tie."""
@@ -44,20 +44,8 @@ _SHORTEST, _LONGEST = 0.1, 1.0
 """Seconds of a measurement. Those in the final are up to 2.5 times as long."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One measurement of a setting."""
-
-    rate: float
-    """Images per second."""
-    sample_bytes: float = 0.0
-    """Bytes of a sample in a batch."""
-    worker_bytes: int = 0
-    """Private memory of a worker process."""
-
-
-Measure = Callable[[Setting, float], Sample]
-"""Measures a setting for so many seconds, or raises MeasurementFailed."""
+Measure = Callable[[Setting, float], float]
+"""Measures a setting for so many seconds and returns images/s, or raises MeasurementFailed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +61,8 @@ class Plan:
     """Images per second that the training step consumes."""
     budget: float = 60.0
     """Seconds."""
-    limits: Limits = field(default_factory=Limits)
+    images: int = 10**9
+    """Images in an epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +129,6 @@ class _Race:
         self._out_of_time = False
         self._overheads = {"thread": 0.1, "process": 0.4}
         """Seconds that the last measurement of each engine took in addition to its length."""
-        self._sample_bytes, self._worker_bytes = 0.0, 0
 
     def starters(self) -> list[Setting]:
         """Return the defaults, and both engines with fewer and more workers, likely ones first."""
@@ -252,25 +240,19 @@ class _Race:
         """Measure a setting, or note why that is not possible."""
         if setting in self._left_out:
             return
-        default = setting == self._plan.default
-        limits = self._plan.limits
-        reason = limits.exceeded(setting, self._sample_bytes, self._worker_bytes)
-        if reason and not default:
-            self._left_out[setting] = reason
+        batches = -(-self._plan.images // setting.batch_size)
+        if setting.workers > batches and setting != self._plan.default:
+            self._left_out[setting] = f"an epoch has only {batches} such batches"
             return
         self._watch(str(setting), min(self._elapsed(), self._plan.budget), self._plan.budget)
         start = self._clock()
         try:
-            sample = self._measure(setting, seconds)
-            if sample.rate <= 0:
-                raise MeasurementFailed(f"it returned no batch in {seconds:.1f} s")
+            rate = self._measure(setting, seconds)
         except (MeasurementFailed, UsageError) as error:
             self._left_out[setting] = str(error)
             return
         self._overheads[setting.engine] = max(0.05, self._clock() - start - seconds)
-        self._sample_bytes = max(self._sample_bytes, sample.sample_bytes)
-        self._worker_bytes = max(self._worker_bytes, sample.worker_bytes)
-        self._rates.setdefault(setting, {})[self._round] = sample.rate
+        self._rates.setdefault(setting, {})[self._round] = rate
 
     def _seconds(self, setting: Setting) -> float:
         """Return the length of a measurement.

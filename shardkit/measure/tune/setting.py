@@ -1,4 +1,4 @@
-"""One setting of a loader that `shardkit tune` measures, and what it needs of the machine."""
+"""One setting of a loader that `shardkit tune` measures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardkit.measure.runner.spec import LoaderSpec
-from shardkit.system.formatting import size
-from shardkit.system.machine import memory_available
-from shardkit.torch.data.memory import SHARED_MEMORY
 from shardkit.torch.engine.options import LoaderOptions
-from shardkit.torch.engine.preflight import SPARE_FILES, open_files_limit, shared_memory
-from shardkit.torch.engine.processes import SPARE_SLOTS
-from shardkit.torch.loader import FILES_PER_BATCH
-
-_MEMORY_FRACTION = 0.8
-"""Fraction of the available memory that loading may use; training needs some too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,60 +67,3 @@ class LeftOut:
 
     setting: Setting
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the machine and the dataset have for loading; None is no limit."""
-
-    memory: int | None = None
-    """Bytes of memory."""
-    shared: int | None = None
-    """Bytes of shared memory, which holds the batches of worker processes."""
-    files: int | None = None
-    """Open files in a process."""
-    images: int | None = None
-    """Images in an epoch."""
-
-    @classmethod
-    def here(cls, images: int) -> Limits:
-        """Return the limits of this machine now."""
-        shared = shared_memory()
-        return cls(
-            memory=int(_MEMORY_FRACTION * memory_available()),
-            shared=None if shared is None else shared[1],
-            files=open_files_limit(),
-            images=images,
-        )
-
-    def exceeded(self, setting: Setting, sample_bytes: float, worker_bytes: int) -> str:
-        """Return why a setting does not fit here; empty if it does.
-
-        Args:
-            setting: The setting.
-            sample_bytes: Bytes of a sample in a batch, as measured so far.
-            worker_bytes: Private memory of a worker process, as measured so far.
-        """
-        processes = setting.engine == "process"
-        spare = SPARE_SLOTS * setting.workers if processes else 2
-        batches = setting.ahead + spare
-        held = sample_bytes * setting.batch_size * batches
-        needed = held + (worker_bytes * setting.workers if processes else 0)
-        if self.images is not None and setting.workers > 1:
-            epoch = -(-self.images // setting.batch_size)
-            if setting.workers > epoch:
-                return f"an epoch of {self.images:,} images has only {epoch} such batches"
-        if self.memory is not None and needed > self.memory:
-            return f"it needs {size(needed)} of memory, and {size(self.memory)} are available"
-        if processes and self.shared is not None and held > self.shared:
-            return (
-                f"its batches need {size(held)} of shared memory, and {SHARED_MEMORY} has "
-                f"{size(self.shared)} free (in Docker: --shm-size, or --ipc=host)"
-            )
-        files = FILES_PER_BATCH * batches + SPARE_FILES
-        if processes and self.files is not None and files > self.files:
-            return (
-                f"its batches need {files} open files, and a process may have {self.files} "
-                "(`ulimit -n` raises the limit)"
-            )
-        return ""

@@ -16,17 +16,17 @@ from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
 from shardkit.measure.runner.session import Opened
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.timing import Measurement
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
     LEAST_ROUNDS,
     Plan,
-    Sample,
     SearchResult,
     Tried,
     search,
 )
-from shardkit.measure.tune.setting import LeftOut, Limits, Setting
+from shardkit.measure.tune.setting import LeftOut, Setting
 from shardkit.system.formatting import json_value, size
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
@@ -291,7 +291,7 @@ class _Tuning:
             batch_sizes=self._batch_sizes[1:],
             needed=default.batch_size / seconds if seconds else None,
             budget=max(1.0, self._left()),
-            limits=Limits.here(sample.images),
+            images=sample.images,
         )
         found: SearchResult = search(self._measure, plan, watch=watch)
         return TuneReport(
@@ -355,16 +355,17 @@ class _Tuning:
             return None
         return self._process.step_seconds(default.loader(), self._step)
 
-    def _measure(self, setting: Setting, seconds: float) -> Sample:
+    def _measure(self, setting: Setting, seconds: float) -> float:
         found = self._look(setting.loader(), seconds)
+        for warning in found.warnings:
+            if warning.startswith("loading may fail"):  # too little shared memory, for example
+                raise MeasurementFailed(warning)
+        if not found.images:
+            raise MeasurementFailed(f"it returned no batch in {seconds:.1f} s")
         self._warnings[setting] = found.warnings
-        return Sample(
-            rate=found.rate,
-            sample_bytes=found.batch_bytes / setting.batch_size,
-            worker_bytes=found.worker_memory,
-        )
+        return found.rate
 
-    def _look(self, spec: LoaderSpec, seconds: float) -> Any:
+    def _look(self, spec: LoaderSpec, seconds: float) -> Measurement:
         """Measure a loader, no longer than the budget lasts."""
         self._process.restart_if_ended()
         self._process.patience = min(PATIENCE, max(self._left(), _LEAST_PATIENCE))

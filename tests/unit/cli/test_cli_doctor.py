@@ -17,17 +17,24 @@ from shardkit.measure.doctor.judgement import diagnose
 from shardkit.measure.doctor.measured import Measured
 from shardkit.measure.doctor.surroundings import check
 from shardkit.measure.doctor.trial import Trial
-from shardkit.measure.runner.process import Seen
 from shardkit.measure.runner.spec import Subject
-from shardkit.measure.runner.timing import Look
+from shardkit.measure.runner.timing import Measurement
 
 
 def report(given: Measured, **changed: Any) -> DoctorReport:
     diagnosis = diagnose(given, check(facts()))
-    look = Look(
-        images=9, seconds=1, waits=[0.1], first=1, cpu=1, peak=1, worker_peak=0, batch_bytes=1
+    seen = Measurement(
+        images=1,
+        seconds=1.0,
+        waits=(),
+        first=0.0,
+        cpu=0.0,
+        memory=0,
+        batch_bytes=0,
+        engine="thread",
+        reason="asked for",
+        workers=2,
     )
-    seen = Seen(look=look, engine="thread", reason="asked for", workers=2, warnings=[])
     values: dict[str, Any] = {
         "request": request(),
         "facts": facts(),

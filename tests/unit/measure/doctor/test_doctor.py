@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -20,9 +19,7 @@ from PIL import Image
 
 from shardkit import MeasurementFailed, UsageError
 from shardkit.measure.doctor import doctor
-from shardkit.measure.doctor.facts import Facts, gather
 from shardkit.measure.doctor.trial import Trial
-from shardkit.measure.runner.process import MeasurementProcess
 
 SLOW_C = Path(__file__).parents[3] / "support" / "faults" / "slow.c"
 
@@ -257,10 +254,10 @@ def test_without_data_the_machine_alone_is_looked_at() -> None:
         (["--trial"], "--trial requires DATASET"),
         (["--step-ms", "5"], "--step-ms requires DATASET"),
         (["missing"], "missing does not exist"),
-        (["transforms.py"], r"transforms\.py is no folder"),
+        (["transforms.py"], r"transforms\.py is not a folder"),
         (["empty"], "there are no images in empty"),
         (["photos", "--decode", "Crop"], "decode 'Crop' is unknown"),
-        (["photos", "--step-ms", "5", "--model", "small"], "not both"),
+        (["photos", "--step-ms", "5", "--model", "small"], "either a time in ms or a model"),
     ],
 )
 def test_what_cannot_be_done_is_refused(place: Path, arguments: list[str], message: str) -> None:
@@ -293,36 +290,3 @@ def test_a_transform_that_no_thread_bears_is_examined_nevertheless(
     assert found["measured"]["single"] > 0
     assert len(found["measured"]["rates"]) == 2  # the second after a thread ended the process
     assert "thread" not in found["measured"]["alternatives"]
-
-
-@pytest.mark.parametrize("fits", [True, False])
-@pytest.mark.slow
-def test_loaders_read_a_sample_that_is_in_memory_if_it_can_be(
-    made: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
-) -> None:
-    asked: list[tuple[str, int | None]] = []
-    ask = MeasurementProcess.ask
-
-    def noted(self: MeasurementProcess, what: str, **given: Any) -> dict[str, Any]:
-        asked.append((what, self.subject.limit))
-        return ask(self, what, **given)
-
-    def tiny(workers: int | None) -> Facts:
-        return dataclasses.replace(gather(workers), memory=1)
-
-    monkeypatch.setattr(MeasurementProcess, "ask", noted)
-    monkeypatch.setattr(doctor, "SAMPLE", 4)
-    monkeypatch.setattr(doctor, "BATCHES", 2)
-    if not fits:
-        monkeypatch.setattr(doctor, "gather", tiny)
-    found = examined(made, "--decode", "CenterCrop(8)", "--workers", "1")
-
-    limit = 2 * 4 if fits else None
-    looks = [number for number, (what, _) in enumerate(asked) if what == "look"]
-    assert {asked[number] for number in looks} == {("look", limit)}
-    warmed = [number for number, (what, _) in enumerate(asked) if what == "warm"]
-    assert len(warmed) == fits
-    assert all(number < looks[0] for number in warmed)
-    assert found["images"] == ROWS
-    told = " ".join(each["what"] for each in found["findings"])
-    assert ("rates are the disk's" in told) is not fits

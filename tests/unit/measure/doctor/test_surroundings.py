@@ -19,9 +19,9 @@ from shardkit.measure.doctor.findings import SEVERITIES, Finding, ordered
 from shardkit.measure.doctor.place import place_of
 from shardkit.measure.doctor.surroundings import CHECKS, check, fits_in_memory, usable
 from shardkit.measure.runner import page_cache as pages
+from shardkit.measure.runner.environment import LIBRARIES
 from shardkit.measure.runner.material import files_of, open_subject
 from shardkit.measure.runner.spec import Subject
-from shardkit.measure.runner.versions import LIBRARIES
 from shardkit.system.formatting import percent
 from shardkit.system.machine import OtherLoad
 

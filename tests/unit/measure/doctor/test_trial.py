@@ -14,7 +14,7 @@ from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.recipe import Recipe
 from shardkit.measure.doctor import trial
 from shardkit.measure.doctor.trial import size_of_trial, try_out
-from shardkit.measure.runner.rounds import Contender, Outcome
+from shardkit.measure.runner.rounds import Candidate, Result, Rounds
 from shardkit.measure.runner.spec import LoaderSpec, Subject
 
 SMALL = Recipe(resize=(24, 24))
@@ -67,7 +67,7 @@ def test_the_images_of_a_dataset_are_the_source(
     made = make_dataset(photos, tmp_path / "made", to="webdataset")
     seen: dict[str, Any] = {}
 
-    def run_interleaved(contenders: list[Contender], **_: Any) -> list[Outcome]:
+    def run_interleaved(contenders: list[Candidate], **_: Any) -> Rounds:
         for each in contenders:
             dataset = open_dataset(each.subject.path, decode="bytes")
             seen[each.name] = dataset.manifest
@@ -97,11 +97,12 @@ def test_a_dataset_without_labels_has_none_in_the_trial(
     made = make_dataset(photos / "a", tmp_path / "made")
     seen = []
 
-    def run_interleaved(contenders: list[Contender], **_: Any) -> list[Outcome]:
+    def run_interleaved(contenders: list[Candidate], **_: Any) -> Rounds:
         for each in contenders:
             dataset = open_dataset(each.subject.path)
             seen.append((len(dataset), dataset.classes))
-        return [Outcome(contender=each, problem="a reason") for each in contenders]
+        failed = [Result(candidate=each, problem="a reason") for each in contenders]
+        return Rounds(results=failed, complete=1)
 
     monkeypatch.setattr(trial, "run_interleaved", run_interleaved)
     with pytest.raises(MeasurementFailed, match="the trial could not be measured: a reason"):

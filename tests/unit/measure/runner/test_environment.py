@@ -1,4 +1,4 @@
-"""Where something was measured."""
+"""The environment in reports."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import asdict
 import pytest
 
 import shardkit
-from shardkit.measure.runner.environment import environment
-from shardkit.measure.runner.versions import LIBRARIES, library_versions
+from shardkit.measure.runner.environment import LIBRARIES, environment, library_versions
 from shardkit.system.machine import usable_cpus
 
 
-def test_machine_and_versions_are_told() -> None:
+def test_machine_and_versions_are_reported() -> None:
     where = environment()
 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", where.date)
@@ -24,7 +23,7 @@ def test_machine_and_versions_are_told() -> None:
     assert all(isinstance(text, str) for text in asdict(where)["versions"].values())
 
 
-def test_what_is_not_installed_by_its_name_is_told_by_its_module(
+def test_the_version_of_a_fork_is_its_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(LIBRARIES, "pillow-of-others", "PIL")

@@ -66,38 +66,25 @@ def test_a_lock_that_is_let_go_now_and_then_is_held_for_the_time_between() -> No
     assert max(held_share(mixed, 0.3) for _ in range(3)) > 0.65
 
 
-class SlowToWake(gil._Probe):
-    """A probe on a busy machine: all its looks are 2 ms later."""
-
-    def stop(self) -> None:
-        super().stop()
-        self.lates = [each + 0.002 for each in self.lates]
-
-
-def test_a_busy_machine_on_which_all_wakes_late_does_not_hold_the_lock(
+def test_a_busy_machine_on_which_everything_wakes_late_does_not_hold_the_gil(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gil, "_Probe", SlowToWake)
+    """All wake-ups are 2 ms late, so later ones count."""
+    probe = gil._probe
+    monkeypatch.setattr(gil, "_probe", lambda *given: [each + 0.002 for each in probe(*given)])
 
     assert least(wait) < 0.4
     assert held_share(compute, 0.2) > 0.6
 
 
-def test_late_is_never_so_late_that_python_code_is_not_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Stopped(gil._Probe):
-        def stop(self) -> None:
-            super().stop()
-            self.lates = [1.0] * 20
-
-    monkeypatch.setattr(gil, "_Probe", Stopped)
+def test_late_is_less_than_the_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gil, "_probe", lambda *given: [1.0] * 20)
 
     assert gil.late_here() == pytest.approx(0.004)
 
 
-def test_the_least_of_three_looks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = iter([0.9, 0.2, 0.8])
-    monkeypatch.setattr(gil._Probe, "share_beyond", lambda self, late: next(shares))
+def test_the_smallest_of_three_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions = iter([0.9, 0.2, 0.8])
+    monkeypatch.setattr(gil, "held_fraction", lambda delays, late: next(fractions))
 
     assert held_share(wait, 0.3) == 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -15,10 +14,18 @@ import psutil
 import pytest
 from helpers import make_folder
 
-from shardkit.errors import MeasurementFailed, UsageError
+from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner.process import MeasurementProcess
-from shardkit.measure.runner.spec import LoaderSpec, Subject, parse_loading
-from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.runner.session import Session
+from shardkit.measure.runner.session import measure as session_measure
+from shardkit.measure.runner.spec import (
+    GIVEN,
+    LoaderSpec,
+    StepSpec,
+    StopCondition,
+    Subject,
+    parse_loader,
+)
 
 EPOCH = StopCondition(epochs=1, whole=True)
 
@@ -52,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plain() -> LoaderSpec:
-    return parse_loading("plain", 4)
+    return parse_loader("plain", 4)
 
 
 @pytest.fixture
@@ -77,25 +84,25 @@ def test_it_works_is_killed_when_it_hangs_and_is_heard_when_it_dies(
 ) -> None:
     good, hanging, dying = served
 
-    assert [each.open()["images"] for each in served] == [6, 6, 6]
+    assert [each.open().images for each in served] == [6, 6, 6]
     good.warm()
     assert 0 <= (good.drop() or 0) <= 1
-    seen = good.look(parse_loading("plain:num_workers=1", 4), EPOCH)
-    assert (seen.look.images, seen.engine, seen.workers) == (6, "plain", 1)
+    seen = good.measure(parse_loader("plain:num_workers=1", 4), EPOCH)
+    assert (seen.images, seen.engine, seen.workers) == (6, "plain", 1)
     assert not good.ended
     with pytest.raises(UsageError, match="there is no module"):
-        good.ask("look", loading=_plain(plain), span={}, step={"model": "nowhere:model"})
+        good.measure(plain, EPOCH, StepSpec(model="nowhere:model"))
 
     hanging.patience = 0.3
-    with pytest.raises(MeasurementFailed, match=r"no answer came for \d+ s"):
-        hanging.look(plain, StopCondition(seconds=0.1))
+    with pytest.raises(MeasurementTimeout, match=r"no answer for \d+ s"):
+        hanging.measure(plain, StopCondition(seconds=0.1))
     assert hanging.ended
 
     with pytest.raises(MeasurementFailed, match=r"exit code 7\): planted last words"):
-        dying.look(plain, EPOCH)
+        dying.measure(plain, EPOCH)
     assert dying.ended
     with pytest.raises(MeasurementFailed, match="ended"):
-        dying.look(plain, EPOCH)
+        dying.measure(plain, EPOCH)
 
     good.close()
     assert good.ended
@@ -112,10 +119,10 @@ def test_it_starts_anew_once_it_has_ended(
         served.restart_if_ended()
         assert served._process.pid == before
         with pytest.raises(MeasurementFailed, match="exit code 7"):
-            served.look(plain, EPOCH)
+            served.measure(plain, EPOCH)
         served.restart_if_ended()
 
-        assert served.look(plain, EPOCH).look.images == 6
+        assert served.measure(plain, EPOCH).images == 6
 
 
 @pytest.mark.slow
@@ -130,7 +137,7 @@ def test_modules_of_the_folder_it_starts_in_are_not_its_own(
 
     subject = Subject(path="photos", decode="CenterCrop(8)", transform="planted:dies")
     with MeasurementProcess(subject) as served:  # the transform is found here
-        assert served.open()["images"] == 6
+        assert served.open().images == 6
 
     assert not (tmp_path / "was_run").exists()
 
@@ -147,11 +154,10 @@ def hanging_workers(place: Path) -> list[psutil.Process]:
 HANGING = """
 import sys
 from shardkit.measure.runner.process import MeasurementProcess
-from shardkit.measure.runner.spec import Subject, parse_loading
-from shardkit.measure.runner.timing import StopCondition
+from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
 with MeasurementProcess(Subject(path=sys.argv[1], transform="planted:leaves_its_name")) as served:
     served.open()
-    served.look(parse_loading("plain:num_workers=2", 1), StopCondition(seconds=0.1))
+    served.measure(parse_loader("plain:num_workers=2", 1), StopCondition(seconds=0.1))
 """
 
 
@@ -184,26 +190,80 @@ def test_workers_that_hang_are_killed_with_their_process(
     subject = Subject(path=str(place / "photos"), transform="planted:leaves_its_name")
     with MeasurementProcess(subject) as served:
         served.open()
-        os.write(served._out, look_request())
+        served._connection.send((session_measure, look_request()))
         workers = hanging_workers(tmp_path)
         for each in workers:
             each.suspend()  # so that it does not end by itself
         served.patience = 0.1
-        with pytest.raises(MeasurementFailed, match="no answer came"):
+        with pytest.raises(MeasurementTimeout, match="no answer"):
             served.warm()
 
         assert served.ended
         assert not psutil.wait_procs(workers, timeout=20)[1]
 
 
-def look_request() -> bytes:
-    options = {"engine": "plain", "batch_size": 1, "options": {"num_workers": 2}}
-    request = {"ask": "look", "loading": options, "span": {"seconds": 0.1}, "step": {}}
-    return json.dumps(request).encode() + b"\n"
+def look_request() -> dict[str, object]:
+    loader = parse_loader("plain:num_workers=2", 1)
+    return {"loader": loader, "stop": StopCondition(seconds=0.1), "step": StepSpec()}
 
 
-def _plain(loading: LoaderSpec) -> dict[str, object]:
-    return {"engine": loading.engine, "batch_size": loading.batch_size, "options": {}}
+def double(session: Session, *, number: int) -> tuple[int, str]:
+    return 2 * number, session.subject.path
+
+
+def refuse(session: Session) -> object:
+    return lambda: None  # cannot be pickled
+
+
+def test_it_calls_any_function_with_its_session(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
+    with MeasurementProcess(Subject(path=str(place / "photos"), decode="CenterCrop(8)")) as process:
+        process.open()
+        assert process.call(double, number=21) == (42, str(place / "photos"))
+        with pytest.raises(MeasurementFailed, match="the result cannot be sent"):
+            process.call(refuse)
+        assert process.open(Subject(path=str(place / "photos"), limit=2)).images == 2
+
+
+LOADERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def collate(samples):
+    return torch.stack([image for image, _ in samples]) + 1, len(samples)
+
+def loader():
+    dataset = TensorDataset(torch.zeros(10, 3, 4, 4), torch.arange(10))
+    return DataLoader(dataset, 5, collate_fn=collate)
+
+def batches():
+    return [(torch.zeros(4, 3), torch.zeros(4))] * 3
+
+def nothing():
+    return None
+"""
+
+
+def test_any_loader_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted_loaders.py").write_text(LOADERS)
+    monkeypatch.chdir(tmp_path)
+    given = LoaderSpec(engine=GIVEN)
+    with MeasurementProcess(Subject(loader="planted_loaders:loader")) as process:
+        assert process.open().images == 10
+        assert process.measure(given, EPOCH).images == 10
+        found = process.measure(given.changed(num_workers=1), EPOCH)
+        assert (found.images, found.workers) == (10, 1)
+
+        process.open(Subject(loader="planted_loaders:batches"))
+        assert process.measure(given, EPOCH).images == 12
+        with pytest.raises(UsageError, match="options of a list cannot be changed"):
+            process.measure(given.changed(num_workers=1), EPOCH)
+
+        process.open(Subject(loader="planted_loaders:nothing"))
+        with pytest.raises(UsageError, match="nothing to iterate over"):
+            process.measure(given, EPOCH)
 
 
 def test_it_is_heard_by_a_process_with_many_open_files(place: Path) -> None:
@@ -218,7 +278,7 @@ def test_it_is_heard_by_a_process_with_many_open_files(place: Path) -> None:
         while not taken or taken[-1] <= 1024:
             taken.append(os.dup(0))
         with MeasurementProcess(Subject(path=str(place / "photos"))) as it:
-            assert it.open()["images"] > 0
+            assert it.open().images > 0
     finally:
         for each in taken:
             os.close(each)

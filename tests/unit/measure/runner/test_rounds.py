@@ -1,135 +1,145 @@
-"""Rounds: whose turn it is, what is warm, and what happens when a contender fails."""
+"""Rounds: order, caches, failures, and Ctrl-C."""
 
 from __future__ import annotations
 
 import pytest
-from staged import FakeServed, Stage
+from staged import FakeProcess, Stage
 
 from shardkit.errors import UsageError
-from shardkit.measure.runner.process import Seen
-from shardkit.measure.runner.rounds import Contender, run_interleaved
-from shardkit.measure.runner.spec import Subject, parse_loading
+from shardkit.measure.runner.rounds import Candidate, Spread, run_interleaved
+from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
+from shardkit.measure.runner.timing import Measurement
 
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage.put_up(monkeypatch)
+    return Stage.install(monkeypatch)
 
 
-def contender(
+def candidate(
     path: str, loader: str = "thread", cache: str = "warm", limit: int | None = None
-) -> Contender:
+) -> Candidate:
     subject = Subject(path=path, limit=limit)
-    loading = parse_loading(loader, 10)
-    return Contender(name=path, subject=subject, loading=loading, cache=cache)
+    return Candidate(name=path, subject=subject, loader=parse_loader(loader, 10), cache=cache)
 
 
-def test_each_is_first_in_its_turn_and_the_first_round_does_not_count(stage: Stage) -> None:
-    told: list[tuple[str, int, int]] = []
+def test_each_is_first_in_turn_and_the_first_round_does_not_count(stage: Stage) -> None:
+    told: list[tuple[str, float, float]] = []
 
-    outcomes = run_interleaved(
-        [contender("a"), contender("b"), contender("c")],
+    found = run_interleaved(
+        [candidate("a"), candidate("b"), candidate("c")],
         rounds=3,
         seconds=1,
         watch=lambda text, done, total: told.append((text, done, total)),
     )
 
-    assert "".join(event[1] for event in stage.asked("look")) == "abcbcacababc"
-    assert [len(each.seen) for each in outcomes] == [3, 3, 3]
+    assert "".join(event[1] for event in stage.requests("measure")) == "abcbcacababc"
+    assert [len(each.samples) for each in found.results] == [3, 3, 3]
     assert [done for _, done, _ in told] == list(range(12))
     assert {total for _, _, total in told} == {12}
-    assert sorted(stage.asked("close")) == [("close", "a"), ("close", "b"), ("close", "c")]
-    assert (outcomes[0].images, outcomes[0].total, outcomes[0].bytes) == (1000, 2000, 10_000)
+    assert sorted(stage.requests("close")) == [("close", "a"), ("close", "b"), ("close", "c")]
+    assert (found.complete, found.interrupted) == (3, False)
 
 
-def test_loaders_of_one_subject_share_a_process_but_for_pytorchs(stage: Stage) -> None:
-    run_interleaved(
-        [contender("a", "thread"), contender("a", "process"), contender("a", "plain")],
-        rounds=1,
-        seconds=1,
-    )
+def test_ctrl_c_keeps_complete_rounds(stage: Stage) -> None:
+    stage.interrupt_at = 2 * 3 + 2  # in the second round that counts
 
-    assert stage.asked("start") == [("start", "a"), ("start", "a")]
+    found = run_interleaved([candidate("a"), candidate("b")], rounds=5, seconds=1)
 
-
-def test_one_that_fails_is_told_and_the_others_go_on(stage: Stage) -> None:
-    stage.failing = {"process"}
-
-    good, bad = run_interleaved([contender("a"), contender("a", "process")], rounds=2, seconds=1)
-
-    assert bad.problem == "it broke"
-    assert (bad.seen, bad.rate) == ([], None)
-    assert len(good.seen) == 2
-    assert good.rate == pytest.approx(100)
-    assert stage.asked("look").count(("look", "a", "process", "warm")) == 1
+    assert (found.complete, found.interrupted) == (2, True)
+    assert [len(each.samples) for each in found.results] == [2, 2]
+    assert len(stage.requests("close")) == 2
 
 
-def test_one_that_ends_the_process_leaves_the_others_a_new_one(stage: Stage) -> None:
+def test_ctrl_c_before_a_round_is_complete_ends_all(stage: Stage) -> None:
+    stage.interrupt_at = 4
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interleaved([candidate("a"), candidate("b")], rounds=5, seconds=1)
+    assert len(stage.requests("close")) == 2
+
+
+def test_loaders_of_one_subject_share_a_process_except_pytorchs(stage: Stage) -> None:
+    loaders = ("thread", "process", "plain")
+    run_interleaved([candidate("a", loader) for loader in loaders], rounds=1, seconds=1)
+
+    assert stage.requests("start") == [("start", "a"), ("start", "a")]
+
+
+def test_one_that_fails_is_reported_and_the_others_continue(stage: Stage) -> None:
     stage.failing = stage.ending = {"process"}
+    stage.damaged = {"b"}
 
-    bad, good = run_interleaved([contender("a", "process"), contender("a")], rounds=1, seconds=1)
+    bad, good, damaged = run_interleaved(
+        [candidate("a", "process"), candidate("a"), candidate("b")], rounds=2, seconds=1
+    ).results
 
-    assert bad.problem == "it broke"
-    assert len(good.seen) == 1
-    assert len(stage.asked("start")) == 2
-
-
-def test_one_that_cannot_be_opened_is_told(stage: Stage) -> None:
-    stage.refusing = {"b"}
-
-    good, bad = run_interleaved([contender("a"), contender("b")], rounds=1, seconds=1)
-
-    assert (bad.problem, bad.seen) == ("damaged", [])
-    assert len(good.seen) == 1
+    assert (bad.problem, bad.samples) == ("it broke", [])
+    assert (damaged.problem, damaged.samples) == ("damaged", [])
+    assert good.rates == pytest.approx([100, 100])
+    assert stage.requests("measure").count(("measure", "a", "process", "warm")) == 1
+    assert len(stage.requests("start")) == 3, "the one that ended was started again"
 
 
-def test_what_cannot_be_done_as_asked_ends_all(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> Seen:
+def test_an_invalid_request_ends_all(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Measurement:
         raise UsageError("no such model")
 
-    monkeypatch.setattr(FakeServed, "look", refuse)
+    monkeypatch.setattr(FakeProcess, "measure", refuse)
     with pytest.raises(UsageError, match="no such model"):
-        run_interleaved([contender("a")], rounds=1, seconds=1)
-    assert stage.asked("close") == [("close", "a")]
+        run_interleaved([candidate("a")], rounds=1, seconds=1)
+    assert stage.requests("close") == [("close", "a")]
 
 
-def test_files_are_dropped_before_each_cold_look(stage: Stage) -> None:
-    stage.resident = 0.25
+@pytest.mark.parametrize("resident", [0.25, None])
+def test_files_are_dropped_before_each_cold_measurement(
+    stage: Stage, resident: float | None
+) -> None:
+    stage.resident = resident
 
-    (cold,) = run_interleaved([contender("a", cache="cold")], rounds=2, seconds=1)
+    (cold,) = run_interleaved([candidate("a", cache="cold")], rounds=2, seconds=1).results
 
-    kinds = [event[0] for event in stage.events if event[0] in ("drop", "look", "warm")]
-    assert kinds == ["drop", "look"] * 3
-    assert cold.resident == 0.25
-
-
-def test_what_is_not_known_of_cold_files_stays_unknown(stage: Stage) -> None:
-    stage.resident = None
-
-    (cold,) = run_interleaved([contender("a", cache="cold")], rounds=2, seconds=1)
-
-    assert cold.resident is None
-    assert len(cold.seen) == 2
+    kinds = [event[0] for event in stage.events if event[0] in ("drop", "measure", "warm")]
+    assert kinds == ["drop", "measure"] * 3
+    assert cold.resident == resident
+    assert len(cold.samples) == 2
 
 
 def test_a_sample_is_read_before_it_counts_as_warm(stage: Stage) -> None:
-    warm = contender("a", limit=1000)
+    warm = candidate("a", limit=1000)
 
-    run_interleaved([warm, contender("a", cache="cold", limit=1000)], rounds=2, seconds=1)
+    run_interleaved([warm, candidate("a", cache="cold", limit=1000)], rounds=1, seconds=1)
 
-    assert stage.asked("warm") == [("warm", "a")], "a cold look that read all leaves all in memory"
-    first = [event[0] for event in stage.events if event[0] in ("warm", "look")]
-    assert first[:2] == ["warm", "look"]
+    kinds = [event[0] for event in stage.events if event[0] in ("drop", "measure", "warm")]
+    assert kinds == ["warm", "measure", "drop", "measure", "drop", "measure", "warm", "measure"]
 
 
-def test_after_a_cold_look_that_was_cut_it_is_read_again(stage: Stage) -> None:
-    stage.images = 500  # of 1000
+def test_a_candidate_may_have_its_own_length(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[StopCondition] = []
+    measure = FakeProcess.measure
 
-    run_interleaved(
-        [contender("a", limit=1000), contender("a", cache="cold", limit=1000)], rounds=1, seconds=1
+    def noted(self: FakeProcess, loader: object, stop: StopCondition, step: object) -> Measurement:
+        stops.append(stop)
+        return measure(self, loader, stop, step)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeProcess, "measure", noted)
+    whole = StopCondition(epochs=3, whole=True, seconds=9.0)
+    one = Candidate(
+        name="a", subject=Subject(path="a"), loader=parse_loader("thread", 10), stop=whole
     )
+    run_interleaved([one], rounds=1, seconds=1)
 
-    kinds = [event[0] for event in stage.events if event[0] in ("drop", "look", "warm")]
-    assert kinds == ["warm", "look", "drop", "look", "drop", "look", "warm", "look"]
+    assert [stop.epochs for stop in stops] == [1, 3]
+    assert stops[1] == whole
+
+
+def test_a_speedup_compares_rounds_and_is_clear_if_they_agree() -> None:
+    """The machine became four times as fast; the candidate was twice as fast all the time."""
+    twice = Spread.paired([200, 400, 800], [100, 200, 400])
+
+    assert (twice.median, twice.lowest, twice.highest, twice.rounds) == (2, 2, 2, 3)
+    assert twice.clear
+    assert not Spread.paired([200, 400], [100, 200]).clear
+    assert not Spread.of([0.9, 2.5, 2.5]).clear
+    assert Spread.of([0.5, 0.9, 0.7]).clear
+    assert Spread.of([0.5, 0.9, 0.7]).describe() == "0.70x (0.50x to 0.90x in 3 rounds)"

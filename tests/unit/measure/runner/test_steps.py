@@ -12,8 +12,8 @@ from torch import nn
 
 from shardkit import UsageError
 from shardkit.measure.runner import steps
+from shardkit.measure.runner.spec import StepSpec
 from shardkit.measure.runner.steps import (
-    StepSpec,
     Training,
     load_model,
     make_step,

@@ -1,4 +1,4 @@
-"""Synthetic loads: what the tutorial's promises to be."""
+"""The tutorial's dataset is what PyTorch's tutorial describes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from shardkit import BatchView, LoaderOptions, collate, make_loader
-from shardkit.measure.runner.cases import CASES, TutorialDataset
+from shardkit.measure.bench import tutorial
+from shardkit.measure.bench.tutorial import TutorialDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -21,17 +22,16 @@ class Small(TutorialDataset):
     ROWS, SIDE = 24, 8
 
 
-def test_the_tutorials_numbers_are_the_tutorials() -> None:
-    assert CASES["tutorial"] is TutorialDataset
+def test_the_settings_are_the_tutorials() -> None:
     case = TutorialDataset()
     assert len(case) == 512
-    assert (case.BATCH_SIZE, case.EPOCHS, case.WORKERS) == (32, 10, 4)
+    assert (tutorial.BATCH_SIZE, tutorial.EPOCHS, tutorial.WORKERS) == (32, 10, 4)
     image, label = case[0]
     assert (image.shape, image.dtype) == ((3, 224, 224), torch.float32)
     assert 0 <= label < 10
 
 
-def test_a_fetch_waits_once_whatever_it_brings() -> None:
+def test_a_fetch_waits_once_for_a_sample_or_a_batch() -> None:
     case = Small()
     begun = time.perf_counter()
     for row in range(8):
@@ -45,7 +45,7 @@ def test_a_fetch_waits_once_whatever_it_brings() -> None:
     assert case.FETCH_SECONDS <= min(times) < 4 * case.FETCH_SECONDS
 
 
-def test_a_batch_is_noise_of_the_same_kind_either_way() -> None:
+def test_a_batch_is_the_same_noise_either_way() -> None:
     case = Small()
     view = case.__getitems__(list(range(16)))
     assert isinstance(view, BatchView)
@@ -70,7 +70,7 @@ def test_batches_that_are_kept_do_not_change(engine: str) -> None:
     assert len({float(images[0, 0, 0, 0]) for images, _ in kept}) == 12
 
 
-def test_a_worker_of_pytorch_shares_its_block() -> None:
+def test_a_pytorch_worker_shares_its_block() -> None:
     loader = DataLoader(
         Small(), 4, num_workers=1, collate_fn=_block_is_shared, multiprocessing_context="fork"
     )

@@ -1,0 +1,154 @@
+"""What the functions of a measurement process return, without a process around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import jpeg, make_dataset, make_tree
+
+from shardkit.errors import UsageError
+from shardkit.measure.runner import material, page_cache, session
+from shardkit.measure.runner.server import answer, last_words
+from shardkit.measure.runner.session import Opened, Session
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.timing import Measurement
+
+PLAIN = LoaderSpec(engine="plain", batch_size=4)
+EPOCH = {"loader": PLAIN, "stop": StopCondition(epochs=1, whole=True), "step": StepSpec()}
+
+
+def opened(path: Path, **more: Any) -> tuple[Session, Opened]:
+    found, subject = Session(), Subject(path=str(path), **{"decode": "CenterCrop(8)", **more})
+    return found, session.open_subject(found, subject=subject)
+
+
+def measured(found: Session) -> Measurement:
+    return session.measure(found, **EPOCH)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["folder", "dataset"])
+def test_a_subject_is_opened_and_measured(kind: str, folder: Path, tmp_path: Path) -> None:
+    path = folder if kind == "folder" else make_dataset(folder, tmp_path / "made")
+    found, about = opened(path)
+    seen = measured(found)
+
+    stored = sum(each.stat().st_size for each in folder.rglob("*.*"))
+    assert (about.images, about.total) == (6, 6)
+    assert about.mean_bytes == pytest.approx(stored / 6)
+    assert (seen.images, len(seen.waits), seen.engine) == (6, 2, "plain")
+
+
+@pytest.mark.parametrize("kind", ["folder", "dataset"])
+def test_a_sample_is_the_same_each_time(kind: str, folder: Path, tmp_path: Path) -> None:
+    path = folder if kind == "folder" else make_dataset(folder, tmp_path / "made")
+    found, about = opened(path, limit=4)
+
+    assert (about.images, about.total) == (4, 6)
+    assert measured(found).images == 4
+    assert opened(path, limit=4)[1] == about
+    assert opened(path, limit=40)[1].images == 6
+
+
+@pytest.mark.parametrize("kind", ["folder", "dataset"])
+def test_the_largest_split_is_read_and_named(kind: str, tmp_path: Path) -> None:
+    images = {f"train/a/{number}.jpg": jpeg(seed=number) for number in range(3)}
+    path = make_tree(tmp_path / "splits", {**images, "val/a/0.jpg": jpeg(seed=9)})
+    if kind == "dataset":
+        path = make_dataset(path, tmp_path / "made")
+
+    assert (opened(path)[1].split, opened(path)[1].images) == ("train", 3)
+    assert opened(path / "val")[1].split == ""
+
+
+def test_the_reason_for_processes_is_reported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_dataset(folder, tmp_path / "made")
+    (tmp_path / "planted_unmarked.py").write_text("def unmarked(image): return image\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert opened(made)[1].processes == ""
+    unmarked = opened(made, decode="pil", transform="planted_unmarked:unmarked")[1]
+    assert "unmarked may hold the GIL" in unmarked.processes
+
+
+def test_pages_that_come_back_are_dropped_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the previous measurement was still reading."""
+    drops: list[int] = []
+    fractions = iter([0.5, 0.2, 0.0])
+    monkeypatch.setattr(page_cache, "drop", lambda files: drops.append(len(files)))
+    monkeypatch.setattr(page_cache, "resident", lambda files: next(fractions))
+    found, _ = opened(folder)
+    session.warm(found)
+
+    assert session.drop(found) == 0.0
+    assert drops == [6, 6, 6]
+
+
+def test_a_step_is_timed_on_a_batch_that_is_ready(folder: Path) -> None:
+    found, _ = opened(folder)
+
+    seconds = session.step_seconds(found, loader=PLAIN, step=StepSpec(milliseconds=20.0))
+
+    assert 0.02 <= seconds < 0.2
+
+
+def test_invalid_requests_are_refused_and_errors_are_failures(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_failure.py").write_text("def fails(image): raise ValueError('planted')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    missing = Subject(path=str(folder / "nowhere"))
+    kind, message, _ = answer(Session(), session.open_subject, {"subject": missing})
+    assert (kind, "does not exist" in message) == ("refused", True)
+    with pytest.raises(UsageError, match="below 0"):
+        PLAIN.changed(num_workers=-1)
+
+    found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
+    assert answer(found, session.measure, EPOCH)[:2] == ("failed", "ValueError: planted")
+    found, _ = opened(folder, decode="torch")
+    kind, message, _ = answer(found, session.measure, EPOCH)
+    assert (kind, "equal size" in message, "CenterCrop(224)" in message) == ("failed", True, True)
+
+
+def test_a_workers_error_is_reported_without_its_traceback() -> None:
+    message = (
+        "ValueError: Caught ValueError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "fetch.py", line 1, in fetch\n'
+        "    raise ValueError\n"
+        "ValueError: first\nsecond\n"
+    )
+
+    assert last_words(message) == "ValueError: first\nsecond"
+    assert last_words("one\n  two") == "one\n  two"
+
+
+def test_bytes_are_of_all_files_and_the_mean_is_of_all_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = jpeg(8, 8), jpeg(8, 8) + bytes(50_000)
+    photos = make_tree(
+        tmp_path / "photos",
+        {
+            f"{kind}/{number}.jpg": content
+            for kind, content in (("a", small), ("b", large))
+            for number in range(6)
+        },
+    )
+    made = make_dataset(photos, tmp_path / "made")
+    stored = 6 * len(small) + 6 * len(large)
+    monkeypatch.setattr(material, "_SAMPLED_SIZES", 4)
+
+    for path in (photos, made):
+        about = opened(path, limit=3)[1]
+        assert (about.images, about.total) == (3, 12)
+        assert about.bytes >= stored
+    assert opened(photos, limit=3)[1].bytes == stored
+    assert opened(photos)[1].mean_bytes == stored / 12
