@@ -121,7 +121,7 @@ def usual() -> BenchReport:
 
 
 def hostile() -> BenchReport:
-    """Return forty lines with names that break what takes them at their word."""
+    """Return forty lines with hostile names."""
     results = [result("photos")]
     for number in range(40):
         name = f"{HOSTILE[number % len(HOSTILE)]}{number}"
