@@ -31,7 +31,7 @@ def as_json(report: DoctorReport) -> dict[str, Any]:
     """Return all that was found as JSON values; times in seconds, rates in images/s."""
     found = asdict(report)
     if found["seen"] is not None:
-        del found["seen"]["look"]["waits"]  # hundreds of them
+        del found["seen"]["waits"]  # hundreds of them
     if found["trial"] is not None:
         found["trial"]["gain"] = report.trial.gain if report.trial else None
     return {"subject": found.pop("request")["subject"], **found}

@@ -175,7 +175,7 @@ def test_json_holds_all_of_it(slow: Measured) -> None:
     assert found["measured"]["changes"][0]["recipe"]["resize"] == [256, 256]
     assert found["facts"]["memory"] == facts().memory
     assert found["trial"]["gain"] == 3
-    assert "waits" not in found["seen"]["look"]
+    assert "waits" not in found["seen"]
     alone = as_json(DoctorReport(request=DoctorRequest(), facts=facts(), findings=check(facts())))
     assert alone["subject"] is alone["seen"] is alone["trial"] is None
 
