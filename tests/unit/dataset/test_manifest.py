@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import make_dataset, make_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
     save_manifest,
+    split_directory,
 )
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
 from shardkit.system.files import SMALL_BYTES
@@ -390,3 +392,15 @@ def test_a_manifest_that_no_reader_accepts_is_not_written(tmp_path: Path) -> Non
     with pytest.raises(ShardkitError, match="choose larger shards"):
         save_manifest(huge, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_in_place_of_a_manifest_or_a_split_is_damage(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos")
+    made = make_dataset(tmp_path / "photos", tmp_path / "made")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / MANIFEST_NAME).symlink_to(made / MANIFEST_NAME)
+    with pytest.raises(CorruptDataset, match="symbolic link"):
+        load_manifest(tmp_path / "linked")
+    (tmp_path / "linked" / "train").symlink_to(made)
+    with pytest.raises(CorruptDataset, match="symbolic link"):
+        split_directory(tmp_path / "linked", "train")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from shardkit.dataset.manifest import (
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.pool import Progress
+from shardkit.verification import shard_check
 from shardkit.verification.verify import LEVELS
 
 
@@ -523,3 +526,44 @@ def test_the_manifests_have_the_expected_kinds(splits: Path) -> None:
     assert (
         len(rows_of(splits / "val")) * ROW.itemsize < (splits / "val/index/rows.npy").stat().st_size
     )
+
+
+def damage_records(place: Path) -> None:
+    """Change the image of each record of the first shard."""
+    for entry in rows_of(place)[:3]:
+        flip(shard_paths(place)[0], int(entry["offset"]))
+
+
+def break_container(path: Path) -> None:
+    """Make a shard one that its format cannot open, and leave its images alone."""
+    flip(path, 0)
+    if path.suffix == ".lmdb":  # the numbers by which LMDB knows its two first pages
+        flip(path, 16)
+        flip(path, 4096 + 16)
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_damaged_records_are_listed_up_to_a_limit(
+    place: Path, monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    damage_records(place)
+    if not opens:
+        break_container(shard_paths(place)[0])
+    every = verify(place)
+    assert [finding.row for finding in every.findings if finding.row is not None] == [0, 1, 2]
+    assert ("cannot be opened" in reasons_of(every) or "is damaged" in reasons_of(every)) != opens
+    monkeypatch.setattr(shard_check, "MOST_FINDINGS", 2)
+    limited = verify(place)
+    assert {finding.row for finding in limited.findings} == {None, 0, 1}
+    assert "were not checked" in reasons_of(limited)
+
+
+def test_files_that_cannot_be_read_are_damage(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for module in (shard_check, sys.modules["shardkit.verification.verify"]):
+        monkeypatch.setattr(module, "sha256_of", fail)
+    result = verify(place)
+    assert files_of(result) >= {path.name for path in shard_paths(place)} | {"index/rows.npy"}
+    assert "it cannot be read: Input/output error" in reasons_of(result)
