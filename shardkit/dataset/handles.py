@@ -52,12 +52,13 @@ class ShardFile:
         """
         self._path = path
         self._size = size
-        self._descriptor = -1
+        self.descriptor = -1
+        """The open file; closed with this object."""
         try:
             # O_NONBLOCK: opening a pipe in the file's place must not block.
             with opened(root or path.parent, path.parent.relative_to(root or path.parent)) as place:
                 flags = os.O_RDONLY | os.O_NONBLOCK
-                self._descriptor = open_plain(path, flags, dir_fd=place)
+                self.descriptor = open_plain(path, flags, dir_fd=place)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ShardkitError(
@@ -65,23 +66,18 @@ class ShardFile:
                     "shards at once, or raise the limit (`ulimit -n`)."
                 ) from error
             raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
-        found = os.fstat(self._descriptor)
+        found = os.fstat(self.descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise CorruptShard(f"the shard {path} is not a file. {_REMEDY}")
         if found.st_size != size:
             raise CorruptShard(
                 f"the shard {path} has {found.st_size} bytes; the manifest says {size}. {_REMEDY}"
             )
-        os.set_blocking(self._descriptor, True)
+        os.set_blocking(self.descriptor, True)
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
-    @property
-    def descriptor(self) -> int:
-        """The file descriptor; it is closed with this object."""
-        return self._descriptor
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
     def read_cached(self, offset: int, buffer: memoryview) -> bool:
         """Fill ``buffer`` if all of it is in the page cache; return whether it was.
@@ -91,7 +87,7 @@ class ShardFile:
         if not _NOWAIT or not 0 <= offset <= self._size - len(buffer):
             return False
         try:
-            return os.preadv(self._descriptor, [buffer], offset, _NOWAIT) == len(buffer)
+            return os.preadv(self.descriptor, [buffer], offset, _NOWAIT) == len(buffer)
         except OSError:  # not cached, or not supported by this file system
             return False
 
@@ -99,7 +95,7 @@ class ShardFile:
         """Issue readahead for a range; a cold batch then takes a third of the time."""
         if hasattr(os, "posix_fadvise") and 0 <= offset < self._size:
             with contextlib.suppress(OSError):  # only advice; the read reports errors
-                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on.
@@ -122,7 +118,7 @@ class ShardFile:
         found = 0
         while found < len(buffer):  # a network file system may return a part
             try:
-                part = os.preadv(self._descriptor, [buffer[found:]], offset + found)
+                part = os.preadv(self.descriptor, [buffer[found:]], offset + found)
             except OSError as error:
                 raise CorruptShard(
                     f"the shard {self._path} cannot be read at byte {offset + found}: "
@@ -141,7 +137,7 @@ class ShardFile:
         Raises:
             CorruptShard: If the file ends before one, or the device cannot read it.
         """
-        read, descriptor = os.pread, self._descriptor
+        read, descriptor = os.pread, self.descriptor
         try:
             found = b"".join([read(descriptor, length, offset) for offset in offsets])
         except OSError as error:

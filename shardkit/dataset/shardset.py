@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,6 +39,8 @@ from shardkit.system.text import quoted
 _Opened = TypeVar("_Opened")
 
 _RAW_CODE = IMAGE_FIELDS.index("raw")
+
+_DESCRIPTOR = attrgetter("descriptor")
 
 _GAP = 16384
 """Maximum bytes between two images that share one readahead call."""
@@ -375,7 +378,7 @@ class LocatedRows:
 
     def descriptors(self) -> list[int]:
         """Return the file descriptor of each row's shard; they stay open as long as this object."""
-        return [file.descriptor for file in self._files]
+        return list(map(_DESCRIPTOR, self._files))
 
     def _fill(self, number: int, data: memoryview) -> None:
         offset, file = self._offsets[number], self._files[number]

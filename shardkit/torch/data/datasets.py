@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from operator import mul
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -396,9 +397,9 @@ class _Images:
 
     def inflated(self) -> Iterator[int]:
         """Yield positions of encoded images with implausibly many pixels for their bytes."""
-        if not self.sized:
-            return
         found = self.found
+        if not self.sized or self._all_small():
+            return
         sizes = zip(found.widths, found.heights, strict=True)
         for number, (width, height) in enumerate(sizes):
             pixels = width * height
@@ -408,6 +409,17 @@ class _Images:
             likely = max(_INFLATED_BYTES, _INFLATION * found.lengths[number])
             if 3 * pixels > likely and found.fields[number] != "raw":
                 yield number
+
+    def _all_small(self) -> bool:
+        """Return whether no image or sample exceeds `_INFLATED_BYTES`, which is the usual case.
+
+        It takes a few calls for a batch, where `inflated` takes a few for each image.
+        """
+        found = self.found
+        if self.size is None or not found.widths or any(piece.whole for piece in self.pieces):
+            return False
+        most: int = max(map(mul, found.widths, found.heights))
+        return 3 * max(most, math.prod(self.size)) <= _INFLATED_BYTES
 
     def is_raw(self, number: int, size: int) -> bool:
         """Return whether an image is stored as ``size`` bytes of pixels."""

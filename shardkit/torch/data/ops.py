@@ -98,7 +98,8 @@ class ImageOp(ABC):
         sizes = list(zip(widths, heights, strict=True))
         if self.random:
             return [self.piece(*size, draws(position)) for position, size in enumerate(sizes)]
-        known = {size: self.piece(*size, Draws(0, 0)) for size in set(sizes)}
+        none = Draws(0, 0)  # not used
+        known = {size: self.piece(*size, none) for size in set(sizes)}
         return [known[size] for size in sizes]
 
     def render(

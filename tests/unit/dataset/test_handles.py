@@ -260,7 +260,7 @@ def test_a_child_does_not_keep_the_files_of_its_parent_open(tmp_path: Path) -> N
 
 def test_files_are_not_inherited_by_programs(tmp_path: Path) -> None:
     file = ShardFile(make_file(tmp_path / "a"), 10)
-    assert not os.get_inheritable(file._descriptor)
+    assert not os.get_inheritable(file.descriptor)
 
 
 @pytest.fixture(autouse=True)

@@ -120,7 +120,7 @@ def test_a_size_of_no_pixels_is_a_corrupt_record(place: Path, size: tuple[int, i
     resign(place, lie)
     # 0 x 0 is the size of an unchecked image with an unreadable header; this one decodes.
     for decode in DECODES:
-        with pytest.raises(CorruptRecord, match=r"an impossible size|the index states \(0, 0"):
+        with pytest.raises(CorruptRecord, match=r"impossible size|the index states|not of the"):
             list(open_dataset(place, decode=decode)[[0, 1]])
 
 
