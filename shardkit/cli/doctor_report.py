@@ -1,164 +1,239 @@
-"""How `shardkit doctor` tells what it found: one screen, or JSON."""
+"""The report of `shardkit doctor`: at most 16 lines."""
 
 from __future__ import annotations
 
-import shlex
+import math
+import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
-from shardkit.cli.console import can_show, say
-from shardkit.cli.show import amount, line, wrapped
+from shardkit.cli.show import amount
+from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
-from shardkit.measure.doctor.facts import Facts
-from shardkit.measure.doctor.findings import Finding
-from shardkit.measure.doctor.judgement import Diagnosis
-from shardkit.measure.doctor.measured import Measured, effective
-from shardkit.measure.doctor.profiling import Profile
-from shardkit.measure.doctor.remedies import Remedy
-from shardkit.measure.doctor.stages import STAGES
-from shardkit.system.formatting import percent, speedup_words
+from shardkit.measure.doctor.groups import Group
+from shardkit.measure.doctor.judgement import Cause, Diagnosis, Range, Rated
+from shardkit.measure.doctor.pipeline import Setup
+from shardkit.measure.runner.gil import HOLDS
+from shardkit.system.formatting import significant
 from shardkit.system.text import printable
 
-_BAR = 24
-"""Characters of a bar that stands for all of the time."""
+_WIDTH, _INDENT = 100, 12
 
-_NAMED = 4
-"""Maximum remedies to show; --json prints all."""
+_OVERHEAD, _LONGEST = 8.0, 600.0
+"""Seconds of a run before its rounds, and the longest rounds to propose."""
 
+_MOST_LINES = 16
+"""Lines of a report; the remedies that do not fit are only in the JSON."""
 
-def as_json(report: DoctorReport) -> dict[str, Any]:
-    """Return all that was found as JSON values; times in seconds, rates in images/s."""
-    found = asdict(report)
-    if found["seen"] is not None:
-        del found["seen"]["waits"]  # hundreds of them
-    if found["trial"] is not None:
-        found["trial"]["gain"] = report.trial.gain if report.trial else None
-    return {"subject": found.pop("request")["subject"], **found}
+_NOISY = 0.15
+"""Variation of the loader's rate between rounds from which figures are rough."""
 
 
-def show(report: DoctorReport) -> None:
-    """Print the verdict, the stages, the findings, and what to do."""
-    request = report.request
-    if report.diagnosis is None or report.measured is None or request.subject is None:
-        worst = report.findings[0].severity if report.findings else "ok"
-        text = {"ok": "nothing stands in the way", "note": "nothing stands in the way"}
-        say(f"this machine: {text.get(worst, 'something costs speed here')}")
-        _show_findings(report.findings)
-        _show_versions(report.facts)
-        return
-    name = printable(request.subject.path)
-    wrapped(f"{name}: {printable(report.diagnosis.verdict)}", "  ", first="")
-    _show_loader(report, report.measured, report.diagnosis)
-    _show_stages(report.measured, report.diagnosis)
-    _show_remedies(report.diagnosis.remedies)
-    _show_findings(report.findings)
-    _show_versions(report.facts)
-    if report.trial is not None:
-        trial, ratios = report.trial, report.trial.ratios
-        line(
-            "trial",
-            f"{speedup_words(trial.gain, min(ratios), max(ratios), len(ratios))} on "
-            f"{amount(trial.images, 'image')} in batches of {trial.batch_size}; "
-            f"{percent(trial.bytes_after / trial.bytes_before)} of the bytes",
-        )
-        if not report.command:
-            line("", "so the conversion does not help here, whatever its parts promised")
-    elif report.trial_note:
-        line("trial", f"none: {report.trial_note}")
-    if report.command:
-        line("next", printable(report.command))
-        if "SRC" in shlex.split(report.command):
-            line("", f"SRC is the folder that it was made from: {printable(report.source)}")
-        if report.classes:
-            line("", "its labels have an order of their own; this writes it into a file before:")
-            line("", printable(report.classes))
+def report_lines(report: DoctorReport) -> list[str]:
+    """Return the report: the verdict first, and what to do last."""
+    diagnosis, setup, profile = report.diagnosis, report.setup, report.profile
+    if diagnosis is None or setup is None or profile is None:
+        return _lines("machine", _checks(report.findings)) + _finding_lines(report.findings, "ok")
+    cause = _cause(diagnosis.cause, setup)
+    if profile.group is not None and diagnosis.cause.stage == profile.longest:
+        cause += f"; {_group(profile.group)}"
+    before = _lines("GPU", _gpu(report, diagnosis, setup))
+    before += _lines("slowest" if diagnosis.status == "fed" else "cause", cause)
+    after = _lines("trust", _trust(report, diagnosis))
+    after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
+    after += _next(report, diagnosis)
+    return before + _remedies(diagnosis, _MOST_LINES - len(before) - len(after)) + after
 
 
-def _show_loader(report: DoctorReport, measured: Measured, diagnosis: Diagnosis) -> None:
-    request = report.request
-    kind = "threads" if measured.engine == "thread" else "worker processes"
-    reason = printable(report.seen.reason) if report.seen else ""
-    sample = printable(request.subject.decode) if request.subject else ""
-    if measured.transform:
-        sample += f", then {printable(measured.transform)}"
-    line("sample", f"{sample}; batches of {measured.batch_size}")
-    wrapped(
-        f"{measured.rate:,.0f} images/s with {measured.workers} {kind} ({reason})"
-        + ("" if measured.single is None else f"; {measured.single:,.0f} with one worker"),
-        " " * 12,
-        first="  loader    ",
-    )
-    if measured.step is not None and diagnosis.headroom is not None:
-        line(
-            "step",
-            f"{1000 * measured.step:.3g} ms a batch: {measured.batch_size / measured.step:,.0f} "
-            f"images/s, of which the loader gives {diagnosis.headroom:.2g} x",
-        )
-
-
-def _show_stages(measured: Measured, diagnosis: Diagnosis) -> None:
-    profile = measured.profile
-    counted = effective(measured)
-    say(f"  {'stage':<20}{'warm':>11}{'cold':>12}    part")
-    for stage in STAGES:
-        warm = profile.warm.get(stage)
-        cold = _cold(profile) if stage == "read" else ""
-        if warm is None:
-            say(f"    {stage:<20}{profile.skipped.get(stage, 'not measured')}")
-            continue
-        share = diagnosis.shares.get(stage, 0.0)
-        mark = " (cold)" if counted[stage] > warm else ""
-        say(
-            f"    {stage:<18}{1000 * warm:>8.3f} ms{cold:>12}  {percent(share):>5} "
-            f"{_bar(share)}{mark}".rstrip()
-        )
-    part = ""
-    if diagnosis.explained is not None:
-        part = f", {percent(diagnosis.explained)} of what a loader with one worker takes"
-    wrapped(
-        f"{1000 * profile.total:.3f} ms in one thread{part}; {amount(profile.images, 'sample')}, "
-        f"{profile.stored_bytes / 1000:,.0f} KB and "
-        f"{profile.width:.0f} x {profile.height:.0f} pixels in the mean",
-        " " * 12,
-        first="  sum       ",
-    )
-
-
-def _cold(profile: Profile) -> str:
-    return "" if profile.cold_read is None else f"{1000 * profile.cold_read:.3f} ms"
-
-
-def _bar(share: float) -> str:
-    """Return a bar; of plain characters where the terminal has no other."""
-    return ("█" if can_show("█") else "#") * round(_BAR * share)
-
-
-def _show_remedies(remedies: Sequence[Remedy]) -> None:
-    for number, each in enumerate(remedies[:_NAMED]):
-        gain = "" if each.gain is None else f"{each.gain:.1f} x"
-        basis = f" ({each.basis})" if each.basis else ""
-        code = f": {each.code}" if each.code and each.code not in each.what else ""
-        name = "helps" if not number else ""
-        wrapped(f"{each.what}{code}{basis}", " " * 19, first=f"  {name:<9} {gain:<6} ")
-
-
-def _show_findings(findings: Sequence[Finding]) -> None:
-    for each in findings:
-        if each.severity != "ok":
-            wrapped(
-                f"{printable(each.what)} ({printable(each.evidence)})",
-                " " * 12,
-                first=f"  {each.severity:<9} ",
+def verbose_lines(report: DoctorReport) -> list[str]:
+    """Return the time of all stages, and all checks of the machine."""
+    lines = []
+    if report.profile is not None:
+        for name, stage in report.profile.stages.items():
+            lines.append(
+                f"  {name:<9} {_ms(stage.seconds):>10} per image, "
+                f"{_percent(report.profile.fraction(name))}; p50 {_ms(stage.p50)}, "
+                f"p95 {_ms(stage.p95)}; {_percent(stage.busy)} of it on a CPU"
             )
-            if each.remedy:
-                arrow = "→ " if can_show("→") else ""
-                wrapped(each.remedy, " " * 14, first=" " * 12 + arrow)
-    fine = [each.name for each in findings if each.severity == "ok"]
-    if fine:
-        wrapped(", ".join(fine), " " * 12, first="  ok        ")
+        lines += _finding_lines(report.findings, "")
+    versions = (f"{name} {version or '?'}" for name, version in report.facts.versions.items())
+    return lines + _lines("versions", ", ".join(versions))
 
 
-def _show_versions(facts: Facts) -> None:
-    known = [f"{name} {version or 'unknown'}" for name, version in facts.versions.items()]
-    wrapped(", ".join(known), " " * 12, first="  versions  ")
+def _lines(name: str, text: str, indent: int = _INDENT) -> list[str]:
+    """Return a named paragraph of lines."""
+    return textwrap.wrap(
+        printable(text),
+        _WIDTH,
+        initial_indent=f"{name:<{_INDENT}}",
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+    )
+
+
+def _gpu(report: DoctorReport, diagnosis: Diagnosis, setup: Setup) -> str:
+    rate = f"the loader gives {_spread(diagnosis.delivered)}"
+    if diagnosis.needed is None or report.step_seconds is None or diagnosis.waiting is None:
+        longest = setup.batch_size / diagnosis.delivered.median
+        return (
+            f"unknown without a training step: {rate} images/s, so a step of a batch of "
+            f"{setup.batch_size} that is shorter than {_ms(longest)} waits. Add --step-ms T or "
+            "--model"
+        )
+    needs = (
+        f"a step of {_ms(report.step_seconds)} for a batch of {setup.batch_size} needs "
+        f"{diagnosis.needed:,.0f} images/s; {rate}"
+    )
+    if diagnosis.status == "fed":
+        return f"does not wait for data: {needs}"
+    low, high = diagnosis.waiting
+    if diagnosis.status == "starved":
+        return f"waits {_range(low, high)} of the time: {needs}"
+    return f"undecided, it waits {_range(low, high)} of the time: {needs}{_longer(diagnosis)}"
+
+
+def _longer(diagnosis: Diagnosis) -> str:
+    """Return how long a decisive run takes, if that is known."""
+    if diagnosis.decisive_seconds is None:
+        return ""
+    if diagnosis.decisive_seconds > _LONGEST:
+        return ", too close to tell apart"
+    return f"; decisive: --budget {_duration(diagnosis.decisive_seconds + _OVERHEAD)}"
+
+
+def _cause(cause: Cause, setup: Setup) -> str:
+    name = _stage(cause.stage, setup)
+    if cause.stage == "torch threads":
+        return f"{name}: without them loading is faster (see below)"
+    text = f"{name} takes {_percent(cause.fraction)} of the time of an image"
+    if cause.next_stage:
+        text += f", and {_stage(cause.next_stage, setup)} {_percent(cause.next_fraction)}"
+    text += f" (p50 {_ms(cause.p50)}, p95 {_ms(cause.p95)}); it "
+    if cause.stage == "read" and not cause.waits:
+        return f"{text}copies from the page cache, so a faster disk does not help"
+    if cause.waits:
+        return f"{text}waits, for a disk, a network or a sleep, rather than computes"
+    text += "computes"
+    if cause.held is None or cause.held < HOLDS:
+        return f"{text}, and threads can run it in parallel"
+    text += f" and holds the GIL {_percent(cause.held)} of that time, so threads do not help"
+    return text + (", but worker processes, as here, can" if setup.engine == "process" else "")
+
+
+def _stage(stage: str, setup: Setup) -> str:
+    names = {
+        "read": "reading",
+        "decode": "decoding",
+        "dataset": f"the dataset ({setup.dataset}.__getitem__)",
+        "transform": f"the transform {setup.transform}",
+        "collate": f"the collate function {setup.collate}" if setup.collate else "collating",
+        "transport": "sending batches from worker processes",
+        "torch threads": "each loader thread starts PyTorch threads, which compete for the CPUs",
+    }
+    return names[stage]
+
+
+def _group(group: Group) -> str:
+    who = {
+        "class": f"class {group.name!r}",
+        "encoding": f"{group.name.upper()} images",
+        "size": "the largest images",
+    }[group.by]
+    detail = "" if group.by == "encoding" else f"{group.kind.upper()}, "
+    return (
+        f"{who} ({_percent(group.images)} of the images; {detail}"
+        f"{significant(group.megapixels)} megapixels) take {_percent(group.time)} of that"
+    ).replace(") take", ") takes" if group.by == "class" else ") take")
+
+
+def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
+    """Return the ranked remedies, as many as fit, and those without a clear gain."""
+    if diagnosis.status == "fed":
+        return _lines("remedies", "none needed")
+    rest = []
+    if diagnosis.unclear:
+        rest += [f"too noisy to tell: {', '.join(diagnosis.unclear)}{_longer(diagnosis)}"]
+    if diagnosis.without_gain:
+        rest += [f"no gain: {', '.join(diagnosis.without_gain)}"]
+    if not diagnosis.remedies:
+        return _lines("remedies", ". ".join(rest) or "none measured: the loader kept up at first")
+    lines = _lines("remedies", f"{'images/s':<26} {'GPU' if diagnosis.needed else 'speedup'}")
+    last = [line for text in rest for line in _lines("", text)]
+    for each in diagnosis.remedies:
+        price = f": {each.remedy.price}" if each.remedy.price else ""
+        cells = f"{_spread(each.rate):<26} {_effect(each, diagnosis):<18} "
+        found = _lines("", f"{cells}{each.remedy.what}{price}", _INDENT + len(cells))
+        if len(lines) + len(found) + len(last) > most:
+            break
+        lines += found
+    return lines + last
+
+
+def _effect(rated: Rated, diagnosis: Diagnosis) -> str:
+    """Return what a remedy changes: the GPU's wait, or without a step the speedup."""
+    if diagnosis.needed is None:
+        return f"{rated.rate.median / diagnosis.delivered.median:.1f}x"
+    waits = _percent(max(0.0, 1 - rated.rate.median / diagnosis.needed))
+    return {"yes": "no wait", "no": f"waits {waits}", "unclear": "borderline"}[rated.enough]
+
+
+def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
+    rate = diagnosis.delivered
+    busy = report.facts.load.disturbs
+    level = "low, measure again on an idle machine" if busy or rate.variation > _NOISY else "good"
+    varied = f"the loader varied by {_percent(rate.variation)} in {rate.rounds} rounds"
+    text = f"{level}: {report.facts.load}; {varied}"
+    if report.sample:
+        text += f"; conversions measured on {amount(report.sample, 'image')} of {report.images:,}"
+    return text
+
+
+def _checks(findings: Sequence[Finding]) -> str:
+    parts = []
+    for severity in ("problem", "warning", "note"):
+        found = [each.what for each in findings if each.severity == severity]
+        if found and severity == "note":
+            parts.append(f"{amount(len(found), 'note')}")
+        elif found:
+            parts.append(f"{severity}: {'; '.join(found)}")
+    fine = sum(each.severity == "ok" for each in findings)
+    return "; ".join([*parts, f"{amount(fine, 'check')} passed"])
+
+
+def _finding_lines(findings: Sequence[Finding], hidden: str) -> list[str]:
+    lines = []
+    for each in findings:
+        if each.severity != hidden:
+            text = f"{each.what} ({each.evidence})" + (f": {each.remedy}" if each.remedy else "")
+            lines += _lines(f"  {each.severity}", text)
+    return lines
+
+
+def _next(report: DoctorReport, diagnosis: Diagnosis) -> list[str]:
+    if report.command:
+        lines = [f"{'next':<{_INDENT}}{printable(report.command)}"]  # one line, to copy
+        return lines + [f"{'':<{_INDENT}}{printable(hint)}" for hint in report.hints]
+    if diagnosis.status == "fed":
+        return _lines("next", "nothing: faster loading would not make training faster")
+    if diagnosis.status == "undecided":
+        return _lines("next", "measure again on an idle machine, or with a longer --budget")
+    return _lines("next", diagnosis.advice or "faster or more CPUs: no measured change helps")
+
+
+def _spread(rate: Range) -> str:
+    return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
+
+
+def _range(low: float, high: float) -> str:
+    return " to ".join(dict.fromkeys((_percent(low), _percent(high))))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _duration(seconds: float) -> str:
+    return f"{math.ceil(seconds / 60)}m" if seconds > 90 else f"{math.ceil(seconds)}s"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f}%"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import click
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 workers_option = click.option(
     "--workers",
@@ -14,3 +18,11 @@ workers_option = click.option(
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Print only --json output. See the exit code."
 )
+
+
+def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Return a time in seconds, from ``60``, ``60s``, ``2m`` or ``1h``."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", value.strip().lower())
+    if not found or found[2] not in _UNITS:
+        raise click.BadParameter(f"{value!r} is not a time such as 60s or 2m", ctx, param)
+    return float(found[1]) * _UNITS[found[2]]

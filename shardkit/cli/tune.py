@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
@@ -14,20 +13,10 @@ from shardkit.cli.measure_options import (
     step_ms_option,
     transform_option,
 )
-from shardkit.cli.options import quiet_option
+from shardkit.cli.options import duration, quiet_option
 from shardkit.cli.show import line, measuring_bar
 from shardkit.measure.tune.tune import tune
 from shardkit.torch.tuned import require_replaceable
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Return a time in seconds, from ``60``, ``60s``, ``2m`` or ``1h``."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", value.strip().lower())
-    if not found or found[2] not in _UNITS:
-        raise click.BadParameter(f"{value!r} is not a time such as 60s or 2m", ctx, param)
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @click.command("tune")

@@ -1,1 +1,1 @@
-"""Where the time of a sample goes, what limits loading, and what would help."""
+"""Why the GPU waits for data, and what helps."""

@@ -1,123 +1,117 @@
-"""`examine`: from a dataset to what limits loading it, and what would help."""
+"""`doctor`: measure a loader, find out why the GPU waits, and measure what helps."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from shardkit.conversion.recipe import Recipe
-from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.doctor.changes import Change, predict
-from shardkit.measure.doctor.command import Made, classes_command, command_words
-from shardkit.measure.doctor.facts import Facts, gather
-from shardkit.measure.doctor.findings import Finding, ordered
+from shardkit.conversion.command import Made, command_words
+from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
+from shardkit.measure.doctor.checks import Finding, run_checks
 from shardkit.measure.doctor.judgement import Diagnosis, diagnose
-from shardkit.measure.doctor.measured import Measured
-from shardkit.measure.doctor.place import Place, place_of
-from shardkit.measure.doctor.profiling import Plan, Profile, profile
-from shardkit.measure.doctor.remedies import GAIN, Remedy
-from shardkit.measure.doctor.surroundings import check, fits_in_memory
-from shardkit.measure.doctor.trial import Trial, try_out
+from shardkit.measure.doctor.machine import Facts, fits_in_memory, gather, place_of
+from shardkit.measure.doctor.pipeline import Setup, Variant, describe, step_seconds, variant_rate
+from shardkit.measure.doctor.profile import Profile, profile
+from shardkit.measure.doctor.remedies import Remedy, Situation, propose
+from shardkit.measure.doctor.sample import convert_sample, made_as, write_images
 from shardkit.measure.runner.material import choose_decode
 from shardkit.measure.runner.process import MeasurementProcess
-from shardkit.measure.runner.session import Opened, Session
-from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
-from shardkit.measure.runner.timing import Measurement
-from shardkit.torch.engine.preflight import default_workers
-from shardkit.torch.engine.processes import SPARE_SLOTS
-from shardkit.torch.loader import FILES_PER_BATCH
+from shardkit.measure.runner.rounds import turn
+from shardkit.measure.runner.spec import StepSpec, Subject
+from shardkit.system.machine import usable_cpus
 
 Watch = Callable[[str], None]
-"""Told what is done next."""
+"""Receives what is done next."""
 
-FOLDER_FORMAT = "lmdb"
-"""What a folder is converted to, if nothing speaks for another format."""
+IMAGES = 256
+"""Maximum images in the sample."""
 
-SECONDS = 0.5
-"""How long each look at a loader lasts."""
+FEWEST_ROUNDS = 3
+SECONDS = 0.25
+"""Duration of one measurement of a loader."""
 
-SAMPLE, SAMPLE_BYTES, BATCHES = 2000, 10**9, 8
-"""Of data that fit in memory, loaders read so many images, that are in memory, and always the same:
-fewer if they have more bytes, and for so many batches at the least."""
+_QUICK_LOOKS, _CLEARLY = 2, 1.3
+"""Measurements of the loader that must all be faster than the step by this factor, to skip the
+remedies."""
 
-ROUNDS = 3
-"""The loader and its alternatives are looked at so many times, in turn; medians count."""
+_BATCHES = 6
+"""Batches that a measurement should see; of a slow loader, smaller ones are measured."""
 
+_PROFILE_PART, _CONVERSION_PART = 0.12, 0.1
+"""Fractions of the budget for timing the stages, and for each converted sample."""
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorRequest:
-    """What to examine."""
+_CONVERSION_COST, _FEWEST_CONVERTED = 2.0, 32
+"""Time to convert an image divided by the time to load it, roughly; and images at the least."""
 
-    subject: Subject | None = None
-    """None examines the surroundings alone."""
-    batch_size: int = 64
-    workers: int | None = None
-    """None takes as many as `make_loader` does."""
-    step: StepSpec = field(default_factory=StepSpec)
-    """The training step, if it is known."""
-    rows: int = 256
-    """Samples whose stages are timed, at the most."""
-    trial: bool = False
-    """Whether the best conversion is tried out."""
+_GIVE_UP = 0.9
+"""A remedy below this fraction of the loader's rate in the first round is not measured again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
     """Result of `doctor`."""
 
-    request: DoctorRequest
+    subject: Subject | None
+    """None if only the machine was checked."""
     facts: Facts
     findings: list[Finding]
-    """The worst first."""
+    """Results of the machine's checks, the worst first."""
     images: int = 0
-    seen: Measurement | None = None
-    """One look at the loader; None where nothing was read."""
-    measured: Measured | None = None
+    """Images in the dataset."""
+    sample: int = 0
+    """Images in the converted samples."""
+    setup: Setup | None = None
+    profile: Profile | None = None
+    step_seconds: float | None = None
+    """Time of a training step; None if unknown."""
     diagnosis: Diagnosis | None = None
     command: str = ""
-    """The conversion that helps most, to be typed; empty if none does, or a trial disproved it."""
-    source: str = ""
-    """Name of the folder that SRC in the command stands for; empty if the command names it."""
-    classes: str = ""
-    """What writes the file of classes that CLASSES in the command stands for; empty without one."""
-    trial: Trial | None = None
-    trial_note: str = ""
-    """Why there was no trial, if one was asked for."""
+    """What to do next: a command, or Python code; empty if nothing measured helps."""
+    hints: list[str] = field(default_factory=list)
+    """What the command needs, and how to use its result."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values; times in seconds, rates in images/s."""
+        found = asdict(self)
+        if self.profile is not None:
+            del found["profile"]["rows"]
+        return found
 
 
 def doctor(  # noqa: PLR0913 - the options of the command
     dataset: str | Path | None = None,
     *,
+    loader: str | None = None,
     decode: str | None = None,
     transform: str | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     step_ms: float | None = None,
     model: str | None = None,
-    trial: bool = False,
-    rows: int = 256,
+    budget: float = 12.0,
     watch: Watch | None = None,
 ) -> DoctorReport:
-    """Measure the stages of loading, find the bottleneck and rank remedies.
+    """Find out whether the GPU waits for data and why, and measure what helps.
 
     Args:
-        dataset: A dataset or a plain folder of images; None checks only the machine.
+        dataset: A dataset or a plain folder of images. None, without ``loader``, checks only the
+            machine.
+        loader: ``module:callable`` that returns a ``torch.utils.data.DataLoader`` or a shardkit
+            loader, to diagnose instead of ``dataset``.
         decode: Image type, or an operation such as ``"CenterCrop(224)"``. None selects as the
             command does.
         transform: ``module:name`` of a transform for each image.
-        batch_size: Samples per batch.
+        batch_size: Samples per batch, unless ``loader`` is given.
         workers: Workers that you plan to use; None uses as many as `make_loader` does.
         step_ms: Training step time per batch in ms, spent off the CPU.
         model: ``module:name`` of a model to train on each batch, or ``small``.
-        trial: Try the most useful conversion on 1% of the images.
-        rows: Maximum samples to time.
+        budget: Approximate duration in seconds.
         watch: Called with a description of each step.
 
     Raises:
@@ -125,289 +119,168 @@ def doctor(  # noqa: PLR0913 - the options of the command
         MeasurementFailed: If the data cannot be loaded.
         ShardkitError: If the dataset is damaged.
     """
-    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
-    if dataset is None:
-        needs_data = {
-            "--decode": decode,
-            "--transform": transform,
-            "--step-ms": step_ms,
-            "--model": model,
-            "--trial": trial,
-        }
-        for option, value in needs_data.items():
-            if value:
-                raise UsageError(f"{option} requires DATASET: a dataset or a folder of images")
-        return examine(DoctorRequest(workers=workers), watch)
-    path = str(dataset)
-    subject = Subject(
-        path=path, decode=choose_decode([path], decode, transform), transform=transform
-    )
-    return examine(
-        DoctorRequest(
-            subject=subject,
-            batch_size=batch_size,
-            workers=workers,
-            step=step,
-            rows=rows,
-            trial=trial,
-        ),
-        watch,
-    )
-
-
-def examine(request: DoctorRequest, watch: Watch | None = None) -> DoctorReport:
-    """Measure where the time of a sample goes, and judge it together with the surroundings.
-
-    Raises:
-        UsageError: If it cannot be done as it was asked.
-        MeasurementFailed: If the data cannot be loaded.
-        ShardkitError: If they are damaged.
-    """
+    end = time.perf_counter() + budget
     watch = watch or (lambda _: None)
-    watch("looking at the machine")
-    facts = gather(request.workers)
-    if request.subject is None:
-        return DoctorReport(request=request, facts=facts, findings=ordered(check(facts)))
-    watch("opening")
+    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
+    only_path = {"--decode": decode, "--transform": transform}
+    if loader is not None:
+        extra = {"DATASET": dataset, "--workers": workers, **only_path}
+        _refuse(extra, "cannot be combined with --loader")
+        subject = Subject(loader=loader)
+    elif dataset is not None:
+        chosen = choose_decode([str(dataset)], decode, transform)
+        subject = Subject(path=str(dataset), decode=chosen, transform=transform)
+    else:
+        _refuse({**only_path, "--step-ms": step_ms, "--model": model}, "requires DATASET")
+        facts = gather(workers)
+        return DoctorReport(subject=None, facts=facts, findings=run_checks(facts))
     with contextlib.ExitStack() as stack:
-        examination = _Examination(request, request.subject, stack, watch)
-        measured, place = examination.run(facts)
-    facts = dataclasses.replace(facts, place=place)
-    diagnosis = diagnose(measured, check(facts))
-    best = next((each for each in diagnosis.remedies if each.change is not None), None)
-    command = _command(request.subject.path, best, examination)
-    classes = classes_command(examination.made) if command else ""
-    trial, note = None, ""
-    if request.trial and best is not None and best.change is not None:
-        watch("trying it out")
-        recipe = Recipe.restored(best.change.recipe)
-        trial = try_out(request.subject, examination.loading, recipe, examination.made.format)
-        if trial.gain < GAIN:
-            command = classes = ""
-    elif request.trial:
-        note = "no conversion was found that would help"
-    return DoctorReport(
-        request=request,
-        facts=facts,
-        findings=diagnosis.findings,
-        images=examination.images,
-        seen=examination.seen,
-        measured=measured,
-        diagnosis=diagnosis,
-        command=command,
-        source=examination.source,
-        classes=classes,
-        trial=trial,
-        trial_note=note,
-    )
+        process = stack.enter_context(MeasurementProcess(subject))
+        watch("checking the machine")  # while the process imports PyTorch
+        facts = gather(workers)
+        loading = {"batch_size": 1 << 30 if loader else batch_size, "workers": workers}
+        examination = _Examination(process, loading, stack, watch)
+        return examination.run(facts, step, budget, end)
 
 
-def _place(session: Session) -> dict[str, Any]:
-    return place_of(session.dataset, session.files)
-
-
-def _profile(session: Session, *, plan: Plan) -> Profile:
-    return profile(session.dataset, plan)
-
-
-def _predict(session: Session, *, crop: int | None) -> list[Change]:
-    return predict(session.dataset, crop)
-
-
-def _limit(session: Session, *, threads: int) -> int:
-    """Let an operation of PyTorch use so many threads; return the previous number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    return before
-
-
-class _Measuring:
-    """A measuring process, begun anew if a transform ended it."""
-
-    def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
-        self._served = stack.enter_context(MeasurementProcess(subject))
-        self.opened = self._served.open()
-
-    @property
-    def process(self) -> MeasurementProcess:
-        """One that answers."""
-        self._served.restart_if_ended()
-        return self._served
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(f"{name} {why}")
 
 
 class _Examination:
-    """Asks measuring processes one thing after the other."""
+    """Asks a measurement process one thing after the other."""
 
     def __init__(
-        self, request: DoctorRequest, subject: Subject, stack: contextlib.ExitStack, watch: Watch
+        self,
+        process: MeasurementProcess,
+        loading: dict[str, Any],
+        stack: contextlib.ExitStack,
+        watch: Watch,
     ) -> None:
-        self._request = request
-        self._subject = subject
+        self._process = process
+        self._loading = loading
+        """Batch size and workers, arguments of each request."""
         self._stack = stack
-        self._whole = self._looked_at = _Measuring(subject, stack)
         self._watch = watch
-        options = {} if request.workers is None else {"num_workers": request.workers}
-        self.loading = LoaderSpec(batch_size=request.batch_size, options=options)
-        self.images = 0
-        self.made = Made(path=subject.path, format=FOLDER_FORMAT)
-        self.folder = False
-        self.source = ""
-        self.seen: Measurement | None = None
 
-    def run(self, facts: Facts) -> tuple[Measured, Place]:
-        """Return what was measured, and what was seen of the data's place."""
-        request, process, opened = self._request, self._whole.process, self._whole.opened
-        self.images = opened.images
-        if not self.images:
-            raise UsageError(f"there is no image in {self._subject.path}")
-        placed = process.call(_place)
-        self.folder = placed["made"] is None
-        if not self.folder:
-            self.made = made = Made(**placed["made"])
-            name = str(made.source.get("name", ""))
-            self.source = f"the one that holds {name}" if made.splits else name
-        if fits_in_memory(opened.bytes, facts.memory):
-            self._watch("reading into memory")
-            self._warm(opened.mean_bytes)
-        self._watch("loading")
-        self.seen = seen = self._look(self.loading)  # and so it is known to work
-        place = self._place(opened, placed, seen)
-        step = self._step()  # early: a model may be misnamed
-        self._watch("loading with one worker")
-        single, threads = self._single(seen)
-        self._watch("timing the stages of a sample")
-        profile = self._profile(processes=seen.engine == "process")
-        self._watch("re-encoding some images")
-        changes = self._whole.process.call(_predict, crop=_crop(profile))
-        self._watch("comparing loaders")
-        fits = facts.shared_memory is None or place.shared_needed <= facts.shared_memory[1]
-        rates, alternatives = self._compare(seen, threads, processes=fits)
-        measured = Measured(
-            folder=self.folder,
-            images=self.images,
-            bytes=opened.bytes,
-            memory=facts.memory,
-            batch_size=request.batch_size,
-            decode=self._subject.decode,
-            transform=self._subject.transform or "",
-            profile=profile,
-            single=single,
-            rates=rates,
-            engine=seen.engine,
-            workers=seen.workers,
-            alternatives=alternatives,
-            step=step,
-            repeats=self._subject.transform is None or not opened.processes,
-            changes=changes,
+    def run(self, facts: Facts, step: StepSpec, budget: float, end: float) -> DoctorReport:
+        """Time the stages, measure the loader and what may help, and judge."""
+        self._watch("opening the dataset")
+        opened = self._process.open()
+        facts = replace(facts, place=self._call(place_of))
+        setup: Setup = self._call(describe)
+        self._watch("timing the stages")
+        cold = not fits_in_memory(opened.bytes, facts.memory)
+        seconds = _PROFILE_PART * budget
+        found: Profile = self._call(
+            profile, patience=budget, seconds=seconds, images=IMAGES, cold=cold
         )
-        return measured, place
-
-    def _look(self, loading: LoaderSpec) -> Measurement:
-        return self._looked_at.process.measure(loading, StopCondition(seconds=SECONDS))
-
-    def _warm(self, mean_bytes: float) -> None:
-        """Have in memory all that loaders read: else stages are warm, and rates are cold."""
-        most = min(SAMPLE, int(SAMPLE_BYTES / max(1.0, mean_bytes)))
-        limit = max(most, BATCHES * self._request.batch_size)
-        if limit < self.images:
-            sample = dataclasses.replace(self._subject, limit=limit)
-            self._looked_at = _Measuring(sample, self._stack)
-        self._looked_at.process.warm()
-
-    def _single(self, seen: Measurement) -> tuple[float | None, int]:
-        """Return the rate of one worker, and the threads that PyTorch takes for an operation.
-
-        The worker is of the kind that is known to work: a thread may not bear the transform.
-        """
-        engine = "process" if seen.engine == "process" else "thread"
-        threads = int(self._looked_at.process.call(_limit, threads=1))
-        one = LoaderSpec(
-            engine=engine, batch_size=self._request.batch_size, options={"num_workers": 1}
-        )
-        try:
-            rate = self._look(one).rate
-        except MeasurementFailed:
-            rate = None
-        self._looked_at.process.call(_limit, threads=threads)
-        return rate, threads
-
-    def _place(self, opened: Opened, placed: dict[str, Any], seen: Measurement) -> Place:
-        options = self.loading.loader_options()
-        settings = options.resolved(default_workers(), pinned=False)
-        under_way = settings.process_prefetch + SPARE_SLOTS * settings.num_workers
-        return Place(
-            path=self._subject.path,
-            filesystem=placed["filesystem"],
-            mount=placed["mount"],
-            bytes=opened.bytes,
-            resident=placed["resident"],
-            engine=seen.engine,
-            wanted="process" if opened.processes else "thread",
-            shared_needed=under_way * seen.batch_bytes if settings.num_workers else 0,
-            files_needed=under_way * FILES_PER_BATCH if settings.num_workers else 0,
-            worker_unique=seen.worker_memory,
-            start=placed["start"],
-            threads=placed["threads"],
-            cuda_begun=placed["cuda_begun"],
-            opencv_threads=placed["opencv_threads"],
+        seconds_of_step = step.milliseconds / 1000 or None
+        if step.model is not None:
+            self._watch("timing the step")
+            seconds_of_step = self._call(step_seconds, step=step)
+        needed = None if seconds_of_step is None else setup.batch_size / seconds_of_step
+        rows = [] if cold else found.rows
+        per_worker = SECONDS * max(1, setup.workers) / found.total
+        size = max(4, round(per_worker / _BATCHES))
+        self._loading["batch_size"] = min(setup.batch_size, size)
+        remedies: list[Remedy] = []
+        sample: list[int] = []
+        if needed is None or not self._keeps_up(needed, rows):
+            situation = Situation(
+                setup=setup,
+                profile=found,
+                cpus=usable_cpus(),
+                images=opened.total,
+                memory=facts.memory,
+            )
+            most = _CONVERSION_PART * budget * usable_cpus() / (_CONVERSION_COST * found.total)
+            sample = found.rows[: max(_FEWEST_CONVERTED, int(most))]
+            remedies = self._convert(propose(situation), sample)
+        start = time.perf_counter()
+        delivered, measured = self._rounds(remedies, rows, end)
+        round_seconds = (time.perf_counter() - start) / len(delivered)
+        diagnosis = diagnose(found, delivered, measured, needed=needed, round_seconds=round_seconds)
+        command, hints = self._command(diagnosis)
+        return DoctorReport(
+            subject=self._process.subject,
+            facts=facts,
+            findings=run_checks(facts),
+            images=opened.total,
+            sample=len(sample) if any(remedy.recipe for remedy in remedies) else 0,
+            setup=setup,
+            profile=found,
+            step_seconds=seconds_of_step,
+            diagnosis=diagnosis,
+            command=command,
+            hints=hints,
         )
 
-    def _profile(self, *, processes: bool) -> Profile:
-        plan = Plan(
-            rows=self._request.rows, batch_size=self._request.batch_size, processes=processes
-        )
-        found: Profile = self._whole.process.call(_profile, plan=plan)
-        return found
+    def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        self._process.restart_if_ended()  # a transform may have ended it
+        return self._process.call(function, **self._loading, **arguments)
 
-    def _step(self) -> float | None:
-        step = self._request.step
-        if step.model is None:
-            return step.milliseconds / 1000 or None
-        self._watch("timing the step")
-        return self._whole.process.step_seconds(self.loading, step)
+    def _keeps_up(self, needed: float, rows: list[int]) -> bool:
+        """Return whether the loader is clearly faster than the step."""
+        self._watch("measuring the loader")
+        return all(self._rate(Variant(), rows) >= _CLEARLY * needed for _ in range(_QUICK_LOOKS))
 
-    def _compare(
-        self, seen: Measurement, threads: int, *, processes: bool
-    ) -> tuple[list[float], dict[str, list[float]]]:
-        """Return the rates of the loader, and those of alternatives, measured in turn."""
-        ways: dict[str, LoaderSpec] = {"": self.loading}
-        if seen.workers and self._subject.transform is not None:
-            other = "thread" if seen.engine == "process" else "process"
-            if other == "thread" or processes:
-                ways[other] = dataclasses.replace(self.loading, engine=other)
-        if seen.workers and seen.engine == "thread" and threads > 1:
-            ways["one torch thread"] = self.loading
-        rates: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(ROUNDS):
-            for name in list(rates):
-                if name == "one torch thread":
-                    self._looked_at.process.call(_limit, threads=1)
+    def _rate(self, variant: Variant, rows: list[int]) -> float:
+        found = self._call(variant_rate, variant=variant, rows=rows, seconds=SECONDS)
+        return float(found)
+
+    def _convert(self, remedies: list[Remedy], rows: list[int]) -> list[Remedy]:
+        """Convert a sample for each remedy that is a conversion; drop those that fail."""
+        if not any(remedy.recipe for remedy in remedies):
+            return remedies
+        name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardkit-doctor-"))
+        source = Path(name) / "source"
+        self._watch(f"converting {len(rows)} images")
+        self._process.call(write_images, rows=rows, folder=source)
+        ready: list[Remedy] = []
+        for remedy in remedies:
+            variant = remedy.variant
+            if remedy.recipe is not None:
+                target = Path(name) / str(len(ready))
                 try:
-                    rates[name].append(self._look(ways[name]).rate)
+                    convert_sample(source, target, remedy.recipe)
+                except ShardkitError:
+                    continue
+                variant = replace(variant, data=str(target))
+            ready.append(replace(remedy, variant=variant))
+        return ready
+
+    def _rounds(
+        self, remedies: list[Remedy], rows: list[int], end: float
+    ) -> tuple[list[float], list[tuple[Remedy, list[float]]]]:
+        """Measure the loader and the remedies in interleaved rounds, until ``end``."""
+        variants = [Variant(), *(remedy.variant for remedy in remedies)]
+        rates: list[list[float]] = [[] for _ in variants]
+        running = list(range(len(variants)))
+        for number in range(1 << 20):
+            if number > FEWEST_ROUNDS and time.perf_counter() > end:
+                break
+            for which in turn(running, number):
+                self._watch(f"round {number}: {remedies[which - 1].name if which else 'loader'}")
+                try:
+                    rates[which].append(self._rate(variants[which], rows))
                 except MeasurementFailed:
-                    if not name:
+                    if not which:
                         raise
-                    del rates[name]  # it is no alternative
-                if name == "one torch thread":
-                    self._looked_at.process.call(_limit, threads=threads)
-        return rates.pop(""), rates
+                    running.remove(which)
+            if not number:  # it warms up, and shows what is hopeless
+                running = [n for n in running if rates[n][0] >= _GIVE_UP * rates[0][0]]
+                rates = [[] for _ in variants]
+        complete = [each if n in running else [] for n, each in enumerate(rates)]
+        return rates[0], list(zip(remedies, complete[1:], strict=True))
 
-
-def _crop(profile: Profile) -> int | None:
-    """Return the shorter side of a sample; None if it is no image that is smaller than stored."""
-    sides = [side for side in profile.sample if side > 4]  # but not its channels
-    return min(sides) if len(profile.sample) == 3 and len(sides) == 2 else None
-
-
-def _command(path: str, remedy: Remedy | None, examination: _Examination) -> str:
-    if remedy is None or remedy.change is None:
-        return ""
-    source = path if examination.folder else "SRC"
-    size = remedy.change.recipe.get("resize")
-    suffix = {"raw": "raw", "jpeg": "jpeg", "convert": "shards"}.get(remedy.name, "")
-    suffix += str(size[0]) if size else ""
-    made, place = examination.made, Path(path)
-    if made.splits and place.resolve() == Path(made.path).resolve():  # one split was named
-        place = place.resolve().parent
-    target = f"{place if place.name else 'dataset'}-{suffix}"
-    return shlex.join(command_words(remedy.change.recipe, source, target, made))
+    def _command(self, diagnosis: Diagnosis) -> tuple[str, list[str]]:
+        """Return what to do next, and what that needs."""
+        best = diagnosis.recommended
+        if best is None or best.remedy.recipe is None:
+            return (best.remedy.code if best else ""), []
+        made: Made = self._process.call(made_as)
+        words = command_words(best.remedy.recipe, made)
+        return shlex.join(words), made.hints(words[4])

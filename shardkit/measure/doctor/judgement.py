@@ -1,180 +1,208 @@
-"""The judgement: from what was measured to what limits loading, and what would move it.
-
-It is a function of its arguments alone; whatever it says was measured by others.
-"""
+"""The judgement: whether the GPU waits, why, and what helps; pure functions of measured values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardkit.measure.doctor.findings import Finding, ordered
-from shardkit.measure.doctor.measured import Measured, effective, waits_for_disk
-from shardkit.measure.doctor.remedies import GAIN, Remedy, find_remedies
-from shardkit.measure.doctor.surroundings import fits_in_memory
-from shardkit.measure.runner.gil import HOLDS
-from shardkit.system.formatting import percent
+from shardkit.measure.doctor.profile import Profile
+from shardkit.measure.doctor.remedies import ADVICE, OWN_CODE, WAITS, Remedy
 
-UNEXPLAINED = 0.25
-"""Part of a sample's time that the stages may leave unexplained, or overdo, without a word."""
+GAIN = 1.1
+"""Least speedup that is worth a change."""
+
+_OVERSUBSCRIBED = 1.3
+"""Speedup with one PyTorch thread from which the threads are the cause."""
+
+_ALONE = 0.15
+"""A stage is the only cause if its fraction exceeds the next one by this."""
+
+_LEAST_GAP = 0.02
+"""Smallest relative difference that a longer run should decide."""
+
+_ERRORS = 2.5
+"""Standard errors between a median and the ends of its range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A typical value of several rounds; more rounds make it narrower."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+    variation: float
+    """Relative standard deviation of the rounds."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        """Return the range of at least two positive values."""
+        deviation = statistics.stdev(map(math.log, values))
+        factor = math.exp(_ERRORS * deviation / math.sqrt(len(values)))
+        median = statistics.median(values)
+        return cls(
+            median=median,
+            low=median / factor,
+            high=median * factor,
+            rounds=len(values),
+            variation=deviation,
+        )
+
+    def decisive_rounds(self, other: float) -> int:
+        """Return the number of rounds after which the range would not contain ``other``."""
+        gap = max(_LEAST_GAP, abs(math.log(other / self.median)))
+        return math.ceil((_ERRORS * self.variation / gap) ** 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why loading is not faster."""
+
+    stage: str
+    """The longest stage, or ``torch threads``."""
+    fraction: float
+    """Its fraction of an image's time."""
+    next_stage: str
+    """The next stage, if it takes about as long; otherwise empty."""
+    next_fraction: float
+    p50: float
+    p95: float
+    """Percentiles of the stage's time, in seconds."""
+    waits: bool
+    """Whether it waits rather than computes."""
+    held: float | None
+    """Fraction of its time with the GIL held; None for decoding and reading, which release it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rated:
+    """A remedy that helps."""
+
+    remedy: Remedy
+    rate: Range
+    """Images per second with it."""
+    enough: str
+    """``yes``, ``no`` or ``unclear``: whether the GPU then never waits; empty without a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What limits loading."""
+    """What limits loading, and what helps."""
 
-    bottleneck: str
-    """``step``, ``interpreter lock``, a stage, or the name of a finding that is a problem."""
-    verdict: str
-    """The bottleneck in words."""
-    shares: dict[str, float]
-    """Stage to its part of a sample's time, 0 to 1."""
-    explained: float | None
-    """Sum of the stages divided by what a loader of one worker takes for a sample; None if that is
-    not known."""
-    headroom: float | None
-    """Rate of loading divided by that of the step; None without a step."""
-    findings: list[Finding]
-    """The worst first."""
-    remedies: list[Remedy]
-    """The greatest gain first; those without a measured gain come last."""
+    status: str
+    """``starved``: the GPU waits. ``fed``: it does not. ``undecided``: the rounds differ too much.
+    ``unknown``: no training step is given."""
+    delivered: Range
+    """Images per second of the loader."""
+    needed: float | None
+    """Images per second of the training step; None without one."""
+    cause: Cause
+    remedies: list[Rated]
+    """The fastest first; none if the GPU does not wait."""
+    unclear: list[str]
+    """Names of remedies that may help: the rounds differ too much to tell."""
+    without_gain: list[str]
+    """Names of measured remedies that do not help."""
+    recommended: Rated | None
+    """The remedy to apply first: a setting if one is enough, otherwise the fastest."""
+    advice: str
+    """A change that doctor cannot measure; empty without one."""
+    decisive_seconds: float | None
+    """Duration of rounds that would decide the status or the unclear remedies; None if decided."""
+
+    @property
+    def waiting(self) -> tuple[float, float] | None:
+        """Lowest and highest fraction of the time that the GPU waits; None if unknown."""
+        if self.needed is None:
+            return None
+        low, high = self.delivered.low, self.delivered.high
+        return max(0.0, 1 - high / self.needed), max(0.0, 1 - low / self.needed)
 
 
-def diagnose(measured: Measured, surroundings: Sequence[Finding] = ()) -> Diagnosis:
-    """Return what limits loading, and what would help.
+def diagnose(
+    profile: Profile,
+    delivered: Sequence[float],
+    measured: Sequence[tuple[Remedy, Sequence[float]]],
+    *,
+    needed: float | None,
+    round_seconds: float,
+) -> Diagnosis:
+    """Return the diagnosis.
 
     Args:
-        measured: Times and rates.
-        surroundings: What the checks of the machine found; a problem among them comes first.
+        profile: The loader's stages.
+        delivered: Images per second of the loader in each round.
+        measured: The same of each remedy, in the same rounds; empty if it was given up.
+        needed: Images per second of the training step.
+        round_seconds: Duration of a round.
     """
-    seconds = effective(measured)
-    total = sum(seconds.values())
-    shares = {stage: value / total for stage, value in seconds.items()}
-    largest = max(seconds, key=lambda stage: seconds[stage])
-    headroom = None
-    if measured.step is not None:
-        headroom = measured.rate * measured.step / measured.batch_size
-    problem = next((each for each in surroundings if each.severity == "problem"), None)
-    if problem is not None:
-        name, verdict = problem.name, f"{_sentence(problem.what)}: {problem.evidence}."
-    elif headroom is not None and headroom >= 1:
-        name, verdict = "step", _step_verdict(measured, headroom)
-    else:
-        name, verdict = _stage_verdict(measured, largest, seconds)
-        if headroom is not None:
-            verdict = (
-                f"Loading, not the step, is the limit: it gives {headroom:.2g} x what the step "
-                f"takes. {verdict}"
-            )
-    explained = None if measured.single is None else measured.profile.total * measured.single
-    findings = ordered([*surroundings, *_findings(measured, explained)])
-    remedies = [] if name == "step" else find_remedies(measured, largest)
-    if problem is not None:
-        remedies.insert(0, Remedy(name=problem.name, what=problem.remedy))
+    base = Range.of(delivered)
+    status = {"": "unknown", "yes": "fed", "no": "starved"}.get(_enough(base, needed), "undecided")
+    rated, unclear, without, rounds = [], [], [], 0
+    for remedy, rates in measured:
+        ratios = [rate / other for rate, other in zip(rates, delivered, strict=bool(rates))]
+        ratio = Range.of(ratios) if ratios else None
+        if ratio is None or ratio.median < GAIN:
+            without.append(remedy.name)
+        elif ratio.low <= 1:
+            unclear.append(remedy.name)
+            rounds = max(rounds, ratio.decisive_rounds(1.0))
+        else:
+            rate = Range.of(rates)
+            rated.append(Rated(remedy=remedy, rate=rate, enough=_enough(rate, needed)))
+    if status == "undecided" and needed is not None:
+        rounds = base.decisive_rounds(needed)
+    rated.sort(key=lambda each: -each.rate.median)
+    cause = find_cause(profile, rated, base)
+    if status == "fed":
+        rated, unclear, rounds = [], [], 0
+    settings = [each for each in rated if each.enough == "yes" and each.remedy.recipe is None]
     return Diagnosis(
-        bottleneck=name,
-        verdict=verdict,
-        shares=shares,
-        explained=explained,
-        headroom=headroom,
-        findings=findings,
-        remedies=remedies,
+        status=status,
+        delivered=base,
+        needed=needed,
+        cause=cause,
+        remedies=rated,
+        unclear=unclear,
+        without_gain=without,
+        recommended=next(iter(settings or rated), None),
+        advice="" if status == "fed" else _advice(cause),
+        decisive_seconds=rounds * round_seconds if rounds else None,
     )
 
 
-def _step_verdict(measured: Measured, headroom: float) -> str:
-    assert measured.step is not None
-    return (
-        f"The step, not loading, is the limit: the loader could feed {headroom:.1f} x what a step "
-        f"of {1000 * measured.step:.3g} ms takes."
+def _advice(cause: Cause) -> str:
+    """Return a change that cannot be measured; a faster disk only if reading waits for it."""
+    return ADVICE.get(cause.stage, "") if cause.waits or cause.stage != "read" else ""
+
+
+def _enough(rate: Range, needed: float | None) -> str:
+    if needed is None:
+        return ""
+    if rate.low >= needed:
+        return "yes"
+    return "no" if rate.high < needed else "unclear"
+
+
+def find_cause(profile: Profile, rated: Sequence[Rated], base: Range) -> Cause:
+    """Return the longest stage, or PyTorch's threads if loading is much faster without them."""
+    names = sorted(profile.stages, key=lambda name: -profile.stages[name].seconds)
+    first, *rest = names
+    fraction, next_fraction = (profile.fraction(name) for name in (first, rest[0] if rest else ""))
+    together = fraction - next_fraction < _ALONE
+    stage = profile.stages[first]
+    freed = [each.rate.median for each in rated if each.remedy.variant.torch_threads]
+    oversubscribed = max(freed, default=0.0) >= _OVERSUBSCRIBED * base.median
+    return Cause(
+        stage="torch threads" if oversubscribed else first,
+        fraction=fraction,
+        next_stage=rest[0] if together else "",
+        next_fraction=next_fraction if together else 0.0,
+        p50=stage.p50,
+        p95=stage.p95,
+        waits=stage.busy < WAITS,
+        held=profile.held if first in OWN_CODE else None,
     )
-
-
-_WORDS = {
-    "read": "Reading",
-    "checksum": "Comparing checksums",
-    "decode": "Decoding",
-    "transform": "The transform",
-    "collate": "Collating",
-    "transport": "The way from the worker process",
-    "copy to the device": "The copy to the device",
-}
-
-
-def _stage_verdict(measured: Measured, stage: str, seconds: Mapping[str, float]) -> tuple[str, str]:
-    profile, total = measured.profile, sum(seconds.values())
-    part = (
-        f"{percent(seconds[stage] / total)} of a sample's time "
-        f"({1000 * seconds[stage]:.3g} of {1000 * total:.3g} ms)"
-    )
-    if stage == "transform" and profile.held is not None and profile.held >= HOLDS:
-        answer = "threads cannot share it"
-        if measured.engine == "process":
-            answer += ", and worker processes, which the loader takes, can"
-        return "interpreter lock", (
-            f"The transform limits: it is {part}, and holds the interpreter's lock "
-            f"{percent(profile.held)} of that, so {answer}."
-        )
-    verdict = f"{_WORDS[stage]} limits: it is {part}."
-    if stage == "read" and not waits_for_disk(measured):
-        verdict += " It comes from memory: no disk would be faster."
-    if stage == "read" and seconds["read"] > profile.warm.get("read", 0.0):
-        verdict += " The data do not fit in memory, so every epoch reads them from the disk."
-    return stage, verdict
-
-
-def _findings(measured: Measured, explained: float | None) -> list[Finding]:
-    """Return what the measured times themselves have to say, beside the bottleneck."""
-    found = []
-    profile = measured.profile
-    warm = profile.warm.get("read", 0.0)
-    cold = profile.cold_read
-    fits = fits_in_memory(measured.bytes, measured.memory)
-    if cold is not None and fits and cold > profile.total - warm and cold > 2 * warm:
-        found.append(
-            Finding(
-                name="first epoch",
-                severity="note",
-                what="the first epoch is limited by the disk, later ones are not",
-                evidence=f"a sample is read in {1000 * cold:.2f} ms cold, in "
-                f"{1000 * warm:.2f} ms warm",
-                remedy="read the files once before (cat them to /dev/null), if it matters",
-            )
-        )
-    if explained is not None and abs(1 - explained) > UNEXPLAINED:
-        found.append(
-            Finding(
-                name="stages",
-                severity="note",
-                what="the stages do not add up to what the loader takes",
-                evidence=f"they are {percent(explained)} of a sample's time in a "
-                "loader of one worker",
-                remedy="measure again when the machine is idle, or with more --rows",
-            )
-        )
-    if profile.resident is not None and profile.resident > 0.5 and cold is not None:
-        found.append(
-            Finding(
-                name="cold",
-                severity="note",
-                what="the cold times are not cold",
-                evidence=f"{percent(profile.resident)} of the files stayed in memory: "
-                "somebody maps them, or the file system keeps them there",
-            )
-        )
-    alone = measured.gain("one torch thread")
-    if alone is not None and alone > GAIN:
-        found.append(
-            Finding(
-                name="torch threads",
-                severity="warning",
-                what="PyTorch's own threads get in the way of the loader's",
-                evidence=f"{measured.rate:.0f} images/s, and {alone:.1f} x with one of its threads",
-                remedy="torch.set_num_threads(1), or OMP_NUM_THREADS=1",
-            )
-        )
-    return found
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

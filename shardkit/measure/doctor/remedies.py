@@ -1,171 +1,250 @@
-"""What would move a bottleneck: measured gains first."""
+"""The remedies: a table of rules, each of which may propose one change to measure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from shardkit.measure.doctor.changes import Change
-from shardkit.measure.doctor.measured import Measured, effective, waits_for_disk
-from shardkit.measure.doctor.surroundings import fits_in_memory
-from shardkit.torch.data.datasets import DECODES
+from shardkit.conversion.recipe import Recipe
+from shardkit.measure.doctor.machine import fits_in_memory
+from shardkit.measure.doctor.pipeline import Setup, Variant
+from shardkit.measure.doctor.profile import Profile
+from shardkit.measure.runner.gil import HOLDS
 
-GAIN = 1.1
-"""A measured gain below this is none: looks at one loader differ by as much."""
+WAITS = 0.5
+"""Fraction of its time on a CPU below which a stage waits."""
 
-_RAW_HANDICAP = 2.0
-"""Raw pixels are named before smaller images only if they gain this much more: they fill the disk,
-and keep the central square alone."""
+OWN_CODE = ("dataset", "transform", "collate")
+"""Stages that may run user code, and so hold the GIL."""
+
+_MATTERS = 0.25
+"""Fraction of an image's time from which a stage is worth a remedy."""
+
+_MARGIN = 8 / 7
+"""Stored side divided by the crop's side, such as 256 for 224."""
+
+_SMALLER = 0.85
+"""A target above this fraction of the stored side is not worth a resize."""
+
+_MOST_WORKERS = {"thread": 32, "process": 16, "main": 16}
+
+_LOSSLESS = ("png", "tiff", "bmp", "ppm", "gif")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the rules know."""
+
+    setup: Setup
+    profile: Profile
+    cpus: int
+    """CPUs that this process may use."""
+    images: int
+    """Images in the dataset."""
+    memory: int
+    """Bytes of memory that this process may use."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether decoding encoded images takes a notable part of the time."""
+        encoded = self.profile.kinds and "raw" not in self.profile.kinds
+        return bool(encoded) and self.profile.fraction("read", "decode") >= _MATTERS
+
+    @property
+    def target(self) -> int | None:
+        """Shorter side to store, in pixels; None if the stored images are small enough."""
+        sides = [side for side in self.profile.shape if side > 4]  # not the channels
+        if len(self.profile.shape) != 3 or len(sides) != 2:
+            return None
+        side = round(_MARGIN * min(sides))
+        return side if side < _SMALLER * self.profile.side else None
+
+    @property
+    def holds_gil(self) -> bool:
+        """Whether the longest stage is user code that holds the GIL."""
+        return self.profile.longest in OWN_CODE and self.profile.held >= HOLDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What would move the bottleneck."""
+    """A change that may make loading faster."""
 
     name: str
     what: str
-    """What to do, in words."""
-    gain: float | None = None
-    """Rate with it divided by the rate now, as far as it was measured."""
-    basis: str = ""
-    """What the gain stands on."""
-    change: Change | None = None
-    """The conversion that it is, if it is one."""
+    """The change in a few words."""
+    variant: Variant = field(default_factory=Variant)
+    """The loader with the change."""
     code: str = ""
-    """A line of Python, if it is one."""
+    """Python code of the change; empty for a conversion."""
+    recipe: Recipe | None = None
+    """The conversion, if it is one; ``variant`` then reads a sample of its result."""
+    price: str = ""
+    """What it costs; empty if nothing."""
 
 
-def find_remedies(measured: Measured, stage: str) -> list[Remedy]:
-    """Return what would make the largest stage, and so loading, faster.
-
-    Args:
-        measured: Times and rates.
-        stage: The one that takes most of a sample's time.
-    """
-    found = [*_engines(measured), *_conversions(measured, stage)]
-    advice = list(_ADVICE.get(stage, ()))
-    if stage == "read" and not waits_for_disk(measured):
-        advice = ["store smaller images: they are read from memory already"]
-    if stage == "transform" and measured.decode not in DECODES:
-        del advice[0]  # it is done already
-    found += [Remedy(name=stage, what=text) for text in advice]
-    found = [each for each in found if each.gain is None or each.gain > GAIN]
-    return sorted(found, key=_rank)
+def more_workers(situation: Situation) -> Remedy | None:
+    """As many workers as CPUs, or more if they wait."""
+    setup, busy, wanted = situation.setup, situation.profile.busy, situation.cpus
+    if busy < WAITS:
+        wanted = max(4 * setup.workers, math.ceil(situation.cpus / max(busy, 0.01)))
+    wanted = min(wanted, _MOST_WORKERS[setup.engine])
+    return _workers("more workers", wanted, setup) if wanted > setup.workers else None
 
 
-def _rank(remedy: Remedy) -> float:
-    gain = remedy.gain or 0.0
-    return -gain / _RAW_HANDICAP if remedy.name == "raw" else -gain
+def fewer_workers(situation: Situation) -> Remedy | None:
+    """As many workers as CPUs, if more compute."""
+    setup, cpus = situation.setup, situation.cpus
+    if setup.workers < 2 * cpus or situation.profile.busy < WAITS:
+        return None
+    return _workers("fewer workers", cpus, setup)
 
 
-_ADVICE = {
-    "read": (
-        "put the data on a faster or a local disk, or into memory",
-        "read forwards: make_loader(..., shuffle=shardkit.BlockShuffle())",
-    ),
-    "checksum": ("leave it out, once `shardkit verify` found the data sound: verify=False",),
-    "transform": (
-        "let shardkit crop and scale while it decodes: decode=RandomResizedCrop(224), and leave "
-        "only the rest to the transform",
-        "do on whole batches, or on the accelerator, what need not be done for each image",
-    ),
-    "collate": ("hand on blocks: an operation as decode=, and shardkit.collate",),
-    "transport": (
-        "take threads, which share memory: mark the transform with shardkit.with_rng",
-        "send uint8 and normalize on the device: a quarter of the bytes of float32",
-    ),
-    "copy to the device": ("send uint8 and normalize there: shardkit.DevicePrefetcher",),
+def _workers(name: str, count: int, setup: Setup) -> Remedy:
+    what = f"use {count} workers instead of {setup.workers}"
+    return Remedy(name=name, what=what, variant=Variant(workers=count), code=f"num_workers={count}")
+
+
+def processes(situation: Situation) -> Remedy | None:
+    """Worker processes for code that holds the GIL."""
+    if situation.setup.engine != "thread" or not situation.holds_gil:
+        return None
+    return Remedy(
+        name="processes",
+        what="use worker processes instead of threads",
+        variant=Variant(engine="process"),
+        code='make_loader(..., options=LoaderOptions(engine="process"))',
+    )
+
+
+def threads(situation: Situation) -> Remedy | None:
+    """Threads for code that does not hold the GIL."""
+    setup = situation.setup
+    if setup.engine != "process" or situation.holds_gil or not setup.mapped:
+        return None
+    return Remedy(
+        name="threads",
+        what="use threads instead of worker processes",
+        variant=Variant(engine="thread"),
+        code='make_loader(..., options=LoaderOptions(engine="thread"))',
+        price="random numbers repeat only with shardkit.with_rng" if setup.transform else "",
+    )
+
+
+def one_torch_thread(situation: Situation) -> Remedy | None:
+    """One PyTorch thread per operation, if each loader thread starts more."""
+    setup = situation.setup
+    if setup.engine != "thread" or setup.workers < 2 or setup.torch_threads < 2:
+        return None
+    return Remedy(
+        name="one torch thread",
+        what=f"use 1 PyTorch thread per operation instead of {setup.torch_threads}",
+        variant=Variant(torch_threads=1),
+        code="torch.set_num_threads(1)",
+    )
+
+
+def default_collate(situation: Situation) -> Remedy | None:
+    """The default collate function instead of a slow one."""
+    if not situation.setup.collate or situation.profile.fraction("collate") < _MATTERS:
+        return None
+    return Remedy(
+        name="default collate",
+        what=f"replace the collate function {situation.setup.collate}",
+        variant=Variant(default_collate=True),
+        code="collate_fn=shardkit.collate",
+        price="if default batches suit the model",
+    )
+
+
+def fast_jpeg(situation: Situation) -> Remedy | None:
+    """The fast inverse DCT."""
+    jpegs = next(iter(situation.profile.kinds), "") == "jpg"
+    if not situation.decodes or not jpegs or situation.setup.jpeg != "exact":
+        return None
+    return Remedy(
+        name='jpeg="fast"',
+        what='decode with jpeg="fast"',
+        variant=Variant(jpeg="fast"),
+        code='open_dataset(..., jpeg="fast")',
+        price="slightly different pixels",
+    )
+
+
+def shards(situation: Situation) -> Remedy | None:
+    """A shardkit dataset instead of a folder."""
+    if situation.setup.jpeg or not situation.decodes:
+        return None
+    what = "convert the folder, unchanged" + ", for make_loader" * situation.setup.stock
+    return Remedy(name="conversion", what=what, recipe=Recipe())
+
+
+def smaller_images(situation: Situation) -> Remedy | None:
+    """Images of the size that the crop needs."""
+    side, setup = situation.target, situation.setup
+    if not situation.decodes or side is None:
+        return None
+    fixed = "CenterCrop" in setup.decode and "resize=None" in setup.decode
+    return Remedy(
+        name="smaller images",
+        what=f"store smaller images, shorter side {side}",
+        recipe=Recipe(resize=(side, side)),
+        price="a crop of fixed size shows more" if fixed or setup.transform else "",
+    )
+
+
+def jpegs(situation: Situation) -> Remedy | None:
+    """JPEGs instead of lossless images."""
+    profile, side = situation.profile, situation.target
+    kind = profile.group.kind if profile.group else next(iter(profile.kinds), "")
+    if not situation.decodes or kind not in _LOSSLESS:
+        return None
+    what = f"store JPEGs instead of {kind.upper()}s" + (f", shorter side {side}" if side else "")
+    recipe = Recipe(encode="jpeg", resize=(side, side) if side else None)
+    return Remedy(name="JPEGs", what=what, recipe=recipe, price="lossy")
+
+
+def raw_pixels(situation: Situation) -> Remedy | None:
+    """Raw pixels, which need no decoding."""
+    side = situation.target or round(situation.profile.side)
+    bytes_ = 3 * side**2
+    if not situation.decodes or not fits_in_memory(situation.images * bytes_, situation.memory):
+        return None
+    return Remedy(
+        name="raw pixels",
+        what=f"store raw pixels, {side}x{side}",
+        recipe=Recipe(encode="raw", resize=(side, side), resize_mode="crop", enlarge=True),
+        price=f"central squares, {bytes_ / situation.profile.stored_bytes:.1f}x the space",
+    )
+
+
+RULES: tuple[Callable[[Situation], Remedy | None], ...] = (
+    more_workers,
+    fewer_workers,
+    processes,
+    threads,
+    one_torch_thread,
+    default_collate,
+    fast_jpeg,
+    shards,
+    smaller_images,
+    jpegs,
+    raw_pixels,
+)
+
+_BATCHES = "return whole batches from __getitems__, with collate_fn=shardkit.collate"
+
+ADVICE = {
+    "read": "put the data on a faster or local disk, or read with shuffle=BlockShuffle()",
+    "dataset": _BATCHES,
+    "transform": "crop and resize with decode=RandomResizedCrop(...), or transform on the GPU",
+    "collate": _BATCHES,
+    "transport": "return uint8 instead of float32, and normalize on the GPU",
 }
+"""Stage to a change that doctor cannot measure."""
 
 
-def _engines(measured: Measured) -> list[Remedy]:
-    """Return the other engine, or one thread of PyTorch's, if that was measured to be faster."""
-    found = []
-    for engine in ("thread", "process"):
-        gain = measured.gain(engine)
-        if gain is not None:
-            what = f"take {'threads' if engine == 'thread' else 'worker processes'}"
-            if engine == "thread" and not measured.repeats:
-                what += (
-                    "; the transform is not marked with shardkit.with_rng, so its random numbers "
-                    "do not repeat in threads"
-                )
-            found.append(
-                Remedy(
-                    name=engine,
-                    what=what,
-                    gain=gain,
-                    basis=f"measured with {measured.workers} workers each",
-                    code=f'options=LoaderOptions(engine="{engine}", '
-                    f"num_workers={measured.workers})",
-                )
-            )
-    alone = measured.gain("one torch thread")
-    if alone is not None:
-        found.append(
-            Remedy(
-                name="torch threads",
-                what="keep PyTorch from starting threads beside the loader's",
-                gain=alone,
-                basis="measured",
-                code="torch.set_num_threads(1)",
-            )
-        )
-    return found
-
-
-_CHANGES = {
-    "convert": "convert the folder: shardkit decodes the same bytes sooner",
-    "resize": "store smaller images (--resize {side})",
-    "raw": "store pixels as they are (--resize {side}x{side} --encode raw): each image's central "
-    "square, {bytes:.0f} KB",
-    "jpeg": "store JPEGs (--encode jpeg)",
-    "fast": "decode JPEGs less exactly: jpeg='fast'",
-}
-
-
-def _conversions(measured: Measured, stage: str) -> list[Remedy]:
-    """Return what storing images in another way gives a sample, of all stages together."""
-    seconds = effective(measured)
-    total = sum(seconds.values())
-    found = []
-    for change in measured.changes:
-        if change.name == "raw" and not fits_in_memory(
-            round(measured.images * change.bytes_after), measured.memory
-        ):
-            continue  # then the disk would limit
-        side = (change.recipe.get("resize") or [0])[0]
-        words = _CHANGES[change.name].format(side=side, bytes=change.bytes_after / 1000)
-        if change.other_pixels:
-            words += "; the crop then shows more of an image, so the model sees something else"
-        elif change.maybe_other:
-            words += (
-                "; if the transform crops pixels, it then shows more of an image, so the model "
-                "may see something else"
-            )
-        after = total - _saved(measured, change, seconds)
-        found.append(
-            Remedy(
-                name=change.name,
-                what=words,
-                gain=total / after,
-                basis=f"measured on {change.images} images"
-                + (", re-encoded in memory" if change.recipe else ""),
-                change=change if change.recipe else None,
-                code="" if change.recipe else "open_dataset(..., jpeg='fast')",
-            )
-        )
-    return found
-
-
-def _saved(measured: Measured, change: Change, seconds: Mapping[str, float]) -> float:
-    """Return the seconds of a sample that a change saves; below 0 if it costs some.
-
-    What is read and compared grows with the bytes; it shrinks with them only if the disk limits.
-    """
-    pixels = seconds.get("decode", 0.0) + seconds.get("transform", 0.0)
-    saved = pixels * (1 - change.after / change.before)
-    ratio = change.bytes_after / change.bytes_before
-    if ratio > 1 or not fits_in_memory(measured.bytes, measured.memory):
-        saved += seconds.get("read", 0.0) * (1 - ratio)
-    return saved
+def propose(situation: Situation) -> list[Remedy]:
+    """Return the remedies that may help, in the order of the table."""
+    found = (rule(situation) for rule in RULES)
+    return [remedy for remedy in found if remedy is not None]

@@ -1,197 +1,188 @@
-"""Display of `shardkit doctor`: made-up reports on one screen and as JSON."""
+"""The report of `shardkit doctor` on made-up diagnoses: at most 16 lines that say what to do."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
-from diagnoses import change, measured, profile
-from machines import facts
+from diagnoses import facts, profile, setup, stage
 
-from shardkit.cli.doctor_report import as_json, show
-from shardkit.measure.doctor.doctor import DoctorReport, DoctorRequest
-from shardkit.measure.doctor.findings import ordered
+from shardkit.cli.doctor_report import report_lines, verbose_lines
+from shardkit.conversion.recipe import Recipe
+from shardkit.measure.doctor.checks import run_checks
+from shardkit.measure.doctor.doctor import DoctorReport
+from shardkit.measure.doctor.groups import Group
 from shardkit.measure.doctor.judgement import diagnose
-from shardkit.measure.doctor.measured import Measured
-from shardkit.measure.doctor.surroundings import check
-from shardkit.measure.doctor.trial import Trial
+from shardkit.measure.doctor.profile import Profile
+from shardkit.measure.doctor.remedies import Remedy
 from shardkit.measure.runner.spec import Subject
-from shardkit.measure.runner.timing import Measurement
+from shardkit.system.machine import OtherLoad
+
+RAW = Remedy(
+    name="raw pixels", what="store raw pixels, 256x256", price="2.0x the space", recipe=Recipe()
+)
+FAST = Remedy(name='jpeg="fast"', what='decode with jpeg="fast"', code="...")
+RATED = [(RAW, [900.0, 1000.0, 1100.0]), (FAST, [101.0, 99.0, 100.0])]
 
 
-def report(given: Measured, **changed: Any) -> DoctorReport:
-    diagnosis = diagnose(given, check(facts()))
-    seen = Measurement(
-        images=1,
-        seconds=1.0,
-        waits=(),
-        first=0.0,
-        cpu=0.0,
-        memory=0,
-        batch_bytes=0,
-        engine="thread",
-        reason="asked for",
-        workers=2,
+def report(
+    *,
+    step_ms: float | None = 80.0,
+    found: Profile | None = None,
+    rates: list[float] | None = None,
+    measured: list[tuple[Remedy, list[float]]] = RATED,
+    **changed: Any,
+) -> DoctorReport:
+    found = found or profile()
+    needed = None if step_ms is None else 64000 / step_ms
+    diagnosis = diagnose(
+        found, rates or [95.0, 100.0, 105.0], measured, needed=needed, round_seconds=2.0
     )
     values: dict[str, Any] = {
-        "request": request(),
+        "subject": Subject(path="made"),
         "facts": facts(),
-        "findings": diagnosis.findings,
-        "images": 9,
+        "findings": run_checks(facts()),
+        "images": 10_000,
+        "sample": 256,
+        "setup": setup(),
+        "profile": found,
+        "step_seconds": None if step_ms is None else step_ms / 1000,
+        "diagnosis": diagnosis,
+        "command": "shardkit convert imagefolder SRC made-raw256",
+        "hints": ["SRC is the folder that made was converted from: photos"],
     }
-    return DoctorReport(
-        **{**values, "seen": seen, "measured": given, "diagnosis": diagnosis, **changed}
-    )
+    return DoctorReport(**{**values, **changed})
 
 
-def request(path: str = "made") -> DoctorRequest:
-    return DoctorRequest(subject=Subject(path=path, decode="CenterCrop(8)"))
-
-
-@pytest.fixture
-def slow() -> Measured:
-    """Decoding limits, and smaller images would help."""
-    found = profile(
-        warm={"decode": 0.0078}, skipped={"copy to the device": "no accelerator"}, cold_read=0.002
-    )
-    found = dataclasses.replace(
-        found, warm={k: v for k, v in found.warm.items() if k != "copy to the device"}
-    )
-    return measured(profile=found, changes=[change()], rates=[250.0])
-
-
-def told(capsys: pytest.CaptureFixture[str], given: DoctorReport, path: str = "made") -> str:
-    show(dataclasses.replace(given, request=request(path)))
-    return capsys.readouterr().out
-
-
-def test_the_verdict_comes_first_and_the_command_last(
-    slow: Measured, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = told(capsys, report(slow, command="shardkit convert imagefolder SRC b", source="photos"))
-    lines = text.splitlines()
-
-    assert lines[0].startswith("made: Decoding limits: it is 94 % of a sample's time (7.8 of 8.3")
-    assert lines[-2] == "  next      shardkit convert imagefolder SRC b"
-    assert lines[-1].strip() == "SRC is the folder that it was made from: photos"
+def text(**changed: Any) -> str:
+    lines = report_lines(report(**changed))
+    assert len(lines) <= 16
     assert max(map(len, lines)) <= 100
-    assert "250 images/s with 2 threads (asked for)" in text
-    assert "no accelerator" in text
-    assert "step " not in text
-    assert "3.5 x  store smaller images (--resize 256)" in text
+    return " ".join(" ".join(lines).split())
 
 
-def test_missing_facts_are_left_out_and_a_class_file_is_reported(
-    slow: Measured, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unknown = dataclasses.replace(slow, single=None)
-    text = told(capsys, report(unknown, command="shardkit convert", classes="python -c x > y"))
-
-    assert "one worker" not in text
-    assert text.splitlines()[-1].strip() == "python -c x > y"
-    assert "with one worker" in told(capsys, report(slow))
-
-
-def test_bars_are_as_long_as_their_part(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, report(slow)).splitlines()
-    (decode,) = [each for each in lines if each.strip().startswith("decode  ")]
-    (read,) = [each for each in lines if each.strip().startswith("read  ")]
-
-    assert decode.split() == ["decode", "7.800", "ms", "94", "%", "█" * round(24 * 0.94)]
-    assert read.split() == ["read", "0.100", "ms", "2.000", "ms", "1", "%"]
-
-
-def test_a_cold_time_that_counts_is_marked(
-    slow: Measured, capsys: pytest.CaptureFixture[str]
-) -> None:
-    large = dataclasses.replace(slow, bytes=slow.memory)
-    text = told(capsys, report(large))
-
-    (read,) = [each for each in text.splitlines() if each.strip().startswith("read  ")]
-    assert read.endswith("(cold)")
-    assert "20 %" in read
-
-
-def test_a_step_is_reported_with_its_part(
-    slow: Measured, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = told(capsys, report(dataclasses.replace(slow, step=0.128)))
-
-    assert "128 ms a batch: 500 images/s, of which the loader gives 0.5 x" in text
-
-
-def test_hostile_names_break_no_line(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, report(slow, command="shardkit x"), "a\x1b[2J\nb")
-
-    assert "\x1b" not in text
-    assert text.startswith("a\\x1b[2J\\nb: Decoding")
-
-
-def test_a_terminal_without_blocks_gets_plain_characters(
-    slow: Measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("shardkit.cli.doctor_report.can_show", str.isascii)
-    text = told(capsys, report(slow))
-
-    assert "#" * 22 in text
-    assert text.isascii()
-
-
-def test_a_trial_that_helps_is_reported(slow: Measured, capsys: pytest.CaptureFixture[str]) -> None:
-    trial = Trial(
-        images=64,
-        batch_size=8,
-        before=100.0,
-        after=310.0,
-        ratios=(3.0, 3.1, 3.2),
-        bytes_before=100,
-        bytes_after=30,
+def test_a_starved_gpu() -> None:
+    assert "\n".join(report_lines(report())) == (
+        """\
+GPU         waits 87% to 88% of the time: a step of 80 ms for a batch of 64 needs 800 images/s; the
+            loader gives 100 (93 to 107)
+cause       decoding takes 80% of the time of an image (p50 8 ms, p95 16 ms); it computes, and
+            threads can run it in parallel
+remedies    images/s                   GPU
+            1,000 (865 to 1,156)       no wait            store raw pixels, 256x256: 2.0x the space
+            no gain: jpeg="fast"
+trust       good: other processes used 0.1 of 8 CPUs at the start; the loader varied by 5% in 3
+            rounds; conversions measured on 256 images of 10,000
+machine     8 checks passed (--verbose lists all)
+next        shardkit convert imagefolder SRC made-raw256
+            SRC is the folder that made was converted from: photos"""
     )
-    text = told(capsys, report(slow, trial=trial, command="shardkit convert"))
-
-    assert "trial     3.10x (3.00x to 3.20x in 3 rounds) on 64 images in batches of 8" in text
-    assert "does not help" not in text
-    none = told(capsys, report(slow, trial_note="no conversion was found that would help"))
-    assert "trial     none: no conversion was found" in none
-
-
-def test_json_holds_all_of_it(slow: Measured) -> None:
-    trial = Trial(
-        images=64,
-        batch_size=8,
-        before=1.0,
-        after=3.0,
-        ratios=(3.0,),
-        bytes_before=9,
-        bytes_after=3,
-    )
-    found = json.loads(json.dumps(as_json(report(slow, trial=trial))))
-
-    assert found["subject"]["path"] == "made"
-    assert found["diagnosis"]["bottleneck"] == "decode"
-    assert found["measured"]["profile"]["warm"]["decode"] == 0.0078
-    assert found["measured"]["changes"][0]["recipe"]["resize"] == [256, 256]
-    assert found["facts"]["memory"] == facts().memory
-    assert found["trial"]["gain"] == 3
-    assert "waits" not in found["seen"]
-    alone = as_json(DoctorReport(request=DoctorRequest(), facts=facts(), findings=check(facts())))
-    assert alone["subject"] is alone["seen"] is alone["trial"] is None
 
 
 @pytest.mark.parametrize(
-    ("changed", "text"),
+    ("step_ms", "words"),
     [
-        ({}, "this machine: nothing stands in the way"),
-        ({"turbojpeg": False}, "this machine: nothing stands in the way"),
-        ({"libjpeg_turbo": False}, "this machine: something costs speed here"),
+        (32.0, "1,000 (865 to 1,156) waits 50% store raw pixels"),
+        (64.0, "1,000 (865 to 1,156) borderline store raw pixels"),
+        (None, "1,000 (865 to 1,156) 10.0x store raw pixels"),
     ],
 )
-def test_the_machine_only(
-    changed: dict[str, Any], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = facts(place=None, **changed)
-    show(DoctorReport(request=DoctorRequest(), facts=given, findings=ordered(check(given))))
+def test_a_remedy_says_whether_it_is_enough(step_ms: float | None, words: str) -> None:
+    assert words in text(step_ms=step_ms)
 
-    assert capsys.readouterr().out.startswith(f"{text}\n")
+
+def test_without_a_step_the_rate_is_stated() -> None:
+    found = text(step_ms=None)
+
+    assert "GPU unknown without a training step: the loader gives 100 (93 to 107)" in found
+    assert "Add --step-ms T or --model" in found
+
+
+def test_a_fed_gpu_needs_nothing() -> None:
+    found = text(step_ms=1000.0, command="", hints=[])
+
+    assert "GPU does not wait for data: a step of 1 s for a batch of 64 needs 64" in found
+    assert "slowest decoding takes" in found
+    assert "remedies none needed" in found
+    assert "next nothing: faster loading would not make training faster" in found
+
+
+def test_noise_forbids_a_verdict_and_says_how_long_it_takes() -> None:
+    noisy = [80.0, 100.0, 120.0]
+    found = text(step_ms=600.0, rates=noisy, command="", hints=[])
+    assert "undecided, it waits 0% to 30% of the time" in found
+    assert "decisive: --budget 3m" in found
+    assert "next measure again on an idle machine" in found
+
+    unclear = text(rates=noisy, measured=[(RAW, [60.0, 150.0, 400.0])])
+    assert "remedies too noisy to tell: raw pixels; decisive: --budget" in unclear
+    assert ", too close to tell apart" in text(step_ms=640.0, rates=noisy)
+
+
+def test_a_busy_machine_is_not_to_be_trusted() -> None:
+    assert "trust low, measure again" in text(facts=facts(load=OtherLoad(busy=7.0, present=8)))
+    assert "trust low, measure again" in text(rates=[60.0, 100.0, 110.0], measured=[])
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            profile(transform=stage(99), held=0.97),
+            "the transform crop takes 91% of the time of an image (p50 99 ms, p95 198 ms); it "
+            "computes and holds the GIL 97% of that time, so threads do not help",
+        ),
+        (profile(transform=stage(99, busy=0.01)), "it waits, for a disk, a network or a sleep"),
+        (profile(read=stage(99)), "reading takes 92% of the time"),
+        (profile(transform=stage(8)), "and the transform crop 44%"),
+        (
+            profile(
+                group=Group(
+                    by="class", name="maps", images=0.1, time=0.83, kind="png", megapixels=12.0
+                )
+            ),
+            "class 'maps' (10% of the images; PNG, 12.0 megapixels) takes 83% of that",
+        ),
+    ],
+)
+def test_the_cause_is_one_sentence(found: Profile, words: str) -> None:
+    assert words in text(found=found, setup=setup(transform="crop")).replace("decoding 44%, ", "")
+
+
+def test_many_remedies_do_not_exceed_the_screen() -> None:
+    long = Remedy(name="long", what=" ".join(["word"] * 30), recipe=Recipe())
+
+    assert "none that helps" not in text(measured=[(long, [900.0] * 3)] * 9)
+
+
+def test_without_data_the_checks_are_listed() -> None:
+    planted = facts(place=None, libjpeg_turbo=False)
+    lines = report_lines(DoctorReport(subject=None, facts=planted, findings=run_checks(planted)))
+
+    assert lines[0].startswith("machine     warning: Pillow lacks libjpeg-turbo")
+    assert "pip install --force-reinstall pillow" in " ".join(lines)
+
+
+def test_verbose_lists_stages_and_checks() -> None:
+    lines = "\n".join(verbose_lines(report()))
+
+    assert "decode          8 ms per image, 80%; p50 8 ms, p95 16 ms; 100% of it on a CPU" in lines
+    assert "ok        processors (8 workers; affinity 8 of 8; quota none)" in lines
+    assert "torch 2.7" in lines
+
+
+def test_hostile_names_break_no_line() -> None:
+    found = text(setup=setup(transform="a\x1b[2J\nb"), found=profile(transform=stage(99)))
+
+    assert "\x1b" not in found
+
+
+def test_json_holds_everything() -> None:
+    found = json.loads(json.dumps(report().as_dict()))
+
+    assert found["subject"]["path"] == "made"
+    assert found["diagnosis"]["status"] == "starved"
+    assert found["diagnosis"]["remedies"][0]["rate"]["median"] == 1000
+    assert found["profile"]["stages"]["decode"]["seconds"] == 0.008
+    assert "rows" not in found["profile"]

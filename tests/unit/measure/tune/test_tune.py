@@ -20,7 +20,7 @@ from shardkit import (
     open_dataset,
     tune,
 )
-from shardkit.cli.tune import duration
+from shardkit.cli.options import duration
 from shardkit.errors import MeasurementTimeout
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread

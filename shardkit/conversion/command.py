@@ -1,0 +1,173 @@
+"""The command that converts a dataset's source again, with changes to the images."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shardkit.codecs.image import WHITE
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    SplitsManifest,
+    load_any_manifest,
+    load_manifest,
+)
+from shardkit.sources.imagefolder import natural
+
+CLASSES = "CLASSES"
+"""Stands for a file of class names in a command."""
+
+SOURCE = "SRC"
+"""Stands for the folder that a dataset was converted from: its manifest states only the name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """How a dataset was made, as stated in its manifest; defaults for a folder of images."""
+
+    path: str
+    """The dataset or folder; for one of several splits, that of the split."""
+    folder: bool = False
+    """Whether it is a folder of images."""
+    format: str
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any]
+    """Kind of the source, and the options that selected its records."""
+    classes: list[str] | None = None
+    counts: list[int] | None = None
+    """Images of each class."""
+    skipped: bool = False
+    """Whether bad images were skipped."""
+    splits: bool = False
+    """Whether it is one of several splits."""
+
+    def hints(self, target: str) -> list[str]:
+        """Return what the command needs, and how to use its result, ``target``.
+
+        It needs the folder of `SOURCE`, and perhaps a file of `CLASSES`.
+        """
+        if self.folder:
+            return [f"then: make_loader(open_dataset({target!r}, ...), ...)"]
+        name = f": {self.source['name']}" if self.source.get("name") else ""
+        found = [f"{SOURCE} is the folder that {self.path} was converted from{name}"]
+        if self.class_order() == CLASSES:
+            opened = f"shardkit.open_dataset({self.path!r})"
+            code = f"import shardkit; print(*{opened}.classes, sep='\\n')"
+            found.append(f"first write the class order: python -c {shlex.quote(code)} > {CLASSES}")
+        return found
+
+    def class_order(self) -> str:
+        """Return the option that gives the same labels: ``plain``, ``natural`` or `CLASSES`.
+
+        A class without images may have no folder, so it must be listed.
+        """
+        if self.classes is None:
+            return "plain"
+        if all(self.counts or ()):
+            if self.classes == sorted(self.classes):
+                return "plain"
+            if self.classes == sorted(self.classes, key=natural):
+                return "natural"
+        return CLASSES
+
+
+def made_of(path: str, directory: Path) -> Made:
+    """Return how a dataset was made.
+
+    Args:
+        path: Its name in commands.
+        directory: Its directory.
+    """
+    manifest, parent = load_manifest(directory), directory.resolve().parent
+    splits = (parent / MANIFEST_NAME).exists()
+    return Made(
+        path=path,
+        format=manifest.format,
+        recipe=dict(manifest.recipe),
+        source=dict(manifest.source),
+        classes=None if manifest.classes is None else list(manifest.classes),
+        counts=None if manifest.class_counts is None else list(manifest.class_counts),
+        skipped=bool(manifest.skipped),
+        splits=splits and isinstance(load_any_manifest(parent), SplitsManifest),
+    )
+
+
+def command_words(change: Recipe, made: Made) -> list[str]:
+    """Return the command for a conversion; labels, order and other options stay as they were.
+
+    The manifest does not state the shard size, so it is the default.
+
+    Args:
+        change: Applied to the images as they are stored.
+        made: How the dataset was made.
+    """
+    recipe = merged(change, made.recipe)
+    place = Path(made.path).resolve().parent if made.splits else Path(made.path)
+    suffix = {"raw": "raw", "jpeg": "jpeg"}.get(change.encode, "" if change.box else "shards")
+    target = f"{place if place.name else 'dataset'}-{suffix}{change.box[0] if change.box else ''}"
+    source = str(place) if made.folder else SOURCE
+    words = ["shardkit", "convert", made.source["kind"], source, target, "--to", made.format]
+    words += _recipe_words(recipe)
+    options: dict[str, Any] = {
+        "--class-order": made.class_order() if made.class_order() != "plain" else None,
+        "--splits": made.splits,
+        "--no-shuffle": made.source.get("order") == "folder",
+        "--seed": made.source.get("seed"),
+        "--limit": made.source.get("limit"),
+        "--on-error": "skip" if made.skipped else None,
+    }
+    return words + _words(options)
+
+
+def merged(change: Recipe, old: Mapping[str, Any]) -> Recipe:
+    """Return the recipe for the source that gives what ``change`` makes of the stored images."""
+    before = Recipe.restored(old)
+    encode = before.encode if change.encode == "keep" else change.encode
+    quality = None if encode in ("png", "raw") else before.quality
+    if change.box is None:
+        return replace(before, encode=encode, quality=quality)
+    mode, size = change.resize_mode, change.box
+    if before.box is not None and before.has_fixed_size:  # the images keep their shape
+        height, width = before.box
+        scale = min(change.box) / min(height, width)
+        mode, size = before.resize_mode, (round(scale * height), round(scale * width))
+    enlarge = change.enlarge or before.enlarge
+    return replace(
+        before, encode=encode, quality=quality, resize=size, resize_mode=mode, enlarge=enlarge
+    )
+
+
+def _recipe_words(recipe: Recipe) -> list[str]:
+    options: dict[str, Any] = {}
+    if recipe.box is not None:
+        height, width = recipe.box
+        short = recipe.resize_mode == "shorter" and height == width
+        options["--resize"] = height if short else f"{height}x{width}"
+        if not short and recipe.resize_mode != "crop":
+            options["--resize-mode"] = recipe.resize_mode
+        options["--filter"] = recipe.filter if recipe.filter != "bicubic" else None
+        options["--resizer"] = recipe.resizer if recipe.resizer != "pillow" else None
+        options["--dct-scaling"] = recipe.dct_scaling
+    options["--encode"] = recipe.encode if recipe.encode != "keep" else None
+    options["--quality"] = recipe.quality
+    options["--enlarge"] = recipe.resize is not None and recipe.enlarge
+    options["--orient"] = recipe.orient
+    if tuple(recipe.background) != WHITE:
+        options["--background"] = "#{:02x}{:02x}{:02x}".format(*recipe.background)
+    options["--check"] = recipe.check if recipe.check != "decode" else None
+    return _words(options)
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """Return the words of options: a flag if True, nothing if False or None."""
+    words = []
+    for name, value in options.items():
+        if value is True:
+            words.append(name)
+        elif value not in (None, False, 0):
+            words += [name, str(value)]
+    return words

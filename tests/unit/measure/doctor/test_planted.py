@@ -1,0 +1,145 @@
+"""`shardkit doctor` names planted bottlenecks, and what helps, through the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import encoded, invoke, jpeg, make_dataset, make_tree
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+PLANTED = """
+import time
+
+import torch
+from shardkit import with_rng
+from torch.utils.data import DataLoader, Dataset
+
+
+@with_rng
+def spin(image, rng):
+    total = 0
+    for number in range(100_000):
+        total += number
+    return torch.zeros(3, 8, 8)
+
+
+@with_rng
+def many_threads(image, rng):
+    values = torch.ones(40_000)
+    for _ in range(300):
+        values = values.mul(1.01)
+    return values
+
+
+@with_rng
+def sleep(image, rng):
+    time.sleep(0.01)
+    return torch.zeros(3, 8, 8)
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, row):
+        return torch.zeros(3, 64, 64), row
+
+
+def copying(samples):
+    images = torch.empty(0, 3, 64, 64)
+    for image, _ in samples:
+        images = torch.cat([images, image[None]])
+    return images.double().float(), torch.tensor([label for _, label in samples])
+
+
+def loader():
+    return DataLoader(Noise(), batch_size=64, collate_fn=copying)
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with the planted module."""
+    (tmp_path / "planted.py").write_text(PLANTED)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def small(place: Path) -> Path:
+    """A dataset of small images."""
+    files: dict[str, bytes | None] = {f"a/{n}.jpg": jpeg(64, 48, n) for n in range(32)}
+    return make_dataset(make_tree(place / "photos", files), place / "small")
+
+
+def diagnosed(*arguments: object) -> str:
+    """Return what the command prints, in one line."""
+    done = invoke("doctor", *arguments, "--step-ms", "1", "--budget", "5s")
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) <= 16
+    return " ".join(done.stdout.split())
+
+
+def test_a_python_transform_holds_the_gil(small: Path) -> None:
+    text = diagnosed(small, "--transform", "planted:spin")
+
+    assert "the transform spin takes" in text
+    assert "holds the GIL" in text
+    assert "so threads do not help" in text
+
+
+def test_too_many_torch_threads_are_named(small: Path, place: Path) -> None:
+    module = place / "planted.py"
+    module.write_text(f"{PLANTED}\ntorch.set_num_threads(16)\n")
+    text = diagnosed(small, "--transform", "planted:many_threads")
+
+    assert "PyTorch threads, which compete for the CPUs" in text
+    assert "next torch.set_num_threads(1)" in text
+
+
+def test_a_sleeping_transform_gets_more_workers(small: Path) -> None:
+    text = diagnosed(small, "--transform", "planted:sleep")
+
+    assert "the transform sleep takes" in text
+    assert "it waits" in text
+    assert "next num_workers=" in text
+
+
+def photo(width: int, height: int, kind: str) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)
+    return encoded(Image.fromarray(noise).resize((width, height)), kind)
+
+
+def test_a_few_huge_images_are_named(place: Path) -> None:
+    huge, usual = photo(3000, 2000, "JPEG"), photo(160, 120, "JPEG")
+    files: dict[str, bytes | None] = {
+        f"{'ab'[n % 2]}/{n}.jpg": usual if n % 10 else huge for n in range(40)
+    }
+    made = make_dataset(make_tree(place / "photos", files), place / "made")
+    text = diagnosed(made, "--decode", "RandomResizedCrop(64)")
+
+    assert "decoding takes" in text
+    assert "the largest images (10% of the images; JPG, 6.00 megapixels) take" in text
+    assert "store smaller images" in text
+
+
+def test_a_class_of_large_pngs_is_named(place: Path) -> None:
+    usual, large = photo(160, 120, "JPEG"), photo(1500, 1000, "PNG")
+    files: dict[str, bytes | None] = {f"{name}/{n}.jpg": usual for name in "abcd" for n in range(8)}
+    files |= {f"maps/{n}.png": large for n in range(8)}
+    made = make_dataset(make_tree(place / "photos", files), place / "made")
+    text = diagnosed(made, "--decode", "RandomResizedCrop(64)")
+
+    assert "class 'maps' (20% of the images; PNG, 1.50 megapixels) takes" in text
+    assert "store JPEGs instead of PNGs" in text
+
+
+def test_a_copying_collate_function_is_named() -> None:
+    text = diagnosed("--loader", "planted:loader")
+
+    assert "the collate function copying takes" in text
+    assert "next collate_fn=shardkit.collate" in text

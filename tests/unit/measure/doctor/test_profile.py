@@ -1,0 +1,183 @@
+"""Stages of real loaders in this process, and variants of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import jpeg, make_dataset, make_tree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from shardkit import LMDBDataset, LoaderOptions, UsageError, make_loader
+from shardkit.conversion.recipe import Recipe
+from shardkit.measure.doctor.pipeline import Pipeline, Variant, describe, variant_rate
+from shardkit.measure.doctor.profile import Profile, profile
+from shardkit.measure.doctor.sample import convert_sample, made_as, write_images
+from shardkit.measure.doctor.stored import stored_images
+from shardkit.measure.runner.session import Session
+from shardkit.measure.runner.spec import Subject
+
+ROWS = 12
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files: dict[str, bytes | None] = {
+        f"{'ab'[n % 2]}/{n}.jpg": jpeg(64, 48, n) for n in range(ROWS)
+    }
+    return make_tree(tmp_path_factory.mktemp("profile") / "photos", files)
+
+
+@pytest.fixture(scope="module")
+def made(photos: Path) -> Path:
+    return make_dataset(photos, photos.parent / "made")
+
+
+def session(loader: Any) -> Session:
+    return Session(subject=Subject(loader="made:up"), dataset=loader.dataset, loader=loader)
+
+
+def profiled(loader: Any) -> Profile:
+    return profile(
+        session(loader), batch_size=64, workers=None, seconds=0.1, images=ROWS, cold=False
+    )
+
+
+class Sleepy(Dataset[Any]):
+    """Samples that wait, with a transform that does so longer."""
+
+    def __init__(self) -> None:
+        self.transform = self.slow
+
+    def slow(self, value: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002)
+        return value
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        time.sleep(0.001)
+        return self.transform(torch.zeros(3, 8, 8)), row
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(100, 3, 8, 8))
+
+
+def test_the_stages_of_a_shardkit_dataset(made: Path) -> None:
+    dataset = LMDBDataset(made, decode="torch", transform=torch.Tensor.float)
+    found = profiled(make_loader(dataset, 4, options=LoaderOptions(engine="thread")))
+
+    assert list(found.stages) == ["read", "decode", "transform", "collate"]
+    assert found.fraction(*found.stages) == pytest.approx(1)
+    assert found.shape == (3, 48, 64)
+    assert found.kinds == {"jpg": ROWS}
+    assert found.side == 48
+    assert sorted(found.rows) == list(range(ROWS))
+    assert dataset.transform is torch.Tensor.float  # the probe is gone
+
+
+def test_a_wait_is_told_from_computing() -> None:
+    found = profiled(DataLoader(Sleepy(), 4))
+
+    assert list(found.stages) == ["dataset", "transform", "collate"]
+    assert found.longest == "transform"
+    assert found.stages["transform"].seconds >= 0.002
+    assert found.stages["transform"].p95 >= found.stages["transform"].p50 >= 0.001
+    assert found.stages["transform"].busy < 0.5
+    assert found.held < 0.5
+
+
+def test_an_iterable_dataset_has_stages() -> None:
+    found = profiled(DataLoader(Stream(), 5))
+
+    assert list(found.stages) == ["dataset", "collate"]
+    assert found.rows == []
+    assert not describe(session(DataLoader(Stream(), 5)), batch_size=64, workers=None).mapped
+
+
+def test_worker_processes_have_transport(made: Path) -> None:
+    loader = DataLoader(Subset(Sleepy(), [3, 4, 5]), 2, num_workers=2)
+
+    found = profiled(loader)
+    assert "transport" in found.stages
+    assert sorted(found.rows)[:1] == [0]  # rows of the subset
+    setup = describe(session(loader), batch_size=64, workers=None)
+    assert (setup.engine, setup.workers, setup.batch_size) == ("process", 2, 2)
+    assert (setup.dataset, setup.transform) == ("Sleepy", "slow")
+
+
+def joined(samples: list[Any]) -> Any:
+    return torch.stack([image for image, _ in samples]), None
+
+
+def test_a_variant_keeps_everything_else() -> None:
+    pipeline = Pipeline(session(DataLoader(Sleepy(), 4, collate_fn=joined)), 64, None)
+
+    same: Any = pipeline.loader(Variant(), [0, 1, 2])
+    assert (same.collate_fn, same.batch_size, same.num_workers) == (joined, 4, 0)
+    assert set(same.dataset.indices) == {0, 1, 2}
+    assert same.dataset.dataset is pipeline.dataset
+
+    workers: Any = pipeline.loader(Variant(workers=2, default_collate=True), [0])
+    assert workers.num_workers == 2
+    assert workers.collate_fn is not joined
+
+    threads: Any = pipeline.loader(Variant(engine="thread", workers=2), [0])
+    assert (threads.engine, threads.num_workers, threads.collate_fn) == ("thread", 2, joined)
+
+
+def test_a_loader_of_another_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="'made:up' returns a list: return a torch"):
+        Pipeline(Session(subject=Subject(loader="made:up"), loader=[1]), 64, None)
+
+
+def test_torch_threads_of_a_variant_are_restored(made: Path) -> None:
+    before = torch.get_num_threads()
+    loader = make_loader(LMDBDataset(made, decode="torch"), 4, num_workers=1)
+    options: dict[str, Any] = {"batch_size": 64, "workers": None, "seconds": 0.01}
+    variant = Variant(torch_threads=before + 1)
+
+    assert variant_rate(session(loader), variant=variant, rows=[0, 1], **options) > 0
+    assert torch.get_num_threads() == before
+
+
+def test_a_sample_is_converted(photos: Path, made: Path, tmp_path: Path) -> None:
+    dataset = LMDBDataset(made, decode="torch")
+    given = session(make_loader(dataset, 4, num_workers=1))
+    write_images(given, rows=[3, 4, 5], folder=tmp_path / "source")
+    raw = Recipe(resize=(32, 32), resize_mode="crop", encode="raw")
+    convert_sample(tmp_path / "source", tmp_path / "raw", raw)
+
+    loader = Pipeline(given, 64, None).loader(Variant(data=str(tmp_path / "raw")), [0])
+    images, _ = next(iter(loader))
+    assert tuple(images.shape) == (4, 3, 32, 32)
+    assert made_as(given).source["name"] == "photos"
+
+
+class Folder(Dataset[Any]):
+    """What torchvision's ImageFolder shows of its files."""
+
+    def __init__(self, samples: list[tuple[str, int]]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def test_the_files_of_an_image_folder_are_known(photos: Path) -> None:
+    files = sorted(photos.rglob("*.jpg"))
+    dataset = Folder([(str(path), number) for number, path in enumerate(files)])
+    stored = stored_images(Subset(dataset, [2, 1]))
+
+    assert stored is not None
+    assert stored.read([0, 1]) == [files[2].read_bytes(), files[1].read_bytes()]
+    assert [(h.kind, h.width, h.label) for h in stored.headers([0])] == [("jpg", 64, 2)]
+    assert stored.files([1]) == [files[1]]
+    assert stored_images(Sleepy()) is None
