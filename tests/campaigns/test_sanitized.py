@@ -1,4 +1,4 @@
-"""The compiled core under ASan and UBSan, and wheels without it."""
+"""The compiled core under ASan and UBSan, and wheels and reading without it."""
 
 from __future__ import annotations
 
@@ -93,3 +93,26 @@ def test_a_wheel_without_the_module_is_built_where_it_cannot_be(
     with zipfile.ZipFile(wheel) as content:
         assert not [name for name in content.namelist() if name.endswith(".so")]
     assert ("shardkit._native was skipped" in done.stdout + done.stderr) == ("CC" in changed)
+
+
+@pytest.mark.slow
+def test_reading_passes_its_tests_without_the_module() -> None:
+    """Where the module is built, all other tests run with it."""
+    names = [
+        "dataset/test_decode.py",
+        "dataset/test_shardset.py",
+        "torch/data/test_datasets.py",
+        "torch/data/test_ops.py",
+        "torch/test_loader.py",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *names],
+        cwd=ROOT / "tests" / "unit",
+        env={**os.environ, "SHARDKIT_NATIVE": "off"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

@@ -281,6 +281,8 @@ def _resized(size: int | tuple[int, int], width: int, height: int) -> tuple[int,
     """Return height and width after torchvision's ``Resize``: the longer side is rounded down."""
     if not isinstance(size, int):
         return size
+    if 0 in (width, height):  # an unchecked image; decoding reports what is wrong with it
+        return size, size
     if width <= height:
         return max(1, int(size * height / width)), size
     return size, max(1, int(size * width / height))

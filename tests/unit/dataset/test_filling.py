@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from filled import Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
 from helpers import encoded, jpeg, make_dataset, make_tree, picture, pixels, png
 from hostile import jpegs
@@ -284,29 +285,35 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("source", ["hdf5", "lmdb", "webdataset", "raw"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loaders_read_the_same_with_and_without_the_module(
-    sources: dict[str, Path], left: list[int], source: str, num_workers: int
+def test_datasets_read_the_same_with_and_without_the_module(
+    sources: dict[str, Path], left: list[int], source: str
 ) -> None:
-    for decode in (
-        ("torch", CenterCrop(24), RandomResizedCrop(24))
-        if source == "raw"
-        else (
-            CenterCrop(24),
-            RandomResizedCrop(24),
-        )
-    ):
-        options = LoaderOptions(num_workers=num_workers, engine="thread")
+    decodes: list[Any] = [CenterCrop(24), RandomResizedCrop(24), *["torch"] * (source == "raw")]
+    for decode in decodes:
         dataset = open_dataset(sources[source], decode=decode)
-        with closing(make_loader(dataset, 5, shuffle=True, seed=3, options=options)) as loader:
-            with_module = [images.clone() for images, _ in loader]
-        assert sum(left) == (0 if source == "raw" else 2)
-        left.clear()
+        dataset.set_epoch(2, seed=5)
+        with_module = dataset.__getitems__(range(len(dataset))).batch[0]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(datasets, "fill", lambda found, *_: list(range(len(found))))
-            with closing(make_loader(dataset, 5, shuffle=True, seed=3, options=options)) as loader:
-                without = [images.clone() for images, _ in loader]
-        assert all(map(np.array_equal, with_module, without))
+            without = dataset.__getitems__(range(len(dataset))).batch[0]
+        np.testing.assert_array_equal(with_module, without)
+    assert left == [0 if source == "raw" else 2] * len(decodes)
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_loaders_read_the_same_with_and_without_the_module(
+    sources: dict[str, Path], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = LoaderOptions(num_workers=2, engine=engine)
+    found = []
+    for wish in ("on", "off"):
+        monkeypatch.setenv(native.VARIABLE, wish)
+        native._load.cache_clear()
+        dataset = open_dataset(sources["lmdb"], decode=CenterCrop(24))
+        with closing(make_loader(dataset, 4, shuffle=True, seed=3, options=options)) as loader:
+            found.append([images.clone() for images, _ in loader])
+    native._load.cache_clear()
+    assert all(map(torch.equal, *found))
 
 
 def test_damage_is_reported_as_by_python(tmp_path: Path, sources: dict[str, Path]) -> None:
