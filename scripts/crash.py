@@ -1,11 +1,11 @@
-"""Disturb conversions at thousands of calls: kills, torn writes, errors of the disk, power cuts.
+"""Disturb conversions at thousands of calls: kills, torn writes, disk errors, power cuts.
 
     scripts/crash [--points 2000] [--format hdf5,lmdb] [--fault kill,power] [--case splits]
                   [--seed 1] [--show 5]
 
-Each point is a conversion that is disturbed at one call by which something reaches the disk, then
-looked at, then repeated; the result must equal that of an undisturbed run, to the byte. Needs Linux
-and gcc. Exits with 1 if there is any difference.
+Each point disturbs a conversion at one call that reaches the disk, checks the target, and reruns
+the conversion. The result must equal that of an undisturbed run, byte for byte. Requires Linux and gcc.
+Exits with 1 if there is any difference.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Flip bytes of datasets, thousands of times, and count what verify and readers make of it.
+"""Flip bytes of datasets, thousands of times, and count the outcomes in verify and readers.
 
-Each flip is of one byte of one file of a small dataset. The dataset is then verified in this
-process and all its rows are read, encoded images as they come, raw pixels with ``verify=True``. A
-row must be right or refused; a row that is another is WRONG, and so is a flip that verify misses.
+Each flip changes one byte of one file of a small dataset. This process then verifies the dataset
+and reads all rows: encoded images with default options, raw pixels with ``verify=True``. Each row must
+be correct or refused. A wrong row counts as WRONG, and so does a flip that verify misses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The main job on sample_data, as a user would do it; called by scripts/demo."""
+"""Convert, verify and read sample_data, as a user would; called by scripts/demo."""
 
 from __future__ import annotations
 

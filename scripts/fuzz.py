@@ -1,10 +1,10 @@
-"""Hostile bytes for everything that parses bytes it did not write; called by scripts/fuzz.
+"""Fuzz everything that parses untrusted bytes; called by scripts/fuzz.
 
-    scripts/fuzz --seconds 3600              all targets, an hour together
+    scripts/fuzz --seconds 3600              all targets, one hour in total
     scripts/fuzz --seconds 60 --target lmdb  one of them
 
-For each target it prints how many inputs it tried and their outcomes. An input that breaks a
-promise is made smaller and saved in tests/fuzz_corpus, and the exit status is 1. Without atheris,
+For each target it prints the number of inputs and their outcomes. An input that breaks a promise is
+minimized and saved in tests/fuzz_corpus, and the exit code is 1. Without atheris,
 which has no wheels for some systems, only the corpus is replayed.
 """
 

@@ -1,11 +1,11 @@
-"""Makes tests/golden/: tiny datasets of format version 1, which no later version may misread.
+"""Write tests/golden/: tiny datasets of format version 1, which later versions must read.
 
-    python scripts/make_golden.py            makes what is missing
-    python scripts/make_golden.py --force    makes all datasets anew, after a change of the layout
+    python scripts/make_golden.py            write missing datasets
+    python scripts/make_golden.py --force    rewrite all datasets, after a change of the layout
 
-The pictures in tests/golden/source are drawn once and then only read: their encoded bytes depend
-on the version of Pillow. For each format there is a labeled dataset of their bytes and one of raw
-pixels; expected.json lists what is in them, taken from the pictures without shardkit's readers.
+The images in tests/golden/source are drawn once and then only read: their encoded bytes depend on
+the version of Pillow. For each format there is a labeled dataset of their bytes and one of raw
+pixels; expected.json lists their content, computed without shardkit's readers.
 """
 
 from __future__ import annotations

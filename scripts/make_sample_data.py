@@ -1,10 +1,10 @@
-"""Draws sample_data/: 96 small pictures of four shapes, some of them named or encoded oddly.
+"""Draw sample_data/: 96 small images of four shapes, some with odd names or encodings.
 
     python scripts/make_sample_data.py [DIRECTORY]
 
-They are drawn, not photographed, so that nobody else has a right to them. The oddities are those
-that real folders have: spaces and umlauts in names, upper-case suffixes, two files that differ in
-their suffix alone, a PNG with transparency, an EXIF orientation, and a file that is no image.
+They are drawn, so no one else holds rights to them. The oddities occur in real folders: spaces and
+umlauts in names, upper-case suffixes, two files that differ only in suffix, a PNG with
+transparency, an EXIF orientation, and a file that is not an image.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One way to time: contenders in processes of their own, checked first, once in each round.
+"""Timing: each candidate in a separate process, checked first, measured once in each round.
 
 One round that does not count comes first. In each round the order is turned by one, so that no
 contender always follows the same other; the medians over the rounds stand in the tables.

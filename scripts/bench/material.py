@@ -1,4 +1,4 @@
-"""What all contenders read, made once: folders of photographs, and what each image must be."""
+"""Input of all candidates, created once: folders of photographs and the expected images."""
 
 from __future__ import annotations
 

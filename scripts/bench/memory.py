@@ -1,4 +1,4 @@
-"""What loading takes in memory: by the thread engine, and by each worker of the process engine.
+"""Memory used for loading: by the thread engine, and by each worker of the process engine.
 
     python scripts/bench/memory.py [--work DIR]
 

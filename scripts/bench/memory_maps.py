@@ -1,4 +1,4 @@
-"""Mapped files: let go of what a process has mapped, so that dropping its pages helps."""
+"""Release the files that a process has mapped, so that their cached pages can be dropped."""
 
 from __future__ import annotations
 

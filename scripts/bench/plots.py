@@ -1,4 +1,4 @@
-"""Bar charts of benchmark tables: median and range of each contender.
+"""Bar charts of benchmark tables: median and range of each candidate.
 
     python scripts/bench/plots.py docs/plots    redraw every chart from its JSON file
 

@@ -1,4 +1,4 @@
-"""What comes of a run: Markdown tables between markers of a page, JSON beside it, plots."""
+"""Results of a run: Markdown tables between the markers of a page, JSON files and plots."""
 
 from __future__ import annotations
 

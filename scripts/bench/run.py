@@ -1,4 +1,4 @@
-"""Measure shardkit beside other ways to feed training, on this machine.
+"""Compare shardkit with other data loaders on this machine.
 
     python scripts/bench/run.py PHOTOS [--only crop,raw] [--rounds 5] [--copies 10]
                                 [--work DIR] [--write docs/benchmarks.md]

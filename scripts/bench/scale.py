@@ -1,4 +1,4 @@
-"""Ten million rows against ten thousand: what opening, the first batch and random reads cost.
+"""Ten million rows compared with ten thousand: opening, the first batch and random reads.
 
     python scripts/bench/scale.py [--format lmdb] [--rows 10000000] [--work DIR]
 

@@ -1,4 +1,4 @@
-"""Run one contender in its own process and environment: a line of JSON in, a line of JSON out.
+"""Run one candidate in its own process and environment: a line of JSON in, a line of JSON out.
 
     python serve.py '{"adapter": "imagefolder", "kind": "crop", "folder": ..., "sets": ...}'
 

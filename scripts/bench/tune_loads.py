@@ -1,4 +1,4 @@
-"""Transforms of tune_grid.py: one that holds the interpreter's lock, and one that waits."""
+"""Transforms for tune_grid.py: one that holds the GIL, and one that waits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Fuzzing: hostile bytes for whatever parses bytes that it did not write; see scripts/fuzz.py."""
+"""Fuzzing of everything that parses untrusted bytes; see scripts/fuzz.py."""

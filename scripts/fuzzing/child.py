@@ -1,4 +1,4 @@
-"""The process that fuzzes one target; it may crash or hang, which `watch.py` sees.
+"""The process that fuzzes one target; it may crash or hang, which `watch.py` detects.
 
     python -m scripts.fuzzing.child FOLDER '{"target": ..., "seed": ..., ...}'
 

@@ -1,6 +1,6 @@
-"""One input tried under guard: what came of it, and which promise it broke, if one.
+"""Try one input under guard: return its outcome, and the promise it broke, if any.
 
-Only what a process can notice about itself; that it crashes or hangs its parent must notice.
+This covers only what a process can notice about itself; its parent notices crashes and hangs.
 """
 
 from __future__ import annotations

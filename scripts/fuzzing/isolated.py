@@ -1,4 +1,4 @@
-"""One input tried in a process of its own, which may crash or hang; and inputs made smaller by it.
+"""Try and minimize inputs in a separate process, which may crash or hang.
 
     python -m scripts.fuzzing.isolated FOLDER < JOBS > RESULTS
 

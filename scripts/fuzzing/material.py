@@ -1,4 +1,4 @@
-"""Valid things to be damaged: pictures of all kinds, records, shards and datasets of them."""
+"""Valid inputs to damage: images of all kinds, records, shards and datasets."""
 
 from __future__ import annotations
 

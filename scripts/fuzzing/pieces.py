@@ -1,4 +1,4 @@
-"""Compares pieces of mutated JPEGs, as a TurboJPEG library decodes them, with the full decode.
+"""Compare regions of mutated JPEGs, decoded by a TurboJPEG library, with the full decode.
 
     python -m scripts.fuzzing.pieces LIBRARY COUNT
 

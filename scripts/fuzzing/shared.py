@@ -1,4 +1,4 @@
-"""What the fuzzing process says to the one that watches it: memory that outlives a crash."""
+"""Progress of the fuzzing process, in memory that survives its crash."""
 
 from __future__ import annotations
 

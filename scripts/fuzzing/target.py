@@ -1,4 +1,4 @@
-"""What a target is: something that parses, valid inputs for it, and what it promises."""
+"""A target: a parser, valid inputs for it, and its promises."""
 
 from __future__ import annotations
 

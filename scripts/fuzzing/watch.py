@@ -1,4 +1,4 @@
-"""Runs `child.py` for a target, again and again if it dies, and collects what it finds."""
+"""Run `child.py` for a target, restart it if it dies, and collect its findings."""
 
 from __future__ import annotations
 

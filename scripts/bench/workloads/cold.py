@@ -1,4 +1,4 @@
-"""Files that are not in memory: shuffled JPEGs of 30 KB, read by one reader."""
+"""Files that are not in the page cache: shuffled JPEGs of 30 KB, read by one reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converting and verifying, beside `tar` and a plain script with Pillow."""
+"""Converting and verifying, compared with `tar` and a plain Pillow script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JPEGs of 256 pixels, center crop of 224: what most training from prepared data does."""
+"""JPEGs of 256 pixels, center crop of 224: the usual training from prepared data."""
 
 from __future__ import annotations
 

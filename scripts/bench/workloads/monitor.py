@@ -1,4 +1,4 @@
-"""What `ThroughputMonitor` costs: beside the quickest loader, and on batches that are there."""
+"""The overhead of `ThroughputMonitor`: with the fastest loader, and with ready batches."""
 
 from __future__ import annotations
 

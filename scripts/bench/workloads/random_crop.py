@@ -1,4 +1,4 @@
-"""Random pieces of photographs as they are, of 500 x 375 pixels and of 2000 x 1500."""
+"""Random crops of unchanged photographs of 500 x 375 and 2000 x 1500 pixels."""
 
 from __future__ import annotations
 

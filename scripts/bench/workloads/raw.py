@@ -1,4 +1,4 @@
-"""Raw pixels, 224 x 224: nothing is decoded, memory decides."""
+"""Raw pixels, 224 x 224: nothing is decoded, so memory bandwidth limits."""
 
 from __future__ import annotations
 

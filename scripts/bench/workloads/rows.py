@@ -1,4 +1,4 @@
-"""Rows that several tables have: shardkit in its varieties, and the peers."""
+"""Rows shared by several tables: shardkit's configurations, and the other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets: one file for each thing that parses bytes."""
+"""The targets, one module for each parser."""
 
 from __future__ import annotations
 

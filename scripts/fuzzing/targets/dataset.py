@@ -1,4 +1,4 @@
-"""A whole dataset with one of its files damaged: all damage is found, and no read is wrong."""
+"""A dataset with one damaged file: all damage is found, and no read is wrong."""
 
 from __future__ import annotations
 

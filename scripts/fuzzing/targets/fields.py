@@ -1,4 +1,4 @@
-"""A record's own small texts: the label and the JSON object beside the image."""
+"""The small texts of a record: the label and the JSON object."""
 
 from __future__ import annotations
 

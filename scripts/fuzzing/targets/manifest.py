@@ -1,4 +1,4 @@
-"""The manifest, and what is done with one that was taken."""
+"""The manifest, and the use of accepted ones."""
 
 from __future__ import annotations
 

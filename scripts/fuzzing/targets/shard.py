@@ -1,4 +1,4 @@
-"""What the three targets that parse a shard have in common: the promises of a reader."""
+"""Common code of the three targets that parse a shard: the promises of a reader."""
 
 from __future__ import annotations
 

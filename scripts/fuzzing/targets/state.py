@@ -1,4 +1,4 @@
-"""What a conversion that was interrupted left behind, and reads when it goes on."""
+"""State files of an interrupted conversion, which a rerun reads."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class StateTarget(Target):
         (self._task.part / "result.json").write_bytes(data)
         result = load_result(self._task)
         self._check_work(data)
-        return "made anew" if result is None else "taken"
+        return "rebuilt" if result is None else "reused"
 
     def _check_work(self, data: bytes) -> None:
         """Plant ``data`` as every state file, and let a conversion and a lock meet it."""

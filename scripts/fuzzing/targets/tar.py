@@ -1,4 +1,4 @@
-"""The walk over the headers of a tar, and what it leaves to `tarfile`."""
+"""The walk over the headers of a tar, and the parts left to `tarfile`."""
 
 from __future__ import annotations
 
