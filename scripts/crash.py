@@ -4,7 +4,8 @@
                   [--seed 1] [--show 5]
 
 Each point disturbs a conversion at one call that reaches the disk, checks the target, and reruns
-the conversion. The result must equal that of an undisturbed run, byte for byte. Requires Linux and gcc.
+the conversion. The result must equal that of an undisturbed run, byte for byte. Requires Linux and
+gcc.
 Exits with 1 if there is any difference.
 """
 

@@ -1,8 +1,8 @@
 """Flip bytes of datasets, thousands of times, and count the outcomes in verify and readers.
 
 Each flip changes one byte of one file of a small dataset. This process then verifies the dataset
-and reads all rows: encoded images with default options, raw pixels with ``verify=True``. Each row must
-be correct or refused. A wrong row counts as WRONG, and so does a flip that verify misses.
+and reads all rows: encoded images with default options, raw pixels with ``verify=True``. Each row
+must be correct or refused. A wrong row counts as WRONG, and so does a flip that verify misses.
 """
 
 from __future__ import annotations
