@@ -1,10 +1,10 @@
-"""Seed bugs into the writer, the checker and the loader, one at a time, and see the tests fail.
+"""Seed bugs into the writer, the checker and the loader, one at a time, and check that tests fail.
 
     .venv/bin/python scripts/mutate.py            all of them; exits with 1 if one survives
-    .venv/bin/python scripts/mutate.py -k digest  those whose name holds a word
+    .venv/bin/python scripts/mutate.py -k digest  bugs whose name contains a word
 
-Each bug is a change of a few words of the source, made in a copy. A bug that no test notices is a
-promise that nobody holds.
+Each bug changes a few words of the source, in a copy. A bug that no test notices shows a missing
+test.
 """
 
 from __future__ import annotations

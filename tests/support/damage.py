@@ -456,7 +456,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], bool]] = {
     "the name of the directory": (_named("."), True),
     "a lone surrogate": (_named("\ud800"), True),
 }
-"""Edits of a manifest whose digest is made anew; whether ``quick`` finds them."""
+"""Edits of a manifest with a corrected digest; whether ``quick`` finds them."""
 
 
 def _splits_edited(change: Callable[[dict[str, str]], object]) -> Callable[..., Outcome]:

@@ -77,7 +77,7 @@ class Disk:
     """The number that the system gives an inode to what stands here for it now."""
 
     _homes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """What was made anew to the folder that it was made in, and the call."""
+    """The parent folder and the call of each new entry."""
 
     @classmethod
     def of(cls, root: Path) -> Disk:

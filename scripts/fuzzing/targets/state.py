@@ -44,7 +44,7 @@ _STATE = (
 class StateTarget(Target):
     """The state of a conversion: whatever it holds, no file outside of the target is touched.
 
-    The result of a finished shard is taken, or the shard is made anew.
+    The result of a finished shard is reused, or the shard is rebuilt.
     """
 
     name = "state"
