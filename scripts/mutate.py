@@ -298,7 +298,7 @@ MUTANTS = (
     ),
     Mutant(
         "a resumed run repeats a batch",
-        "torch/data/schedule.py",
+        "torch/data/resume.py",
         "            self._consumed = consumed\n",
         "            self._consumed = max(0, consumed - self._schedule.batch_size)\n",
         "tests/unit/torch/data/test_schedule.py",
