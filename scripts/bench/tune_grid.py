@@ -98,7 +98,7 @@ def make(photos: Path, work: Path, images: int, *, raw: bool) -> Path:
     size = (224, 224) if raw else (256, 256)
     recipe = Recipe(resize=size)
     if raw:
-        recipe = Recipe(resize=size, resize_mode="crop", encode="raw")
+        recipe = Recipe(resize=size, resize_mode="crop", encode="raw", enlarge=True)
     convert_scan(scan_imagefolder(source), dataset, ConvertOptions(to="lmdb", recipe=recipe))
     return dataset
 

@@ -8,8 +8,8 @@ from typing import Any
 from shardkit.measure.bench.bench import lines_of, sources_of
 from shardkit.measure.bench.report import BenchReport
 from shardkit.measure.runner.environment import Environment
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.rounds import Candidate, Result
-from shardkit.measure.runner.session import Opened
 from shardkit.measure.runner.spec import Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement
 from shardkit.system.machine import OtherLoad

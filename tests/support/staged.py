@@ -7,7 +7,7 @@ from bench_reports import OPENED, sample
 
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner import rounds
-from shardkit.measure.runner.session import Opened
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
 

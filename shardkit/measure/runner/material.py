@@ -7,11 +7,13 @@ import os
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
@@ -25,6 +27,7 @@ from shardkit.torch.data import ops
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import DECODES, ShardDataset, open_dataset
 from shardkit.torch.data.ops import ImageOp
+from shardkit.torch.engine.preflight import why_processes
 from shardkit.torch.engine.workers import end_with_parent
 from shardkit.torch.loader import make_loader
 from shardkit.torch.prefetch import DevicePrefetcher
@@ -193,53 +196,47 @@ def open_subject(subject: Subject) -> Dataset[Any]:
     return Subset(opened, rows)
 
 
-def _whole(dataset: Any) -> Any:
-    return dataset.dataset if isinstance(dataset, Subset) else dataset
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What a subject contains."""
+
+    split: str = ""
+    """Name of the split that is read, the largest; empty without splits."""
+    images: int = 0
+    """Images that are read; 0 if unknown."""
+    total: int = 0
+    """Images in the dataset."""
+    mean_bytes: float = 0.0
+    """Mean stored bytes of an image, of an even sample; 0 if unknown."""
+    bytes: int = 0
+    """Bytes of all files; 0 if unknown."""
+    processes: str = ""
+    """Why it needs worker processes, such as a transform that may hold the GIL; else empty."""
 
 
-def split_name(dataset: Any, path: str) -> str:
-    """Return the name of the split that was opened at ``path``; empty without splits."""
-    dataset = _whole(dataset)
-    if not path or not isinstance(dataset, ShardDataset | PlainFolder):
-        return ""
-    place = dataset.root if isinstance(dataset, PlainFolder) else dataset.path
-    return "" if place.resolve() == Path(path).resolve() else place.name
+def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
+    """Return what a dataset contains, and the files that an epoch reads, as far as known."""
+    whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+    images = len(dataset) if hasattr(type(dataset), "__len__") else 0
+    opened = Opened(images=images, total=images, processes=why_processes(dataset) or "")
+    if isinstance(whole, ShardDataset):
+        files = [each for each in whole.path.rglob("*") if each.is_file()]
+        place, total = whole.path, len(whole)
+        stored = sum(each.stat().st_size for each in files)
+        mean = float(whole.stored_bytes(_evenly(total)).mean()) if total else 0.0
+    elif isinstance(whole, PlainFolder):
+        files, place, total, stored = whole.files(), whole.root, whole.total, whole.bytes
+        sizes = [whole.entries[row].bytes for row in _evenly(len(whole)).tolist()]
+        mean = float(np.mean(sizes)) if sizes else 0.0
+    else:
+        return opened, []
+    split = "" if place.resolve() == Path(path).resolve() else place.name
+    return replace(opened, split=split, total=total, mean_bytes=mean, bytes=stored), files
 
 
-def images_in(dataset: Any) -> int:
-    """Return the number of images that are read; 0 if unknown."""
-    return len(dataset) if hasattr(type(dataset), "__len__") else 0
-
-
-def total(dataset: Any) -> int:
-    """Return the number of images in all, of which a sample may be read."""
-    return dataset.total if isinstance(dataset, PlainFolder) else images_in(_whole(dataset))
-
-
-def files_of(dataset: Any) -> list[Path]:
-    """Return the files that an epoch reads; none if unknown."""
-    dataset = _whole(dataset)
-    if isinstance(dataset, ShardDataset):
-        return [path for path in dataset.path.rglob("*") if path.is_file()]
-    return dataset.files() if isinstance(dataset, PlainFolder) else []
-
-
-def total_bytes(dataset: Any, files: Sequence[Path]) -> int:
-    """Return the bytes of all files, of which a sample may be read; ``files`` as `files_of`."""
-    if isinstance(dataset, PlainFolder):
-        return dataset.bytes
-    return sum(path.stat().st_size for path in files)
-
-
-def mean_bytes(dataset: Any) -> float:
-    """Return the mean stored bytes of an image, of an even sample of all rows; 0 if unknown."""
-    dataset = _whole(dataset)
-    if not isinstance(dataset, ShardDataset | PlainFolder) or not len(dataset):
-        return 0.0
-    rows = np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLED_SIZES)).astype(np.int64)
-    if isinstance(dataset, ShardDataset):
-        return float(dataset.stored_bytes(rows).mean())
-    return float(np.mean([dataset.entries[row].bytes for row in rows.tolist()]))
+def _evenly(count: int) -> npt.NDArray[np.int64]:
+    """Return rows from the first to the last, at most `_SAMPLED_SIZES`."""
+    return np.linspace(0, max(0, count - 1), min(count, _SAMPLED_SIZES)).astype(np.int64)
 
 
 class OneByOne(Dataset[Any]):

@@ -16,7 +16,7 @@ import psutil
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
-from shardkit.measure.runner.session import Opened
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
 from shardkit.system.bootstrap import command
@@ -45,6 +45,7 @@ class MeasurementProcess:
     def _start(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._connection, child = Pipe()
+        self._busy = False
         program = f"from shardkit.measure.runner.server import main; main({child.fileno()}, "
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -124,6 +125,7 @@ class MeasurementProcess:
             MeasurementTimeout: If the call takes too long. The process is killed.
             MeasurementFailed: If the call fails, or the process ends.
         """
+        self._busy = True
         with contextlib.suppress(OSError):  # the answer reports why
             self._connection.send((function, arguments))
         limit = patience + self.patience
@@ -134,6 +136,7 @@ class MeasurementProcess:
                     f"no answer for {limit:.0f} s: the loader, its transform or its disk hangs"
                 )
             kind, value, self.warnings = self._connection.recv()
+            self._busy = False
         except (EOFError, OSError):
             raise MeasurementFailed(self._how_it_ended()) from None
         if kind == "refused":
@@ -163,7 +166,7 @@ class MeasurementProcess:
         """End the process and its workers."""
         self._connection.close()
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(0 if self._busy else _END_SECONDS)  # after Ctrl-C it is busy
         except subprocess.TimeoutExpired:
             self._kill()
         self._log.close()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from shardkit.errors import MeasurementFailed
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.process import MeasurementProcess
-from shardkit.measure.runner.session import Opened
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
 from shardkit.system.formatting import speedup_words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import traceback
 import warnings
@@ -67,6 +68,7 @@ def main(descriptor: int, parent: int) -> None:
         parent: Process ID of the parent.
     """
     end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
     os.set_inheritable(descriptor, False)
     session, connection = Session(), Connection(descriptor)
     while True:

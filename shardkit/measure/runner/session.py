@@ -11,31 +11,13 @@ from typing import Any
 
 from shardkit.measure.runner import material, page_cache, steps, timing
 from shardkit.measure.runner.gil import held_share
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.spec import GIVEN, LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.steps import Step
-from shardkit.torch.engine.preflight import why_processes
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the fraction of the pages that may stay: threads of the previous
 measurement may still be reading their last batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """What a subject contains."""
-
-    split: str
-    """Name of the split that is read, the largest; empty without splits."""
-    images: int
-    """Images that are read."""
-    total: int
-    """Images in the dataset."""
-    mean_bytes: float
-    """Mean stored bytes of an image; 0 if unknown."""
-    bytes: int
-    """Bytes of all files."""
-    processes: str
-    """Why it needs worker processes, such as a transform that may hold the GIL; else empty."""
 
 
 @dataclass
@@ -73,16 +55,8 @@ def open_subject(session: Session, *, subject: Subject) -> Opened:
         session.dataset = getattr(session.loader, "dataset", None)
     else:
         session.dataset = material.open_subject(subject)
-    session.files = material.files_of(session.dataset)
-    images = material.images_in(session.dataset)
-    return Opened(
-        split=material.split_name(session.dataset, subject.path),
-        images=images,
-        total=material.total(session.dataset),
-        mean_bytes=material.mean_bytes(session.dataset),
-        bytes=material.total_bytes(session.dataset, session.files),
-        processes=why_processes(session.dataset) or "",
-    )
+    opened, session.files = material.describe(session.dataset, subject.path)
+    return opened
 
 
 def measure(

@@ -128,7 +128,7 @@ class _Race:
         self._round = 0
         self._out_of_time = False
         self._overheads = {"thread": 0.1, "process": 0.4}
-        """Seconds that the last measurement of each engine took in addition to its length."""
+        """Seconds that recent measurements of each engine took in addition to their length."""
 
     def starters(self) -> list[Setting]:
         """Return the defaults, and both engines with fewer and more workers, likely ones first."""
@@ -251,7 +251,8 @@ class _Race:
         except (MeasurementFailed, UsageError) as error:
             self._left_out[setting] = str(error)
             return
-        self._overheads[setting.engine] = max(0.05, self._clock() - start - seconds)
+        spent = max(0.05, self._clock() - start - seconds)
+        self._overheads[setting.engine] = (self._overheads[setting.engine] + spent) / 2
         self._rates.setdefault(setting, {})[self._round] = rate
 
     def _seconds(self, setting: Setting) -> float:

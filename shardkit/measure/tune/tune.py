@@ -11,10 +11,9 @@ from os import PathLike, fspath
 from typing import Any
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
-from shardkit.measure.runner.material import choose_decode, is_dataset
+from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.session import Opened
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
 from shardkit.measure.tune.search import (

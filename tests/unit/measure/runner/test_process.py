@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -222,6 +223,7 @@ def test_it_calls_any_function_with_its_session(
     with MeasurementProcess(Subject(path=str(place / "photos"), decode="CenterCrop(8)")) as process:
         process.open()
         assert process.call(double, number=21) == (42, str(place / "photos"))
+        os.kill(process._process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
         with pytest.raises(MeasurementFailed, match="the result cannot be sent"):
             process.call(refuse)
         assert process.open(Subject(path=str(place / "photos"), limit=2)).images == 2

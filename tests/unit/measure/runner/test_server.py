@@ -10,8 +10,9 @@ from helpers import jpeg, make_dataset, make_tree
 
 from shardkit.errors import UsageError
 from shardkit.measure.runner import material, page_cache, session
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.server import answer, last_words
-from shardkit.measure.runner.session import Opened, Session
+from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
 
