@@ -1,5 +1,6 @@
 /* Read, check, decode, crop and scale the images of a batch, straight into its memory. */
 #define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64
 #include "core.h"
 
 #include <errno.h>

@@ -4,7 +4,8 @@
 
 #include "core.h"
 
-#define KINDS 256
+/* The version of this interface; shardkit/system/native.py has the same number. */
+#define API 1
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -154,6 +155,7 @@ static PyMethodDef methods[] = {
 
 static int execute(PyObject *module) {
     sk_crc32_prepare();
+    if (PyModule_AddIntConstant(module, "API", API)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_TURBO", sk_jpeg_version());
 }
 

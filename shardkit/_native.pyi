@@ -2,6 +2,9 @@
 
 from typing_extensions import Buffer
 
+API: int
+"""Version of the interface."""
+
 LIBJPEG_TURBO: str
 """Version of the libjpeg-turbo that it was compiled with."""
 

@@ -16,6 +16,9 @@ from shardkit.errors import UsageError
 VARIABLE = "SHARDKIT_NATIVE"
 """The environment variable that controls the module: ``off`` disables it, ``on`` requires it."""
 
+_API = 1
+"""Version of the interface; a module built from other sources is not called."""
+
 
 def module() -> ModuleType | None:
     """Return the compiled module if it is installed and not disabled.
@@ -44,9 +47,13 @@ def _load() -> tuple[ModuleType | None, str]:
     if wish == "off":
         return None, f"off ({VARIABLE})"
     try:
-        return import_module("shardkit._native"), ""
+        found = import_module("shardkit._native")
     except ImportError as error:  # not built, or its libjpeg is missing now
         reason = "not built" if isinstance(error, ModuleNotFoundError) else f"unusable: {error}"
+    else:
+        if getattr(found, "API", 0) == _API:
+            return found, ""
+        reason = "built from other sources"
     if wish == "on":
         raise UsageError(
             f"{VARIABLE}=on, but the compiled module is {reason}; install a C compiler and "

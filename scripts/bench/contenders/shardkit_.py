@@ -2,7 +2,8 @@
 
 Options of a task: ``format``; ``engine`` (thread or process); ``loader``, more options of
 `LoaderOptions`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader;
-``turbo``, to decode crops alone with TurboJPEG 3, which is off otherwise.
+``turbo``, to decode crops alone with TurboJPEG 3, which is off otherwise; ``native``, whether the
+compiled module is used: required if true, off if false, and where it is built by default.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system import native
 
 _DECODES: dict[str, Any] = {
     "crop": CenterCrop(SIDE),
@@ -48,6 +50,8 @@ class Adapter(adapter.Adapter):
     def prepare(self) -> None:
         """Convert the folder, bytes as they are or as raw pixels, and make the loader."""
         options, kind = self.task.options, self.task.kind
+        if "native" in options:
+            os.environ[native.VARIABLE] = "on" if options["native"] else "off"
         if not options.get("turbo"):
             os.environ[turbo.VARIABLE] = "off"
         elif not turbo.available():

@@ -174,6 +174,14 @@ def test_a_module_that_is_not_built_is_not_used(monkeypatch: pytest.MonkeyPatch)
         native.module()
 
 
+def test_a_module_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "shardkit._native", ModuleType("_native"))
+
+    assert native.module() is None
+    assert native.describe() == "built from other sources"
+
+
 @pytest.mark.parametrize("wish", ["", "off"])
 def test_the_version_names_the_module(wish: str) -> None:
     done = run("--version", env={native.VARIABLE: wish})
