@@ -1,4 +1,4 @@
-"""The benchmark suite, run small: it times nothing that was not shown to be right."""
+"""The benchmark suite at small size: it times only results that were checked."""
 
 from __future__ import annotations
 

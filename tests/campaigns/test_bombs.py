@@ -1,4 +1,4 @@
-"""Small files that state much: memory stays a small multiple of their size, and nothing loops."""
+"""Small files that state huge sizes: memory stays a small multiple of the file; nothing loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversion that is killed at any call: the same command again makes the very same files."""
+"""A conversion killed at any call: a rerun writes exactly the same files."""
 
 from __future__ import annotations
 

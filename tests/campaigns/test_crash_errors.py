@@ -1,4 +1,4 @@
-"""A disk that is full or fails, at any call: one clear line, and the same command goes on."""
+"""A disk that is full or fails at any call: one clear line, and a rerun resumes."""
 
 from __future__ import annotations
 

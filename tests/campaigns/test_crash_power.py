@@ -1,4 +1,4 @@
-"""A power cut at any call, on a disk that keeps what was synced and nothing else."""
+"""A power cut at any call, on a disk that keeps only synced data."""
 
 from __future__ import annotations
 

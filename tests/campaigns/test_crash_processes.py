@@ -1,4 +1,4 @@
-"""Signals and several processes: what is told, what is left, and that the same command goes on."""
+"""Signals and several processes: messages, leftovers, and a rerun that resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged datasets: `verify` finds all of it, and no reader gives a wrong sample or dies."""
+"""Damaged datasets: `verify` finds all damage, and no reader returns a wrong sample or crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets that are damaged, replaced or removed while they are read: an error or right samples."""
+"""Datasets damaged, replaced or removed during reading: an error or correct samples."""
 
 from __future__ import annotations
 

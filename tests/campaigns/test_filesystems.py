@@ -1,4 +1,4 @@
-"""Odd filesystems: read-only, without locks, slow to give all, stale; and copies of datasets."""
+"""Unusual file systems: read-only, without locks, with partial reads, stale; copied datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile datasets: nothing of them is unpickled or executed, nothing outside of them is read."""
+"""Hostile datasets: nothing in them is unpickled or executed, and nothing outside is read."""
 
 from __future__ import annotations
 

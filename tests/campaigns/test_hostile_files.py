@@ -1,4 +1,4 @@
-"""Files that cannot be read: which of them are bad, and when it is the machine that is."""
+"""Unreadable files: bad files are told from failures of the machine."""
 
 from __future__ import annotations
 

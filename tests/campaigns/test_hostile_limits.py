@@ -1,4 +1,4 @@
-"""What hostile images may cost: bounded memory, no warnings, no hang."""
+"""Costs of hostile images: bounded memory, no warnings, no hang."""
 
 from __future__ import annotations
 

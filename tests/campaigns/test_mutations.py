@@ -1,4 +1,4 @@
-"""Bugs that are seeded into the writer and the checker make tests fail."""
+"""Bugs seeded into the writer and the checker make tests fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks planted in and around a dataset's folder: nothing outside of it is touched, or read."""
+"""Attacks planted in and around a dataset's folder: nothing outside is changed or read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten million rows cost what ten do: counts of what opening, ordering and loading take."""
+"""Ten million rows cost as much as ten: counts of operations in opening, ordering and loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fifty epochs: memory, open files, shared memory, threads and processes stay as they are."""
+"""Fifty epochs: memory, open files, shared memory, threads and processes do not grow."""
 
 from __future__ import annotations
 

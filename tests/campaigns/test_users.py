@@ -1,4 +1,4 @@
-"""Several users and one dataset: who may replace, resume and block what."""
+"""Several users of one dataset: permissions to replace, resume and block."""
 
 from __future__ import annotations
 
