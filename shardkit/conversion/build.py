@@ -121,7 +121,7 @@ def build_shard(task: ShardTask) -> Built:
     return Built(result, kept=False)
 
 
-_FEWER = "Give the same command again with fewer --workers: the shards that are done are kept."
+_FEWER = "Rerun the same command with fewer --workers: finished shards are kept."
 
 
 def load_result(task: ShardTask) -> ShardResult | None:

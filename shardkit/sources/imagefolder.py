@@ -13,8 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Images, Scan, SourceKind, SourceOption
-from shardkit.entries import Entry, PackedEntries
+from shardkit.contracts import Entry, Images, PackedEntries, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record, make_keys
 from shardkit.sources.images import image_field_of, image_record

@@ -1,4 +1,4 @@
-"""Tasks in worker processes that end with the work, with an error, or with their parent."""
+"""Run tasks in worker processes that end with the work, with an error, or with their parent."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 _POLL_SECONDS = 0.1
-"""How often progress is passed on while no task ends."""
+"""Interval of progress reports while no task finishes."""
 
 
 class Progress(NamedTuple):
-    """What was done since the last report."""
+    """Work done since the last report."""
 
     images: int = 0
     bytes: int = 0
     """Bytes of encoded images read."""
     bad: int = 0
     total: int = 0
-    """Images to read in all: only in the first report, and 0 where it is unknown."""
+    """Total images to read: only in the first report, and 0 if unknown."""
 
 
 Report = Callable[[Progress], None]
@@ -46,10 +46,10 @@ _AHEAD = 5
 """Maximum results in memory for each worker, while an earlier one is awaited."""
 
 _WATCH_SECONDS = 1.0
-"""How often a process looks whether its parent lives, where the system does not tell it."""
+"""Interval at which a process checks that its parent lives, on systems without death signals."""
 
 _KEPT_BYTES = 31 << 20
-"""Memory that the allocator keeps (twice this) for the next images; glibc heeds up to 32 MiB."""
+"""Half of the free memory that the allocator keeps for the next images; glibc allows 32 MiB."""
 
 _report: Report | None = None
 
@@ -83,16 +83,16 @@ def run_tasks(
     workers: int,
     on_progress: Report | None = None,
 ) -> Iterator[tuple[_Task, _Result]]:
-    """Apply ``function`` to each task and give task and result, in the order in which they end.
+    """Apply ``function`` to each task, and yield task and result in order of completion.
 
     Args:
         function: A function of a module, so that a worker process can find it.
-        tasks: What to do, each picklable.
-        workers: Number of processes; with 1 it all runs in this one.
-        on_progress: Called in this process with what tasks count in a `Meter`.
+        tasks: The tasks, each picklable.
+        workers: Number of processes; 1 runs everything in this one.
+        on_progress: Called in this process with the progress that tasks count in a `Meter`.
 
     Raises:
-        ShardkitError: If a worker process dies; its tasks' own errors are raised as they are.
+        ShardkitError: If a worker process dies. Errors of tasks are raised unchanged.
     """
     if workers <= 1 or len(tasks) <= 1:
         yield from _run_here(function, tasks, on_progress)
@@ -150,10 +150,10 @@ class Team:
     def map_in_order(
         self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
     ) -> Iterator[_Result]:
-        """Apply ``function`` to each task and give the results in the order of the tasks.
+        """Apply ``function`` to each task, and yield the results in the order of the tasks.
 
         This process works alone while the helpers start. Later it takes a task whenever the next
-        result is not there yet. A few results for each worker are in memory together.
+        result is missing. At most a few results per worker are in memory.
 
         Args:
             function: A function of a module, so that a helper can find it.
@@ -211,13 +211,13 @@ class Team:
 
 @contextmanager
 def team(workers: int) -> Iterator[Team]:
-    """Start helpers of this process, and end them at the end.
+    """Start helpers of this process, and stop them at the end of the block.
 
     Args:
         workers: Number of processes, with this one. One worker needs no helper.
 
     Raises:
-        ShardkitError: If a helper dies; its tasks' own errors are raised as they are.
+        ShardkitError: If a helper dies. Errors of tasks are raised unchanged.
     """
     if workers <= 1:
         yield Team(1)
@@ -230,7 +230,7 @@ def team(workers: int) -> Iterator[Team]:
 def _processes_for_work(
     workers: int,
 ) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[Progress]]]:
-    """Start processes, and the channel that their progress comes through; end them at the end.
+    """Start processes and a channel for their progress; stop them at the end of the block.
 
     Raises:
         ShardkitError: If one of them dies.
@@ -246,17 +246,17 @@ def _processes_for_work(
         yield executor, channel
     except BrokenProcessPool:
         raise ShardkitError(
-            f"a worker process died without a message{_cause(executor)}: it was killed, most often "
-            "for want of memory, or a library crashed in it. Give the same command again, with "
-            "fewer workers; what is done is kept. (A script that asks for several must do its work "
-            "below `if __name__ == '__main__':`.)"
+            f"a worker process died without a message{_cause(executor)}: it was killed, usually "
+            "because memory ran out, or a library crashed. Rerun with fewer workers: finished work "
+            "is kept. (A script that uses several workers must guard its code with "
+            "`if __name__ == '__main__':`.)"
         ) from None
     finally:
         _end(executor)
 
 
 def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
-    """Prepare a worker: it dies with its parent, and leaves Ctrl-C to it."""
+    """Prepare a worker: it dies with its parent, which alone handles Ctrl-C."""
     global _report  # noqa: PLW0603
     _report = channel.put
     _keep_memory()
@@ -265,10 +265,10 @@ def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have this process killed when its parent ends, however that ends.
+    """Kill this process when its parent ends for any reason.
 
     Args:
-        parent: The parent's process id, as the parent told it.
+        parent: Process ID of the parent.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is None:  # not Linux
@@ -281,19 +281,19 @@ def end_with_parent(parent: int) -> None:
 
 
 def _watch_parent(parent: int) -> None:
-    """Wait for the end of the parent, and end at once: what is in work is done again anyway."""
+    """Wait for the end of the parent, then exit: unfinished work is redone anyway."""
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os._exit(1)
 
 
 def _keep_memory() -> None:
-    """Let memory that one image leaves be taken by the next.
+    """Let each image reuse the memory of the one before.
 
-    By itself glibc returns what is free above 128 KiB and asks for it again, page by page, which
-    took as long as all reading and writing. Its threshold follows the largest block that was ever
-    freed (mallopt(3), M_MMAP_THRESHOLD). Other allocators ignore it.
-    It holds for the process from then on: up to 62 MiB of free memory stay with it.
+    By default glibc returns free memory above 128 KiB and requests it again page by page, which
+    took as long as all reading and writing. Its threshold follows the largest block ever freed
+    (mallopt(3), M_MMAP_THRESHOLD). Other allocators ignore this. It lasts for the process: up to
+    62 MiB of free memory stay allocated.
     """
     bytes(_KEPT_BYTES)  # never touched, so it takes no time
 
@@ -306,7 +306,7 @@ def _pass_on(channel: SimpleQueue[Progress], on_progress: Report | None) -> None
 
 
 def _end(executor: ProcessPoolExecutor) -> None:
-    """Stop at once: after an error or Ctrl-C nobody waits for tasks that have begun."""
+    """Kill all processes: after an error or Ctrl-C, nobody waits for running tasks."""
     processes = _processes(executor)
     executor.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -321,12 +321,12 @@ def _processes(executor: ProcessPoolExecutor) -> list[Any]:
 
 
 def _dead(executor: ProcessPoolExecutor) -> list[int]:
-    """Return the exit codes of processes that ended, although they should be at work."""
+    """Return the exit codes of processes that ended too early."""
     return [code for each in _processes(executor) if (code := each.exitcode) is not None]
 
 
 def _cause(executor: ProcessPoolExecutor) -> str:
-    """Return the name of the signal that killed a process, if that can be known."""
+    """Return the name of the signal that killed a process, if known."""
     # The others are ended by the executor, with SIGTERM.
     codes = {-code for code in _dead(executor) if code < 0} - {signal.SIGTERM}
     return f" ({signal.Signals(min(codes)).name})" if codes else ""

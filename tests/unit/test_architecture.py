@@ -13,7 +13,7 @@ PACKAGE = ROOT / "shardkit"
 LAYERS = (
     "_version errors",
     "system",
-    "record entries contracts registry",
+    "record contracts registry",
     "codecs",
     "formats sources",
     "dataset sampling",
@@ -31,7 +31,7 @@ LAYERS = (
 """Packages and root modules, lowest first. None imports a higher one, or its neighbor."""
 
 INSIDE = {
-    "": ("_version errors", "record entries", "contracts", "registry", "__init__ __main__"),
+    "": ("_version errors", "record", "contracts", "registry", "__init__ __main__"),
     "cli": (
         "console measure_options options",
         "main show",

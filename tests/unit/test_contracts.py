@@ -6,7 +6,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 
-from shardkit.entries import Entry, PackedEntries
+from shardkit.contracts import Entry, PackedEntries
 from shardkit.record import NO_LABEL
 
 ENTRIES = [
