@@ -41,7 +41,7 @@ def report_lines(report: DoctorReport) -> list[str]:
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
     after += _next(report, diagnosis)
-    return before + _remedies(diagnosis, _MOST_LINES - len(before) - len(after)) + after
+    return before + _remedies(report, diagnosis, _MOST_LINES - len(before) - len(after)) + after
 
 
 def verbose_lines(report: DoctorReport) -> list[str]:
@@ -96,15 +96,15 @@ def _longer(diagnosis: Diagnosis) -> str:
     if diagnosis.decisive_seconds is None:
         return ""
     if diagnosis.decisive_seconds > _LONGEST:
-        return ", too close to tell apart"
-    return f"; decisive: --budget {_duration(diagnosis.decisive_seconds + _OVERHEAD)}"
+        return " (too close for a longer run)"
+    return f" (decisive: --budget {_duration(diagnosis.decisive_seconds + _OVERHEAD)})"
 
 
 def _cause(cause: Cause, setup: Setup) -> str:
     name = _stage(cause.stage, setup)
     if cause.stage == "torch threads":
         return f"{name}: without them loading is faster (see below)"
-    text = f"{name} takes {_percent(cause.fraction)} of the time of an image"
+    text = f"{name} takes {_percent(cause.fraction)} of an image's time"
     if cause.next_stage:
         text += f", and {_stage(cause.next_stage, setup)} {_percent(cause.next_fraction)}"
     text += f" (p50 {_ms(cause.p50)}, p95 {_ms(cause.p95)}); it "
@@ -114,7 +114,7 @@ def _cause(cause: Cause, setup: Setup) -> str:
         return f"{text}waits, for a disk, a network or a sleep, rather than computes"
     text += "computes"
     if cause.held is None or cause.held < HOLDS:
-        return f"{text}, and threads can run it in parallel"
+        return f"{text} and releases the GIL"
     text += f" and holds the GIL {_percent(cause.held)} of that time, so threads do not help"
     return text + (", but worker processes, as here, can" if setup.engine == "process" else "")
 
@@ -145,27 +145,30 @@ def _group(group: Group) -> str:
     ).replace(") take", ") takes" if group.by == "class" else ") take")
 
 
-def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
-    """Return the ranked remedies, as many as fit, and those without a clear gain."""
+def _remedies(report: DoctorReport, diagnosis: Diagnosis, most: int) -> list[str]:
+    """Return the ranked remedies, as many as fit, and those that do not help."""
     if diagnosis.status == "fed":
         return _lines("remedies", "none needed")
-    rest = []
-    if diagnosis.unclear:
-        rest += [f"too noisy to tell: {', '.join(diagnosis.unclear)}{_longer(diagnosis)}"]
-    if diagnosis.without_gain:
-        rest += [f"no gain: {', '.join(diagnosis.without_gain)}"]
+    rest = {
+        f"too noisy to tell{_longer(diagnosis)}": diagnosis.unclear,
+        "no gain": diagnosis.without_gain,
+        "failed": report.failed,
+    }
+    last = "; ".join(f"{why}: {', '.join(names)}" for why, names in rest.items() if names)
     if not diagnosis.remedies:
-        return _lines("remedies", ". ".join(rest) or "none measured: the loader kept up at first")
-    lines = _lines("remedies", f"{'images/s':<26} {'GPU' if diagnosis.needed else 'speedup'}")
-    last = [line for text in rest for line in _lines("", text)]
-    for each in diagnosis.remedies:
-        price = f": {each.remedy.price}" if each.remedy.price else ""
-        cells = f"{_spread(each.rate):<26} {_effect(each, diagnosis):<18} "
-        found = _lines("", f"{cells}{each.remedy.what}{price}", _INDENT + len(cells))
-        if len(lines) + len(found) + len(last) > most:
-            break
-        lines += found
-    return lines + last
+        return _lines("remedies", last or "none measured: the loader kept up at first")
+    effects = [_effect(each, diagnosis) for each in diagnosis.remedies]
+    rates = [_spread(each.rate) for each in diagnosis.remedies]
+    first, second = (max(map(len, [*column, "images/s"])) for column in (rates, effects))
+    lines = _lines("remedies", f"{'images/s':<{first}}  {'GPU' if diagnosis.needed else 'speedup'}")
+    for rate, effect, each in zip(rates, effects, diagnosis.remedies, strict=True):
+        price = f" ({each.remedy.price})" if each.remedy.price else ""
+        cells = f"{rate:<{first}}  {effect:<{second}}  "
+        lines += _lines("", f"{cells}{each.remedy.what}{price}", _INDENT + len(cells))
+    more = _lines("", last) if last else []
+    if len(lines) + len(more) > most:
+        lines = [*lines[: most - len(more) - 1], " " * _INDENT + "... (--json lists all)"]
+    return lines + more
 
 
 def _effect(rated: Rated, diagnosis: Diagnosis) -> str:
@@ -178,12 +181,12 @@ def _effect(rated: Rated, diagnosis: Diagnosis) -> str:
 
 def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
     rate = diagnosis.delivered
-    busy = report.facts.load.disturbs
-    level = "low, measure again on an idle machine" if busy or rate.variation > _NOISY else "good"
-    varied = f"the loader varied by {_percent(rate.variation)} in {rate.rounds} rounds"
-    text = f"{level}: {report.facts.load}; {varied}"
+    busy = report.facts.load.disturbs or rate.variation > _NOISY
+    level = "low, repeat on an idle machine" if busy else "good"
+    text = f"{level}: {report.facts.load}; {amount(rate.rounds, 'round')} vary by "
+    text += _percent(rate.variation)
     if report.sample:
-        text += f"; conversions measured on {amount(report.sample, 'image')} of {report.images:,}"
+        text += f"; {report.sample:,} of {report.images:,} images converted"
     return text
 
 

@@ -71,6 +71,8 @@ class DoctorReport:
     step_seconds: float | None = None
     """Time of a training step; None if unknown."""
     diagnosis: Diagnosis | None = None
+    failed: list[str] = field(default_factory=list)
+    """Names of remedies that could not be measured."""
     command: str = ""
     """What to do next: a command, or Python code; empty if nothing measured helps."""
     hints: list[str] = field(default_factory=list)
@@ -163,6 +165,7 @@ class _Examination:
         self._loading = loading
         """Batch size and workers, arguments of each request."""
         self._stack = stack
+        self._failed: list[str] = []
         self._watch = watch
 
     def run(self, facts: Facts, step: StepSpec, budget: float, end: float) -> DoctorReport:
@@ -214,6 +217,7 @@ class _Examination:
             profile=found,
             step_seconds=seconds_of_step,
             diagnosis=diagnosis,
+            failed=self._failed,
             command=command,
             hints=hints,
         )
@@ -240,13 +244,14 @@ class _Examination:
         self._watch(f"converting {len(rows)} images")
         self._process.call(write_images, rows=rows, folder=source)
         ready: list[Remedy] = []
-        for remedy in remedies:
+        for number, remedy in enumerate(remedies):
             variant = remedy.variant
             if remedy.recipe is not None:
-                target = Path(name) / str(len(ready))
+                target = Path(name) / str(number)
                 try:
                     convert_sample(source, target, remedy.recipe)
                 except ShardkitError:
+                    self._failed.append(remedy.name)
                     continue
                 variant = replace(variant, data=str(target))
             ready.append(replace(remedy, variant=variant))
@@ -270,11 +275,16 @@ class _Examination:
                     if not which:
                         raise
                     running.remove(which)
+                    self._failed.append(remedies[which - 1].name)
             if not number:  # it warms up, and shows what is hopeless
                 running = [n for n in running if rates[n][0] >= _GIVE_UP * rates[0][0]]
                 rates = [[] for _ in variants]
-        complete = [each if n in running else [] for n, each in enumerate(rates)]
-        return rates[0], list(zip(remedies, complete[1:], strict=True))
+        measured = zip(remedies, rates[1:], strict=True)
+        return rates[0], [
+            (remedy, each if len(each) == len(rates[0]) else [])
+            for remedy, each in measured
+            if remedy.name not in self._failed
+        ]
 
     def _command(self, diagnosis: Diagnosis) -> tuple[str, list[str]]:
         """Return what to do next, and what that needs."""

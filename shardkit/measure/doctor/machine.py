@@ -16,7 +16,7 @@ from shardkit.measure.doctor.pipeline import Pipeline
 from shardkit.measure.runner import page_cache
 from shardkit.measure.runner.environment import library_versions
 from shardkit.measure.runner.session import Session
-from shardkit.system import machine
+from shardkit.system import machine, native
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.processes import SPARE_SLOTS
 from shardkit.torch.loader import FILES_PER_BATCH
@@ -92,6 +92,8 @@ def gather(workers: int | None = None) -> Facts:
     swap = 0
     with contextlib.suppress(OSError, RuntimeError):  # a container may hide it
         swap = int(psutil.swap_memory().used)
+    versions = {"python": sys.version.split()[0], **library_versions()}
+    versions["compiled module"] = native.describe()
     return Facts(
         workers=preflight.default_workers() if workers is None else workers,
         affinity=machine.affinity(),
@@ -101,7 +103,7 @@ def gather(workers: int | None = None) -> Facts:
         open_files=preflight.open_files_limit(),
         memory=machine.memory_limit(),
         swap_used=swap,
-        versions={"python": sys.version.split()[0], **library_versions()},
+        versions=versions,
         libjpeg_turbo=bool(features.check_feature("libjpeg_turbo")),
         turbojpeg=turbo.available(),
         variables={name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},

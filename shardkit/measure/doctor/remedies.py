@@ -101,7 +101,7 @@ def fewer_workers(situation: Situation) -> Remedy | None:
 
 
 def _workers(name: str, count: int, setup: Setup) -> Remedy:
-    what = f"use {count} workers instead of {setup.workers}"
+    what = f"{count} workers instead of {setup.workers}"
     return Remedy(name=name, what=what, variant=Variant(workers=count), code=f"num_workers={count}")
 
 
@@ -111,7 +111,7 @@ def processes(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         name="processes",
-        what="use worker processes instead of threads",
+        what="worker processes instead of threads",
         variant=Variant(engine="process"),
         code='make_loader(..., options=LoaderOptions(engine="process"))',
     )
@@ -124,10 +124,10 @@ def threads(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         name="threads",
-        what="use threads instead of worker processes",
+        what="threads instead of worker processes",
         variant=Variant(engine="thread"),
         code='make_loader(..., options=LoaderOptions(engine="thread"))',
-        price="random numbers repeat only with shardkit.with_rng" if setup.transform else "",
+        price="to repeat random numbers, mark it with_rng" if setup.transform else "",
     )
 
 
@@ -138,7 +138,7 @@ def one_torch_thread(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         name="one torch thread",
-        what=f"use 1 PyTorch thread per operation instead of {setup.torch_threads}",
+        what=f"1 PyTorch thread per operation instead of {setup.torch_threads}",
         variant=Variant(torch_threads=1),
         code="torch.set_num_threads(1)",
     )
@@ -150,10 +150,10 @@ def default_collate(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         name="default collate",
-        what=f"replace the collate function {situation.setup.collate}",
+        what="the default collate function",
         variant=Variant(default_collate=True),
         code="collate_fn=shardkit.collate",
-        price="if default batches suit the model",
+        price="if its batches suit the model",
     )
 
 
@@ -164,10 +164,10 @@ def fast_jpeg(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         name='jpeg="fast"',
-        what='decode with jpeg="fast"',
+        what='jpeg="fast"',
         variant=Variant(jpeg="fast"),
         code='open_dataset(..., jpeg="fast")',
-        price="slightly different pixels",
+        price="pixels differ slightly",
     )
 
 
@@ -175,7 +175,7 @@ def shards(situation: Situation) -> Remedy | None:
     """A shardkit dataset instead of a folder."""
     if situation.setup.jpeg or not situation.decodes:
         return None
-    what = "convert the folder, unchanged" + ", for make_loader" * situation.setup.stock
+    what = "shards instead of files" + ", with make_loader" * situation.setup.stock
     return Remedy(name="conversion", what=what, recipe=Recipe())
 
 
@@ -187,9 +187,9 @@ def smaller_images(situation: Situation) -> Remedy | None:
     fixed = "CenterCrop" in setup.decode and "resize=None" in setup.decode
     return Remedy(
         name="smaller images",
-        what=f"store smaller images, shorter side {side}",
+        what=f"smaller images, shorter side {side}",
         recipe=Recipe(resize=(side, side)),
-        price="a crop of fixed size shows more" if fixed or setup.transform else "",
+        price="fixed crops show more" if fixed or setup.transform else "",
     )
 
 
@@ -199,7 +199,7 @@ def jpegs(situation: Situation) -> Remedy | None:
     kind = profile.group.kind if profile.group else next(iter(profile.kinds), "")
     if not situation.decodes or kind not in _LOSSLESS:
         return None
-    what = f"store JPEGs instead of {kind.upper()}s" + (f", shorter side {side}" if side else "")
+    what = f"JPEGs instead of {kind.upper()}s" + (f", shorter side {side}" if side else "")
     recipe = Recipe(encode="jpeg", resize=(side, side) if side else None)
     return Remedy(name="JPEGs", what=what, recipe=recipe, price="lossy")
 
@@ -212,9 +212,9 @@ def raw_pixels(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         name="raw pixels",
-        what=f"store raw pixels, {side}x{side}",
+        what=f"raw pixels, {side}x{side}",
         recipe=Recipe(encode="raw", resize=(side, side), resize_mode="crop", enlarge=True),
-        price=f"central squares, {bytes_ / situation.profile.stored_bytes:.1f}x the space",
+        price=f"center square, {bytes_ / situation.profile.stored_bytes:.1f}x the space",
     )
 
 

@@ -19,9 +19,7 @@ from shardkit.measure.doctor.remedies import Remedy
 from shardkit.measure.runner.spec import Subject
 from shardkit.system.machine import OtherLoad
 
-RAW = Remedy(
-    name="raw pixels", what="store raw pixels, 256x256", price="2.0x the space", recipe=Recipe()
-)
+RAW = Remedy(name="raw pixels", what="raw pixels, 256x256", price="2.0x the space", recipe=Recipe())
 FAST = Remedy(name='jpeg="fast"', what='decode with jpeg="fast"', code="...")
 RATED = [(RAW, [900.0, 1000.0, 1100.0]), (FAST, [101.0, 99.0, 100.0])]
 
@@ -67,13 +65,13 @@ def test_a_starved_gpu() -> None:
         """\
 GPU         waits 87% to 88% of the time: a step of 80 ms for a batch of 64 needs 800 images/s; the
             loader gives 100 (93 to 107)
-cause       decoding takes 80% of the time of an image (p50 8 ms, p95 16 ms); it computes, and
-            threads can run it in parallel
-remedies    images/s                   GPU
-            1,000 (865 to 1,156)       no wait            store raw pixels, 256x256: 2.0x the space
+cause       decoding takes 80% of an image's time (p50 8 ms, p95 16 ms); it computes and releases
+            the GIL
+remedies    images/s              GPU
+            1,000 (865 to 1,156)  no wait   raw pixels, 256x256 (2.0x the space)
             no gain: jpeg="fast"
-trust       good: other processes used 0.1 of 8 CPUs at the start; the loader varied by 5% in 3
-            rounds; conversions measured on 256 images of 10,000
+trust       good: other processes used 0.1 of 8 CPUs at the start; 3 rounds vary by 5%; 256 of
+            10,000 images converted
 machine     8 checks passed (--verbose lists all)
 next        shardkit convert imagefolder SRC made-raw256
             SRC is the folder that made was converted from: photos"""
@@ -83,9 +81,9 @@ next        shardkit convert imagefolder SRC made-raw256
 @pytest.mark.parametrize(
     ("step_ms", "words"),
     [
-        (32.0, "1,000 (865 to 1,156) waits 50% store raw pixels"),
-        (64.0, "1,000 (865 to 1,156) borderline store raw pixels"),
-        (None, "1,000 (865 to 1,156) 10.0x store raw pixels"),
+        (32.0, "1,000 (865 to 1,156) waits 50% raw pixels"),
+        (64.0, "1,000 (865 to 1,156) borderline raw pixels"),
+        (None, "1,000 (865 to 1,156) 10.0x raw pixels"),
     ],
 )
 def test_a_remedy_says_whether_it_is_enough(step_ms: float | None, words: str) -> None:
@@ -112,17 +110,17 @@ def test_noise_forbids_a_verdict_and_says_how_long_it_takes() -> None:
     noisy = [80.0, 100.0, 120.0]
     found = text(step_ms=600.0, rates=noisy, command="", hints=[])
     assert "undecided, it waits 0% to 30% of the time" in found
-    assert "decisive: --budget 3m" in found
+    assert "(decisive: --budget 3m)" in found
     assert "next measure again on an idle machine" in found
 
     unclear = text(rates=noisy, measured=[(RAW, [60.0, 150.0, 400.0])])
-    assert "remedies too noisy to tell: raw pixels; decisive: --budget" in unclear
-    assert ", too close to tell apart" in text(step_ms=640.0, rates=noisy)
+    assert "remedies too noisy to tell (decisive: --budget 52s): raw pixels" in unclear
+    assert "(too close for a longer run)" in text(step_ms=640.0, rates=noisy)
 
 
 def test_a_busy_machine_is_not_to_be_trusted() -> None:
-    assert "trust low, measure again" in text(facts=facts(load=OtherLoad(busy=7.0, present=8)))
-    assert "trust low, measure again" in text(rates=[60.0, 100.0, 110.0], measured=[])
+    assert "trust low, repeat on" in text(facts=facts(load=OtherLoad(busy=7.0, present=8)))
+    assert "trust low, repeat on" in text(rates=[60.0, 100.0, 110.0], measured=[])
 
 
 @pytest.mark.parametrize(
@@ -130,11 +128,11 @@ def test_a_busy_machine_is_not_to_be_trusted() -> None:
     [
         (
             profile(transform=stage(99), held=0.97),
-            "the transform crop takes 91% of the time of an image (p50 99 ms, p95 198 ms); it "
+            "the transform crop takes 91% of an image's time (p50 99 ms, p95 198 ms); it "
             "computes and holds the GIL 97% of that time, so threads do not help",
         ),
         (profile(transform=stage(99, busy=0.01)), "it waits, for a disk, a network or a sleep"),
-        (profile(read=stage(99)), "reading takes 92% of the time"),
+        (profile(read=stage(99)), "reading takes 92% of an image's time"),
         (profile(transform=stage(8)), "and the transform crop 44%"),
         (
             profile(
@@ -153,7 +151,11 @@ def test_the_cause_is_one_sentence(found: Profile, words: str) -> None:
 def test_many_remedies_do_not_exceed_the_screen() -> None:
     long = Remedy(name="long", what=" ".join(["word"] * 30), recipe=Recipe())
 
-    assert "none that helps" not in text(measured=[(long, [900.0] * 3)] * 9)
+    assert "... (--json lists all)" in text(measured=[(long, [900.0] * 3)] * 9)
+
+
+def test_a_remedy_that_cannot_be_measured_is_named() -> None:
+    assert "failed: JPEGs" in text(failed=["JPEGs"])
 
 
 def test_without_data_the_checks_are_listed() -> None:

@@ -70,7 +70,7 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
     assert smaller.recipe.box == (256, 256)
     assert raw.recipe is not None
     assert raw.recipe.raw_shape == (256, 256, 3)
-    assert raw.price == "central squares, 2.0x the space"
+    assert raw.price == "center square, 2.0x the space"
 
     resized = only(situation(profile(side=240.0)), "raw pixels")
     assert resized.recipe is not None
@@ -80,5 +80,5 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
 def test_the_price_of_a_fixed_crop_is_stated() -> None:
     fixed = situation(decode="CenterCrop(size=224, resize=None)")
 
-    assert only(fixed, "smaller images").price == "a crop of fixed size shows more"
+    assert only(fixed, "smaller images").price == "fixed crops show more"
     assert only(situation(), "smaller images").price == ""
