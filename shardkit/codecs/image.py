@@ -46,7 +46,7 @@ from shardkit.record import FOREIGN_FIELD
 
 try:
     import simplejpeg
-except ImportError:  # no wheel for this Python: Pillow decodes all, more slowly
+except ImportError:  # pragma: no cover - no wheel for this Python: Pillow decodes
     simplejpeg = None
 
 Pixels = npt.NDArray[np.uint8]

@@ -16,7 +16,7 @@ from shardkit.codecs.structure import jpeg_pieces
 
 try:
     import simplejpeg
-except ImportError:  # no wheel for this Python
+except ImportError:  # pragma: no cover - no wheel for this Python
     simplejpeg = None
 
 Pixels = npt.NDArray[np.uint8]

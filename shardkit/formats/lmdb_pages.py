@@ -175,6 +175,6 @@ class _Walk:
         if offset < 0 or offset + length > self._size:
             raise MalformedLmdbError(f"it is cut: byte {offset + length} lies beyond its end")
         data = os.pread(self._descriptor, length, offset)
-        if len(data) != length:
+        if len(data) != length:  # pragma: no cover - truncated meanwhile
             raise MalformedLmdbError(f"byte {offset + len(data)} cannot be read")
         return data

@@ -32,7 +32,7 @@ def affinity() -> int:
     """Return the number of CPUs in this process's affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return os.cpu_count() or 1  # pragma: no cover - not Linux
 
 
 def cpu_quota() -> float | None:

@@ -271,16 +271,16 @@ def end_with_parent(parent: int) -> None:
         parent: Process ID of the parent.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is None:  # not Linux
+    if prctl is None:  # pragma: no cover - not Linux
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
         return
     set_death_signal = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
     prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # pragma: no cover - it died before we asked
         os._exit(1)
 
 
-def _watch_parent(parent: int) -> None:
+def _watch_parent(parent: int) -> None:  # pragma: no cover - not Linux
     """Wait for the end of the parent, then exit: unfinished work is redone anyway."""
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
