@@ -408,7 +408,7 @@ def test_without_locks_the_work_of_a_dead_process_is_taken_over(tmp_path: Path) 
 def test_without_locks_a_file_of_an_unknown_process_is_kept(tmp_path: Path, owner: bytes) -> None:
     place = hold(tmp_path / "out")
     (place.folder / "owner").write_bytes(owner)
-    with pytest.raises(UsageError, match=r"If it no longer runs, remove .*owner"):
+    with pytest.raises(UsageError, match=r"no longer runs, remove .*owner"):
         hold(tmp_path / "out", force=True)
     (place.folder / "owner").unlink()
     hold(tmp_path / "out")

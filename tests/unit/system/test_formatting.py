@@ -60,3 +60,8 @@ def test_fractions_and_speedups() -> None:
     assert percent(0.784) == "78 %"
     assert speedup_words(1.5, 1.25, 2, 3) == "1.50x (1.25x to 2.00x in 3 rounds)"
     assert speedup_words(1.5, 1.5, 1.5, 1) == "1.50x (1.50x to 1.50x in 1 round)"
+
+
+def test_large_sizes_and_long_texts() -> None:
+    assert size(2.5 * 2**40) == "2.5 TiB"
+    assert printable("a" * 600 + "b" * 600) == "a" * 500 + " ... " + "b" * 500
