@@ -141,10 +141,11 @@ def _page_cache(facts: Facts) -> Checked:
 def _decoders(facts: Facts) -> Checked:
     jpeg = "libjpeg-turbo" if facts.libjpeg_turbo else "plain libjpeg"
     evidence = f"Pillow has {jpeg}; TurboJPEG 3 {'' if facts.turbojpeg else 'not '}found"
+    evidence += f"; compiled module: {facts.compiled}" if facts.compiled else ""
     if not facts.libjpeg_turbo:
         what = "Pillow lacks libjpeg-turbo, the fast JPEG decoder"
         return evidence, ("warning", what, "pip install --force-reinstall pillow")
-    if not facts.turbojpeg:
+    if not facts.turbojpeg and "libjpeg-turbo" not in facts.compiled:  # it crops, too
         what = "no TurboJPEG 3, which decodes only the cropped part of a JPEG"
         return evidence, ("note", what, "pip install 'shardkit[turbo]'")
     return evidence, None

@@ -76,6 +76,8 @@ class Facts:
     """Environment variables that set numbers of threads."""
     place: Place | None = None
     """None without a dataset."""
+    compiled: str = ""
+    """The compiled module, from `native.describe`; empty if unknown."""
 
     @property
     def cpus(self) -> float:
@@ -106,6 +108,7 @@ def gather(workers: int | None = None) -> Facts:
         versions=versions,
         libjpeg_turbo=bool(features.check_feature("libjpeg_turbo")),
         turbojpeg=turbo.available(),
+        compiled=native.describe(),
         variables={name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
     )
 
