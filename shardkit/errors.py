@@ -12,6 +12,7 @@
     ├── LoaderFailed              a loader's worker died or hangs; also a RuntimeError
     ├── TransformFailed           a user's transform raised an exception
     ├── MeasurementFailed         a loader could not be measured
+    │   └── MeasurementTimeout    because it hangs or is too slow
     └── CorruptDataset            a dataset that does not match its manifest
         ├── CorruptShard          one shard file
         └── CorruptRecord         one record; never skipped or replaced
@@ -79,7 +80,7 @@ class MeasurementFailed(ShardkitError):
 
 
 class MeasurementTimeout(MeasurementFailed):
-    """A loader gave no batch in time: it, its transform or its disk hangs."""
+    """A measurement did not end in time: the loader hangs, or is too slow."""
 
 
 class CorruptDataset(ShardkitError):

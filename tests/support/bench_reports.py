@@ -43,7 +43,6 @@ def sample(rate: float, *, wait: float = 0.01, batches: int = 100, workers: int 
         first=0.5,
         cpu=1.5 * seconds,
         memory=300 << 20,
-        worker_memory=(200 << 20) if workers else 0,
         batch_bytes=1000,
         engine="plain",
         workers=workers,

@@ -93,10 +93,6 @@ class MeasurementProcess:
         """Return the time of a step on a batch that is ready, in seconds."""
         return float(self.call(session.step_seconds, loader=loader, step=step))
 
-    def held(self, seconds: float = 0.3) -> float:
-        """Return the fraction of time, 0 to 1, in which creating samples holds the GIL."""
-        return float(self.call(session.held, patience=seconds, seconds=seconds))
-
     def warm(self) -> None:
         """Read every image once, so that it is cached."""
         self.call(session.warm)
@@ -105,11 +101,6 @@ class MeasurementProcess:
         """Drop the files from the page cache; return the fraction that stayed, None if unknown."""
         stayed: float | None = self.call(session.drop)
         return stayed
-
-    def resident(self) -> float | None:
-        """Return the fraction of the files that is cached, 0 to 1; None if unknown."""
-        cached: float | None = self.call(session.resident)
-        return cached
 
     def call(self, function: Callable[..., Any], *, patience: float = 0.0, **arguments: Any) -> Any:
         """Call ``function(session, **arguments)`` in the process and return the result.
@@ -133,7 +124,7 @@ class MeasurementProcess:
             if not self._connection.poll(min(limit, _MOST_SECONDS)):
                 self._kill()
                 raise MeasurementTimeout(
-                    f"no answer for {limit:.0f} s: the loader, its transform or its disk hangs"
+                    f"no answer within {limit:.0f} s: it hangs, or is too slow to measure"
                 )
             kind, value, self.warnings = self._connection.recv()
             self._busy = False

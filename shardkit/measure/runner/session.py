@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardkit.measure.runner import material, page_cache, steps, timing
-from shardkit.measure.runner.gil import held_share
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.spec import GIVEN, LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.steps import Step
@@ -88,12 +86,6 @@ def step_seconds(session: Session, *, loader: LoaderSpec, step: StepSpec) -> flo
     return steps.step_seconds(session.step(step), batch)
 
 
-def held(session: Session, *, seconds: float) -> float:
-    """Return the fraction of time in which creating samples holds the GIL."""
-    rows = itertools.cycle(range(len(session.dataset)))
-    return held_share(lambda: session.dataset[next(rows)], seconds)
-
-
 def warm(session: Session) -> None:
     """Read the stored bytes of every row, so that they are cached."""
     if session.subject.path:
@@ -112,8 +104,3 @@ def drop(session: Session) -> float | None:
             break
         time.sleep(_PAUSE)
     return stayed
-
-
-def resident(session: Session) -> float | None:
-    """Return the fraction of the files that is cached; a sample stands for many files."""
-    return page_cache.resident(page_cache.sample(session.files))

@@ -33,8 +33,6 @@ class Measurement:
     """Seconds of CPU time, of the process and its workers."""
     memory: int
     """Bytes of memory at the end, of the process and its workers; shared pages count once."""
-    worker_memory: int = 0
-    """Private bytes of the largest worker process; 0 without worker processes."""
     batch_bytes: int
     """Bytes of the tensors in a batch."""
     engine: str = ""
@@ -88,7 +86,7 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
             images += count(batch)
     seconds = time.perf_counter() - start
     used = cpu_seconds() - cpu
-    memory, worker_memory = memory_used()
+    memory = memory_used()
     batches.close()
     return Measurement(
         images=images,
@@ -97,7 +95,6 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
         first=first,
         cpu=used,
         memory=memory,
-        worker_memory=worker_memory,
         batch_bytes=size,
     )
 
@@ -124,20 +121,18 @@ def cpu_seconds() -> float:
     return total
 
 
-def memory_used() -> tuple[int, int]:
-    """Return the bytes of this process and its workers, and the private ones of the largest worker.
+def memory_used() -> int:
+    """Return the bytes of memory of this process and its workers.
 
     Pages that several processes share count once. Without such records, as on macOS, all count.
     """
     process = psutil.Process()
-    total = largest = 0
+    total = 0
     for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.Error, OSError):
             info = each.memory_full_info()
             total += getattr(info, "pss", info.rss)
-            if each != process:
-                largest = max(largest, info.uss)
-    return total, largest
+    return total
 
 
 def _epochs(loader: Iterable[Any], limit: int | None) -> Generator[Any, None, None]:

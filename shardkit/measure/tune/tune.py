@@ -38,9 +38,8 @@ _LEAST_BATCHES = 8
 """Batches per worker of the defaults in an epoch of the sample."""
 _WARMING = 0.25
 """Fraction of the budget for reading the files once."""
-_LEAST_PATIENCE = 5.0
-_ROWS = 10
-"""Rows of the table."""
+_LEAST_PATIENCE = 15.0
+"""Seconds that a measurement may take even if the budget is used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +173,9 @@ class TuneReport:
         )
 
     def _table(self) -> list[str]:
-        rows = self.ranking[:_ROWS]
-        width = max(len(str(each.setting)) for each in rows)
+        width = max(len(str(each.setting)) for each in self.ranking)
         lines = []
-        for each in rows:
+        for each in self.ranking:
             ratio = "the defaults" if each.setting == self.default else ""
             if not ratio:
                 ratio = each.speedup.describe() if each.speedup else "-"
@@ -187,14 +185,15 @@ class TuneReport:
         if self.stopped:
             ratios = [each.speedup.median for each in self.stopped if each.speedup]
             span = f", at {min(ratios):.2f}x to {max(ratios):.2f}x" if ratios else ""
-            lines.append(f"    {len(self.stopped)} others stopped after fewer rounds{span}")
-        return [
-            *lines,
-            *(
-                f"    not measured: {each.setting}: {printable(each.reason)}"
-                for each in self.left_out
-            ),
-        ]
+            others = f"{len(self.stopped)} other{'s' * (len(self.stopped) > 1)}"
+            lines.append(f"    {others} stopped after fewer rounds{span}")
+        reasons: dict[str, list[str]] = {}
+        for left in self.left_out:
+            reasons.setdefault(left.reason, []).append(str(left.setting))
+        for reason, (first, *more) in reasons.items():
+            also = f" and {len(more)} more" if more else ""
+            lines.append(f"    not measured: {first}{also}: {printable(reason)}")
+        return lines
 
     def _notes(self) -> list[str]:
         notes = list(self.warnings)

@@ -95,7 +95,7 @@ def test_it_works_is_killed_when_it_hangs_and_is_heard_when_it_dies(
         good.measure(plain, EPOCH, StepSpec(model="nowhere:model"))
 
     hanging.patience = 0.3
-    with pytest.raises(MeasurementTimeout, match=r"no answer for \d+ s"):
+    with pytest.raises(MeasurementTimeout, match=r"no answer within \d+ s"):
         hanging.measure(plain, StopCondition(seconds=0.1))
     assert hanging.ended
 

@@ -193,10 +193,11 @@ if not os.fork():
     os.close(writing)
     os.read(reading, 1)  # until the parent ends
     os._exit(0)
-print(*memory_used())
+print(memory_used())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what processes share is told by Linux")
 def test_memory_that_workers_share_counts_once() -> None:
     done = subprocess.run(
@@ -206,7 +207,4 @@ def test_memory_that_workers_share_counts_once() -> None:
         timeout=DEADLINE,
         check=True,
     )
-    total, largest = map(int, done.stdout.split())
-
-    assert 200 << 20 < total < 400 << 20, "200 MB are shared and count once"
-    assert 0 < largest < 100 << 20
+    assert 200 << 20 < int(done.stdout) < 400 << 20, "200 MB are shared and count once"
