@@ -203,7 +203,7 @@ class _Examination:
             sample = found.rows[: max(_FEWEST_CONVERTED, int(most))]
             remedies = self._convert(propose(situation), sample)
         start = time.perf_counter()
-        delivered, measured = self._rounds(remedies, rows, end)
+        delivered, measured = self._rounds(remedies, rows, end if remedies else start)
         round_seconds = (time.perf_counter() - start) / len(delivered)
         diagnosis = diagnose(found, delivered, measured, needed=needed, round_seconds=round_seconds)
         command, hints = self._command(diagnosis)

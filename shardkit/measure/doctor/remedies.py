@@ -176,7 +176,7 @@ def shards(situation: Situation) -> Remedy | None:
     if situation.setup.jpeg or not situation.decodes:
         return None
     what = "shards instead of files" + ", with make_loader" * situation.setup.stock
-    return Remedy(name="conversion", what=what, recipe=Recipe())
+    return Remedy(name="shards", what=what, recipe=Recipe())
 
 
 def smaller_images(situation: Situation) -> Remedy | None:

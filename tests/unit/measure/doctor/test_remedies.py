@@ -21,7 +21,7 @@ CASES: list[tuple[Situation, set[str]]] = [
     (situation(profile(kinds={"png": 9}, side=256.0)), {"JPEGs", "raw pixels"}),
     (
         situation(jpeg="", engine="process"),
-        {"threads", "conversion", "smaller images", "raw pixels"},
+        {"threads", "shards", "smaller images", "raw pixels"},
     ),
     (situation(OWN), {"processes"}),
     (situation(OWN, engine="process"), set()),
