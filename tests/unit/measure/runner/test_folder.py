@@ -20,7 +20,7 @@ def photos(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos", each=3)
 
 
-def test_images_and_labels_are_those_of_the_files(photos: Path) -> None:
+def test_images_and_labels_match_the_files(photos: Path) -> None:
     dataset = PlainFolder(photos, "pil")
 
     assert len(dataset) == dataset.total == 6
@@ -30,7 +30,7 @@ def test_images_and_labels_are_those_of_the_files(photos: Path) -> None:
         assert label == ["cat", "dog"].index(path.parent.name)
 
 
-def test_kinds_of_samples(photos: Path) -> None:
+def test_decode_selects_the_type(photos: Path) -> None:
     (array, _), (tensor, _) = (PlainFolder(photos, kind)[1] for kind in ("numpy", "torch"))
     stored, _ = PlainFolder(photos, "bytes")[1]
 
@@ -46,7 +46,7 @@ def test_kinds_of_samples(photos: Path) -> None:
         (Resize((30, 40)), None, (40, 30)),
     ],
 )
-def test_pieces_are_pillows(tmp_path: Path, operation: Any, box: Any, size: Any) -> None:
+def test_crops_equal_pillows(tmp_path: Path, operation: Any, box: Any, size: Any) -> None:
     make_tree(tmp_path / "one", {"a/0.jpg": jpeg(20, 18)})
     found, _ = PlainFolder(tmp_path / "one", operation)[0]
     expected = Image.open(tmp_path / "one/a/0.jpg").convert("RGB")
@@ -57,7 +57,7 @@ def test_pieces_are_pillows(tmp_path: Path, operation: Any, box: Any, size: Any)
     assert np.array_equal(found.permute(1, 2, 0).numpy(), np.array(expected))
 
 
-def test_random_pieces_have_the_size_and_differ(photos: Path) -> None:
+def test_random_crops_have_the_size_and_differ(photos: Path) -> None:
     dataset = PlainFolder(photos, RandomResizedCrop(8))
 
     drawn = [dataset[row][0] for row in range(len(dataset))]
@@ -72,7 +72,7 @@ def test_a_transform_comes_last(photos: Path) -> None:
     assert dataset[0] == ((20, 18), 0)
 
 
-def test_a_part_is_kept(photos: Path) -> None:
+def test_a_sample_of_rows_is_kept(photos: Path) -> None:
     whole, part = PlainFolder(photos, "pil"), PlainFolder(photos, "pil")
 
     part.keep([1, 4])
@@ -81,7 +81,7 @@ def test_a_part_is_kept(photos: Path) -> None:
     assert part.files() == [whole.files()[1], whole.files()[4]]
 
 
-def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:
     content = jpeg(64, 64)
     make_tree(tmp_path / "bad", {"a/0.jpg": content[: len(content) // 3]})
 
@@ -94,7 +94,7 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
         PlainFolder(make_tree(tmp_path / "empty", {}), "pil")
 
 
-def test_of_splits_the_largest_is_taken(tmp_path: Path) -> None:
+def test_the_largest_split_is_read(tmp_path: Path) -> None:
     images = {f"train/a/{number}.jpg": jpeg(seed=number) for number in range(3)}
     make_tree(tmp_path / "splits", {**images, "val/a/0.jpg": jpeg(seed=9)})
 

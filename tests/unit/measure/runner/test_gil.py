@@ -27,14 +27,14 @@ def least(work: object, looks: int = 5) -> float:
     return min(held_share(work, 0.1) for _ in range(looks))
 
 
-def test_python_code_holds_it_and_waiting_does_not() -> None:
+def test_python_code_holds_the_gil_and_sleeping_does_not() -> None:
     holding, waiting = held_share(compute, 0.2), least(wait)
 
     assert holding > 0.6
     assert waiting < holding / 3
 
 
-def test_work_that_takes_longer_than_the_look_is_done_to_its_end() -> None:
+def test_long_work_runs_to_its_end() -> None:
     calls: list[float] = []
 
     held_share(lambda: calls.append(time.perf_counter()), 0.0)
@@ -42,7 +42,7 @@ def test_work_that_takes_longer_than_the_look_is_done_to_its_end() -> None:
     assert len(calls) == 2, "one that does not count, and one that does"
 
 
-def test_an_error_of_the_work_leaves_no_thread_behind() -> None:
+def test_an_error_leaves_no_thread_behind() -> None:
     count = iter(range(3))
 
     def fail() -> None:
@@ -55,7 +55,7 @@ def test_an_error_of_the_work_leaves_no_thread_behind() -> None:
     assert "shardkit-gil-probe" not in names
 
 
-def test_a_lock_that_is_let_go_now_and_then_is_held_for_the_time_between() -> None:
+def test_a_gil_that_is_released_now_and_then_counts_as_held() -> None:
     """Some 12 ms of computing and 2 ms of waiting: few probes find it held, but each for long."""
 
     def mixed() -> None:

@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_was_read_is_in_memory(file: Path) -> None:
+def test_a_file_that_was_read_is_cached(file: Path) -> None:
     file.read_bytes()
 
     assert resident([file]) == 1.0
@@ -38,7 +38,7 @@ def test_pages_are_dropped_and_come_back(file: Path) -> None:
     assert resident([file]) == 1.0
 
 
-def test_the_part_is_of_all_pages(tmp_path: Path, file: Path) -> None:
+def test_the_fraction_is_of_all_pages(tmp_path: Path, file: Path) -> None:
     if filesystem(file)[0] in ("tmpfs", "ramfs"):
         pytest.skip("this file system is memory")
     other = tmp_path / "other"
@@ -57,16 +57,14 @@ def test_nothing_and_empty_files_have_no_pages(tmp_path: Path) -> None:
     assert resident([]) == resident([tmp_path / "empty"]) == 0.0
 
 
-def test_what_the_kernel_keeps_to_itself_is_not_known(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_other_owners_are_unknown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
 
     assert resident([file]) is None
 
 
-def test_a_file_that_cannot_be_mapped_is_not_known(
+def test_a_file_that_cannot_be_mapped_is_unknown(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

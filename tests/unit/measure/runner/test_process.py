@@ -80,7 +80,7 @@ def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measur
 
 
 @pytest.mark.slow
-def test_it_works_is_killed_when_it_hangs_and_is_heard_when_it_dies(
+def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     served: list[MeasurementProcess], plain: LoaderSpec
 ) -> None:
     good, hanging, dying = served
@@ -109,7 +109,7 @@ def test_it_works_is_killed_when_it_hangs_and_is_heard_when_it_dies(
     assert good.ended
 
 
-def test_it_starts_anew_once_it_has_ended(
+def test_a_process_that_ended_is_started_again(
     place: Path, plain: LoaderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
@@ -127,7 +127,7 @@ def test_it_starts_anew_once_it_has_ended(
 
 
 @pytest.mark.slow
-def test_modules_of_the_folder_it_starts_in_are_not_its_own(
+def test_it_never_imports_shadowing_modules_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("statistics", "json", "random", "torch", "shardkit"):
@@ -164,9 +164,7 @@ with MeasurementProcess(Subject(path=sys.argv[1], transform="planted:leaves_its_
 
 @pytest.mark.parametrize("killed", ["the child", "the command"])
 @pytest.mark.slow
-def test_workers_that_hang_end_with_who_asked_for_them(
-    killed: str, place: Path, tmp_path: Path
-) -> None:
+def test_hanging_workers_end_with_their_parents(killed: str, place: Path, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(TRANSFORMS)
     command = [sys.executable, "-c", HANGING, str(place / "photos")]
     with subprocess.Popen(command, cwd=tmp_path) as asking:
@@ -183,7 +181,7 @@ def test_workers_that_hang_end_with_who_asked_for_them(
     assert not alive
 
 
-def test_workers_that_hang_are_killed_with_their_process(
+def test_hanging_workers_are_killed_with_their_process(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "planted.py").write_text(TRANSFORMS)
@@ -268,7 +266,7 @@ def test_any_loader_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             process.measure(given, EPOCH)
 
 
-def test_it_is_heard_by_a_process_with_many_open_files(place: Path) -> None:
+def test_a_parent_with_many_open_files_receives_answers(place: Path) -> None:
     """The system's ``select`` takes no descriptor above 1023."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < 2048:

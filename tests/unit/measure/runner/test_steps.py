@@ -61,7 +61,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"model": "small", "arrive": True},
     ],
 )
-def test_a_step_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+def test_an_invalid_step_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         StepSpec(**given)
 
@@ -72,7 +72,7 @@ def test_a_wait_waits_and_nothing_does_not() -> None:
     assert step_seconds(make_step(StepSpec(arrive=True)), BATCH) < 0.05
 
 
-def test_a_step_alone_is_timed_by_its_median() -> None:
+def test_the_time_of_a_step_is_a_median() -> None:
     waits = iter([0.5, 0.0, 0.0, 0.3, 0.0, 0.0])
 
     def step(_: Any) -> None:
@@ -94,7 +94,7 @@ def test_training_changes_the_model(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("name", ["ready", "make", "Pair"])
-def test_a_model_of_ones_own_is_trained(name: str) -> None:
+def test_a_users_model_is_trained(name: str) -> None:
     model = load_model(f"somebodys_models:{name}")
     assert isinstance(model, nn.Module)
     make_step(StepSpec(model=f"somebodys_models:{name}"))(BATCH)
@@ -111,12 +111,12 @@ def test_a_model_of_ones_own_is_trained(name: str) -> None:
         ("small_", "is not module:name"),
     ],
 )
-def test_what_is_no_model_is_refused(name: str, message: str) -> None:
+def test_an_invalid_model_is_refused(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_step(StepSpec(model=name))
 
 
-def test_arriving_is_waiting_for_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrive_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be no accelerator here: its stream is played, and the copies go to ``meta``."""
     waited: list[int] = []
     moved: list[torch.Tensor] = []
