@@ -187,7 +187,7 @@ def test_a_disk_too_small_is_told_with_the_shortfall(full: dict[str, Any], to: s
     assert stderr.startswith("shardkit: error: ")
     assert stderr.count("\n") == 1
     assert full[to]["target"] in stderr
-    assert "more" in stderr
+    assert "Free " in stderr
 
 
 @pytest.mark.parametrize("to", FORMATS)

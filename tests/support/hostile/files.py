@@ -209,7 +209,7 @@ def special_cases() -> Iterator[Case]:
     yield special(
         "a file of 8 GB that holds nothing",
         _sparse(8 << 30),
-        Rejected(words="larger than 2,147,479,552 bytes"),
+        Rejected(words="larger than the limit of 2,147,479,552 bytes"),
     )
     yield special("a file of 1 GB that holds nothing", _sparse(1 << 30), NO_IMAGE)
     yield special("a file that grew since the scan", _file, CHANGED, _rewrite(JPEG + b"x"))
