@@ -150,7 +150,7 @@ class LmdbReader(RangeReader):
         if lmdb_key == META.encode():
             self.meta = self._parse_meta(range_)
             return
-        row, dot, stored = lmdb_key.decode("latin-1").partition(".")
+        row, _, stored = lmdb_key.decode("latin-1").partition(".")
         if row != f"{len(self._fields) - 1:09d}":
             if row != f"{len(self._fields):09d}" or len(self._keys) != len(self._fields):
                 self._fail(
@@ -161,8 +161,6 @@ class LmdbReader(RangeReader):
             self._keys.append(self._decode_key(range_))
             return
         name, range_ = self._field(stored, range_)
-        if not dot or name in self._fields[-1]:
-            self._fail(f"the key {quoted(lmdb_key)} names no field")
         self._fields[-1][name] = range_
 
     def _decode_key(self, range_: Range) -> str:

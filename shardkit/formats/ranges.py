@@ -121,10 +121,7 @@ class RangeReader(abc.ABC):
         self._file.close()
 
     def _record(self, row: int, fields: dict[str, bytes]) -> Record:
-        try:
-            return Record(self._keys[row], fields | self._numbers(row))
-        except ValueError as error:
-            self._fail(str(error))
+        return Record(self._keys[row], fields | self._numbers(row))
 
     def _numbers(self, row: int) -> dict[str, bytes]:
         """Return the fields of a row that the file stores as numbers."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -148,6 +151,28 @@ def test_a_bomb_is_refused_by_its_header(content: bytes, words: str) -> None:
     assert identify(io.BytesIO(content))
     with pytest.raises(BadImage, match=words):
         inspect(content, FOREIGN_FIELD)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()])
+def test_a_failure_to_read_does_not_mean_another_type(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        identify(Mock(spec=io.BytesIO, read=Mock(side_effect=error)))
+
+
+def fits(*cards: tuple[str, int | str]) -> bytes:
+    """Return a header of a FITS file."""
+    lines = [f"{name:8}= {value:>20}".ljust(80) for name, value in cards]
+    return "".join((*lines, "END")).ljust(2880).encode()
+
+
+def test_a_compressed_fits_image_is_refused() -> None:
+    plain = fits(("SIMPLE", "T"), ("BITPIX", 8), ("NAXIS", 0))
+    table = (("XTENSION", "'BINTABLE'"), ("BITPIX", 8), ("NAXIS", 2), ("NAXIS1", 8), ("NAXIS2", 1))
+    packed = (("ZIMAGE", "T"), ("ZCMPTYPE", "'GZIP_1  '"), ("ZBITPIX", 8), ("ZNAXIS", 2))
+    data = plain + fits(*table, *packed, ("ZNAXIS1", 4), ("ZNAXIS2", 3)) + bytes(2880)
+    assert identify(io.BytesIO(data)) == "FITS"
+    with pytest.raises(BadImage, match="a compressed FITS image"):
+        inspect(data, FOREIGN_FIELD)
 
 
 def test_no_plugin_that_runs_programs_or_opens_other_files_is_used() -> None:

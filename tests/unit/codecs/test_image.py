@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 import zlib
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -212,6 +213,58 @@ def test_an_orientation_of_the_wrong_type_is_still_a_plain_number(
 def test_damaged_exif_data_do_not_make_an_image_bad(rest: bytes) -> None:
     data = jpeg_with_segments(b"\xff\xe1Exif\0\0" + rest)
     assert inspect(data, "jpg") == ImageInfo(24, 16)
+
+
+@pytest.mark.parametrize("field", ["png", "webp"])
+def test_exif_data_that_pillow_refuses_do_not_make_an_image_bad(field: str) -> None:
+    told = encoded(picture(24, 16), field, exif=exif(6))
+    start = told.index(b"MM\0*")
+    data = bytearray(told)
+    data[start : start + 4] = b"junk"
+    if field == "png":
+        kind = told.index(b"eXIf")
+        size = int.from_bytes(told[kind - 4 : kind], "big")
+        data[kind - 4 : kind + 8 + size] = png_chunk(b"eXIf", bytes(data[kind + 4 :][:size]))
+    assert inspect(told, field).orientation == 6
+    assert inspect(bytes(data), field).orientation == 1
+
+
+def test_an_orientation_after_the_pixels_of_a_png_is_found() -> None:
+    data = png(24, 16)
+    assert inspect(data[:-12] + png_chunk(b"eXIf", exif(6).tobytes()[6:]) + data[-12:], "png") == (
+        ImageInfo(24, 16, orientation=6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "method"),
+    [
+        ("png", "PngImagePlugin.PngImageFile.getexif"),
+        ("jpg", "JpegImagePlugin.JpegImageFile._getmp"),
+    ],
+)
+def test_lack_of_memory_is_not_damaged_metadata(
+    monkeypatch: pytest.MonkeyPatch, field: str, method: str
+) -> None:
+    data = with_exif(6, "PNG" if field == "png" else "JPEG")
+    monkeypatch.setattr(f"PIL.{method}", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        inspect(data, field)
+
+
+def test_a_damaged_list_of_frames_leaves_the_first() -> None:
+    data = encoded(picture(), "MPO", save_all=True, append_images=[picture(seed=1)])
+    start = data.index(b"MPF\0") + 4
+    assert inspect(data, "jpg").frames == 2
+    assert inspect(data[:start] + b"junk" + data[start + 4 :], "jpg").frames == 1
+
+
+def test_tiles_much_larger_than_a_tiff_are_refused() -> None:
+    data = encoded(picture(24, 16), "TIFF", tiffinfo={65_000: 60_000})
+    at = data.index(struct.pack("<H", 65_000))
+    large = data[:at] + struct.pack("<H", 322) + data[at + 2 :]  # the tag TileWidth
+    with pytest.raises(BadImage, match="it states tiles of 60000 pixels for a side of 24"):
+        inspect(large, "tiff")
 
 
 @pytest.mark.parametrize("field", ["gif", "webp", "png", "tiff"])

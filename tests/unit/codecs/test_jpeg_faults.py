@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from helpers import FORMATS, Pixels, encoded, invoke, jpeg, make_tree, picture
 from PIL import Image
 
 from shardkit import BadImages, CenterCrop, open_dataset, repair, verify
+from shardkit.codecs import jpeg_faults
 from shardkit.codecs.image import decode
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.conversion.convert import convert_scan
@@ -53,6 +55,16 @@ def repeated(data: bytes, size: int) -> bytes:
     return data[:half] + data[half - size :]
 
 
+def ends_in_ones() -> bytes:
+    """Return a JPEG whose scan ends in a byte of ones, which is followed by a zero."""
+    for seed in range(1000):
+        noise = Image.frombytes("L", (40, 40), random.Random(seed).randbytes(1600))
+        data = encoded(noise, quality=100)
+        if data.endswith(b"\xff\0\xff\xd9"):
+            return data
+    raise AssertionError("no such JPEG")
+
+
 BAD_ICC = segment(0xE2, b"ICC_PROFILE\0\x05\x01abc")
 ADOBE = segment(0xEE, b"Adobe\0\x64\0\0\0\0\x07")
 SECOND = at(PROGRESSIVE, 0xC4, at(PROGRESSIVE, 0xDA))
@@ -60,6 +72,8 @@ SCAN = at(BASE, 0xDA)
 
 HARMLESS = {
     "bytes before the end": inserted(BASE, -2, JUNK),
+    "stuffed ones before the end": inserted(BASE, -2, b"\xff\0" * 30),
+    "bytes after a scan that ends in ones": inserted(ends_in_ones(), -2, JUNK),
     "one byte, often, before the end": inserted(BASE, -2, b"\0" * 20),
     "bytes between segments": inserted(BASE, 20, b"\x11\x22"),
     "bytes before the scan": inserted(BASE, SCAN, b"\x11\x22"),
@@ -156,6 +170,20 @@ def test_data_loss_is_found_after_any_harmless_warning(name: str) -> None:
     pixels = decode(LOST[name], "jpg", warnings=warnings)
     assert np.array_equal(pixels, oracle(LOST[name]))
     assert jpeg_loss(LOST[name], warnings[0])
+
+
+@pytest.mark.parametrize("most", [64, 2])
+def test_extra_bytes_that_cannot_be_located_count_as_lost_data(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Without those after one scan, libjpeg gives the same warning about the next."""
+    monkeypatch.setattr(jpeg_faults, "_MOST_TRIES", most)
+    flat = encoded(Image.new("L", (32, 32), 77), progressive=True)
+    scan = at(flat, 0xDA)
+    data = flat[:scan] + flat[scan:].replace(b"\xff\xc4", JUNK + b"\xff\xc4")
+    warnings: list[str] = []
+    assert np.array_equal(decode(data, "jpg", warnings=warnings), oracle(data))
+    assert "extraneous bytes before marker 0xc4" in jpeg_loss(data, warnings[0])
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -21,6 +21,7 @@ from shardkit.codecs.structure import (
     check_png,
     check_ppm,
     jpeg_header,
+    jpeg_pieces,
     plain_png,
     png_is_whole,
     png_says_more,
@@ -97,6 +98,12 @@ def test_a_jpeg_with_more_scans_than_any_writer_makes_is_bad() -> None:
     assert jpeg_header(few).content == jpeg_header(data).content
     with pytest.raises(BadImage, match=f"{MAX_SCANS + 1} scans, more than {MAX_SCANS}"):
         jpeg_header(few[:-2] + last + few[-2:])
+
+
+def test_a_second_start_of_a_jpeg_is_one_of_its_pieces() -> None:
+    """Libjpeg refuses it, whatever else is left out."""
+    data = jpeg()
+    assert jpeg_pieces(data[:2] + data) == [data[:2], *jpeg_pieces(data)]
 
 
 def directories(order: str, big: bool, count: int, last: int | None = 0) -> bytes:
@@ -236,6 +243,18 @@ def test_a_png_that_lacks_any_of_its_bytes_is_not_decoded(  # noqa: PLR0917
             decode(png_file(header, content[:count], palette), "png")
 
 
+def test_the_last_rows_of_a_png_are_found_without_its_last_bytes() -> None:
+    """When all bytes are given to it, zlib may still hold back rows."""
+    width, height = 61_680, 17  # one byte more than is unpacked at a time
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = bytes((1 + width) * height)
+    packed = zlib.compress(rows)
+    for end in range(len(packed) - 8, len(packed) + 1):
+        chunk = png_chunk(b"IDAT", packed[:end])
+        data = png_file(header, b"").replace(png_chunk(b"IDAT", zlib.compress(b"")), chunk)
+        assert png_is_whole(data) == (zlib.decompressobj().decompress(packed[:end]) == rows)
+
+
 def test_a_bomb_in_the_packed_rows_of_a_png_is_not_unpacked() -> None:
     header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
     packed = zlib.compress(bytes(1 << 28))
@@ -341,6 +360,7 @@ def test_the_fast_png_check_misses_no_damage_that_decoding_finds() -> None:
     packed = zlib.compress(rows)
     packs = [packed[:cut] for cut in range(len(packed) + 1)]
     packs += [zlib.compress(rows[:-cut]) for cut in (1, 13)]
+    packs += [b"not packed", packed[:5] + b"\xff\xff" + packed[7:]]
     packs += [zlib.compress(rows + b"\0"), zlib.compress(b"\x05" + rows[1:]), packed + b"x"]
     start, end = b"\x89PNG\r\n\x1a\n", png_chunk(b"IEND", b"")
     files = [start + png_chunk(b"IHDR", head) + png_chunk(b"IDAT", pack) + end for pack in packs]

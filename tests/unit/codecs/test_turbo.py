@@ -422,6 +422,13 @@ def test_a_rare_subsampling_is_decoded_without_the_library_too() -> None:
     np.testing.assert_array_equal(decode_stored(image), whole(bytes(image.data), WIDE))
 
 
+@pytest.mark.usefixtures("library")
+def test_a_subsampling_unknown_to_the_library_is_not_decoded() -> None:
+    data = bytearray(jpeg(*WIDE))
+    data[data.index(b"\xff\xc0") + 11] = 0x42  # the first component, 4 x 2
+    assert decode_region(bytes(data), WIDE, 8, REGIONS[0]) is None
+
+
 @pytest.mark.parametrize("size", [(98, 61), (97, 60), (61, 97), (96, 64), (194, 122)])
 def test_a_size_other_than_the_indexs_is_refused(library: str, size: tuple[int, int]) -> None:
     data = made(*WIDE)

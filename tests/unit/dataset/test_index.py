@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import zlib
 from pathlib import Path
@@ -293,3 +294,11 @@ def test_a_directory_in_place_of_a_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / ROWS_NAME).mkdir()
     with pytest.raises(CorruptDataset):
         Index(tmp_path, 3).rows()
+
+
+def test_strings_truncated_after_opening_are_damage(tmp_path: Path) -> None:
+    save_index([make_part()], tmp_path)
+    keys = Index(tmp_path, 3).keys()
+    os.truncate(tmp_path / "index/keys.npy", 130)
+    with pytest.raises(CorruptDataset, match="the index cannot be read: it was truncated"):
+        keys[2]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardkit.contracts import Format, ShardSpec
+from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.dataset.index import checksum
 from shardkit.dataset.index_builder import index_shard, open_records
 from shardkit.errors import CorruptShard
+from shardkit.formats.lmdb import LmdbReader
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
 from shardkit.record import Record, dump_json
 from shardkit.registry import format_names, get_format
@@ -89,6 +91,7 @@ NO_META: Mapping[str, Any] = {
     "no JSON": b"{",
     "not an object": b"[]",
     "no width": dump_json({"path": "a", "height": 7}),
+    "a path of a number": dump_json({"path": 5, "width": 3, "height": 7}),
     "no path": dump_json({"width": 3, "height": 7}),
     "a width of text": dump_json({"path": "a", "width": "x", "height": 7}),
     "a null width": dump_json({"path": "a", "width": None, "height": 7}),
@@ -167,3 +170,21 @@ def test_only_readers_that_use_their_ranges_skip_the_comparison(tmp_path: Path, 
         assert reads_its_ranges(reader) == isinstance(reader, RangeReader)
     with contextlib.closing(Liar(path)) as liar:
         assert not reads_its_ranges(liar)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_ranges_of_a_format_are_compared_with_its_images(tmp_path: Path, shift: int) -> None:
+    class Shifted(LmdbReader):
+        def ranges(self) -> Sequence[Mapping[str, Range]]:
+            return [
+                {name: Range(start + shift, length) for name, (start, length) in each.items()}
+                for each in super().ranges()
+            ]
+
+    storage = replace(get_format("lmdb"), read=Shifted)
+    path = write(storage, tmp_path / "shard", [make_record(0), make_record(1)])
+    if shift:
+        with pytest.raises(CorruptShard, match="record 'a/0' is not at byte"):
+            index_shard(storage, path)
+    else:
+        assert index_shard(storage, path).keys == ["a/0", "a/1"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers import make_dataset, make_folder
 
-from shardkit import CorruptShard
+from shardkit import CorruptDataset, CorruptShard
 from shardkit.dataset import index_reader
 from shardkit.dataset.index import ROWS_NAME
 from shardkit.dataset.shardset import ShardSet
@@ -45,3 +48,12 @@ def test_a_truncated_file_is_damage_and_a_restored_one_is_read(
         entries.read(np.array([39]))
     (place / ROWS_NAME).write_bytes(content)
     assert len(entries.read(np.array([39]))) == 1
+
+
+def test_a_disk_error_while_hashing_the_index_names_the_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    monkeypatch.setattr(index_reader, "sha256_of", failing)
+    with pytest.raises(CorruptDataset, match=rf"{ROWS_NAME} cannot be read: Input/output error"):
+        _ = ShardSet(place).rows

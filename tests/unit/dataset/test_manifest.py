@@ -234,6 +234,26 @@ def test_an_impossible_file_name_is_refused(tmp_path: Path) -> None:
         load_any_manifest(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["folder/a.lmdb", "index/index/a.npy", MANIFEST_NAME, ".shardkit", ".shardkit-x/a"]
+)
+def test_a_name_reserved_for_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    value = saved(tmp_path)
+    value["files"][0]["name"] = name
+    write(tmp_path, value)
+    with pytest.raises(CorruptDataset, match="cannot be a file of a dataset"):
+        load_any_manifest(tmp_path)
+
+
+def test_a_split_inside_the_folder_of_the_index_is_refused(tmp_path: Path) -> None:
+    save_manifest(SplitsManifest(splits={"index/train": "aa"}), tmp_path)
+    with pytest.raises(CorruptDataset, match="is not a folder name"):
+        dataset_directories(tmp_path)
+
+
+DEEP = '{"a": ' + "[" * 40 + "]" * 40 + "}"
+
+
 def _set(*path: Any, to: Any) -> Change:
     return lambda value: put(value, path, to)
 
@@ -265,6 +285,7 @@ WRONG: dict[str, Change] = {
     "a missing entry": lambda value: value.pop("software"),
     "an unknown kind": _set("kind", to="other"),
     "the kind of splits": _set("kind", to="splits"),
+    "a recipe nested too deeply": lambda value: value["recipe"].update(json.loads(DEEP)),
 }
 
 

@@ -20,6 +20,7 @@ from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import handles
 from shardkit.dataset import index_reader as columns
 from shardkit.dataset.index import HEAD, ROW, row_check
+from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.shardset import EncodedImage, ShardSet
 from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -139,6 +140,7 @@ def test_resolve_rows_accepts_no_rows(pristine: Path, rows: Any) -> None:
         [None],
         [float("nan")],
         [[0], [1, 2]],
+        [[0, 1]],
     ],
 )
 def test_resolve_rows_refuses_other_values(pristine: Path, rows: Any) -> None:
@@ -288,6 +290,22 @@ def test_advice_that_the_kernel_refuses_changes_nothing(
     shards = ShardSet(place)
     shards.announce(np.arange(6))
     assert [bytes(image.data) for image in read(shards, *range(6))] == expected
+
+
+def test_readahead_of_a_missing_shard_leaves_the_error_to_the_read(place: Path) -> None:
+    shards = ShardSet(place)
+    path = place / shards.manifest.shards[0].name
+    path.unlink()
+    shards.announce(np.arange(ROWS))
+    with pytest.raises(CorruptDataset, match=str(path)):
+        read(shards, 0)
+
+
+def test_a_dataset_that_loses_its_manifest_is_not_read(place: Path) -> None:
+    shards = ShardSet(place)
+    (place / MANIFEST_NAME).unlink()
+    with pytest.raises(CorruptDataset, match="has lost its manifest"):
+        read(shards, 0)
 
 
 def test_without_checksums_damaged_bytes_are_returned(place: Path) -> None:

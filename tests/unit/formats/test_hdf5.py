@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -327,3 +329,59 @@ def test_a_damaged_header_of_an_object_is_a_corrupt_shard(path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(CorruptShard, match=reason):
             read_shard(FORMAT, path)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("Unable to write (file write failed: errno = 28, error message = 'No space')", 28),
+        ("Unable to write", None),
+    ],
+)
+def test_an_error_of_hdf5_keeps_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, code: int | None
+) -> None:
+    """Callers tell a full disk from others by it; HDF5 mentions it only in its message."""
+    writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec())
+    monkeypatch.setattr(h5py, "File", Mock(side_effect=OSError(message)))
+    with pytest.raises(OSError, match="No space left on device" if code else message) as caught:
+        writer.close()
+    assert (caught.value.errno, caught.value.filename) == (code, code and str(tmp_path / "s.h5"))
+    writer.abort()
+
+
+def test_values_that_cannot_be_read_back_completely_are_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(size)[:-1]
+
+    monkeypatch.setattr("shardkit.formats.hdf5.io.BytesIO", Short)
+    writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec(meta={"a": 1}))
+    with pytest.raises(OSError, match=r"s\.h5: only 6 of 7 bytes read back"):
+        writer.close()
+    writer.abort()
+
+
+def test_ranges_and_keys_can_be_sliced(path: Path) -> None:
+    reader = Hdf5Reader(path)
+    assert reader.ranges()[1:] == [reader.ranges()[1], reader.ranges()[2]]
+    assert reader._keys[::-1] == ["c", "b", "a"]
+    reader.close()
+
+
+def test_a_newer_kind_of_hdf5_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "new.h5", "x", libver="latest") as file:
+        file["jpg/data"] = octets(1)
+    with pytest.raises(CorruptShard, match="not the kind of HDF5 that shardkit writes"):
+        Hdf5Reader(tmp_path / "new.h5")
+
+
+def test_values_that_several_fields_share_are_refused(tmp_path: Path) -> None:
+    """Many names for one large value would take more memory than the file has bytes."""
+    path = write_shard(FORMAT, tmp_path / "s.h5", [Record("a", {"jpg": bytes(50_000)})])
+    with h5py.File(path, "r+") as file:
+        file["png"] = file["jpg"]
+    with pytest.raises(CorruptShard, match="its datasets overlap"):
+        Hdf5Reader(path)

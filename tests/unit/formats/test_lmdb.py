@@ -117,6 +117,17 @@ def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
     writer.abort()
 
 
+def test_a_record_that_lmdb_does_not_append_is_an_error(tmp_path: Path) -> None:
+    """LMDB raises nothing itself: the record would be lost."""
+    writer = LmdbWriter(tmp_path / "s", ShardSpec())
+    writer.write(Record("a", {"txt": b"A"}))
+    writer._rows = 0
+    writer.write(Record("b", {"txt": b"B"}))
+    with pytest.raises(ValueError, match="LMDB refused to append the key"):
+        writer.close()
+    writer.abort()
+
+
 def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="missing"):
         LmdbWriter(tmp_path / "missing" / "s", ShardSpec())
@@ -135,10 +146,12 @@ def test_a_file_of_the_same_layout_is_read(tmp_path: Path) -> None:
         ({b"000000000.__key__": b"\xff"}, "UTF-8"),
         ({b"000000000.__key__": b""}, "key"),
         ({b"000000000.": b"x"}, "field"),
+        ({b"000000000": b"x"}, "field"),
         ({b"000000000.JPG": b"x"}, "field"),
         ({b"000000000.a.b": b"x"}, "field"),
         ({b"000000000.raw.npy": b"x"}, "array"),
         ({b"000000000.raw.npy": b""}, "array"),
+        ({b"000000000.raw.npy": npy_header((1,) * 26) + b"x"}, "the header of the array"),
         ({b"000000000.raw.npy": npy_header((2, 2, 3)) + bytes(11)}, "array"),
         (
             {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -230,4 +231,22 @@ def test_a_tree_that_shares_its_pages_ends(rich: tuple[Path, bytes], tmp_path: P
         damaged[pointer : pointer + 6] = data[pointers[0] : pointers[0] + 6]
     (tmp_path / "file").write_bytes(damaged)
     with pytest.raises(MalformedLmdbError, match="used twice"):
+        walked(tmp_path / "file")
+
+
+def test_a_tree_deeper_than_any_of_lmdb_is_refused(tmp_path: Path) -> None:
+    """A chain of branches with one child each, as long as the file, would exhaust the stack."""
+    fill(tmp_path / "file", {b"a": b"1"})
+    data = bytearray((tmp_path / "file").read_bytes())
+    first = len(data) // 4096
+    last = first + 40
+    for page in range(first, last + 1):
+        header = struct.pack("<QHHHH", page, 0, 1, 18, 20)
+        node = struct.pack("<HHHHHH", 20, 0, page + 1, 0, 0, 0)
+        data += (header + node).ljust(4096, b"\0")
+    for meta in (0, 4096):
+        root = meta + 16 + 24 + 48 + 40
+        data[root : root + 16] = struct.pack("<QQ", first, last)
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(MalformedLmdbError, match="more than 32 levels"):
         walked(tmp_path / "file")

@@ -46,6 +46,17 @@ class TestZipFormat(FormatConformance):
         return get_format("zip")
 
 
+def test_an_image_may_be_larger_than_its_compressed_shard(tmp_path: Path) -> None:
+    (tmp_path / "source/a").mkdir(parents=True)
+    Image.new("RGB", (200, 100), "white").save(tmp_path / "source/a/0.bmp")
+    options = ConvertOptions(to="zip")
+    convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "zipped", options)
+    dataset = open_dataset(tmp_path / "zipped", decode="numpy")
+    (shard,) = dataset.manifest.shards
+    assert shard.bytes < (tmp_path / "source/a/0.bmp").stat().st_size
+    assert np.array_equal(dataset[0][0], np.full((100, 200, 3), 255, np.uint8))
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     for number in range(8):

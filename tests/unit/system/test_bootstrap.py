@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import DEADLINE, make_dataset, make_tree, png
+
+from shardkit.system import bootstrap
 
 PLANTED = (
     "_posixshmem",
@@ -77,6 +80,15 @@ if __name__ == "__main__":
     loader = make_loader(dataset, 2, options=options)
     print(sum(len(labels) for _, labels in loader))
 """
+
+
+def test_a_frozen_program_starts_with_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs itself, not Python with ``-c``."""
+    start = Mock(return_value=123)
+    monkeypatch.setattr(bootstrap, "_usual", start)
+    words = ["program", "--multiprocessing-fork", "pipe_handle=5"]
+    assert bootstrap._start(b"program", words, [5]) == 123
+    start.assert_called_once_with(b"program", words, [5])
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 from helpers import make_folder, tree
@@ -18,6 +23,7 @@ from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system import files
 from shardkit.system.files import (
     Appender,
+    Reservation,
     free_bytes,
     published,
     read_small,
@@ -228,3 +234,28 @@ def test_a_requested_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: P
 def test_an_exchange_that_the_system_refuses_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="one"):
         files.exchange(tmp_path, "one", "two")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP])
+def test_a_reservation_fails_only_for_lack_of_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    made: list[IO[bytes]] = []
+
+    def make(**options: Any) -> IO[bytes]:
+        made.append(temporary(**options))
+        return made[0]
+
+    def allocate(*_: object) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    temporary = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", make)
+    monkeypatch.setattr(files, "_C", Mock(fallocate64=allocate))
+    if code == errno.EOPNOTSUPP:
+        Reservation(tmp_path, 1 << 20).close()
+    else:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            Reservation(tmp_path, 1 << 20)
+    assert made[0].closed

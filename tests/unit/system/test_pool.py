@@ -13,13 +13,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
 from shardkit.errors import BadImage, CorruptRecord, ShardkitError
-from shardkit.system.pool import Meter, Progress, run_tasks, team
+from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
 
 
 class Task(NamedTuple):
@@ -315,6 +318,13 @@ def test_errors_of_other_processes_come_through() -> None:
 def test_the_death_of_another_process_is_an_error() -> None:
     with pytest.raises(ShardkitError, match="a worker process died"), team(2) as processes:
         deque(processes.map_in_order(die_elsewhere, itertools.repeat(os.getpid())), maxlen=0)
+
+
+def test_a_dead_process_that_its_executor_has_not_noticed_is_an_error() -> None:
+    executor = Mock(_processes={1: Mock(exitcode=-signal.SIGKILL)})
+    executor.submit.return_value = Future()  # never done
+    with pytest.raises(BrokenProcessPool):
+        Team(2, executor).map_at_once(where, [1, 2])
 
 
 def test_processes_end_when_their_results_are_abandoned() -> None:
