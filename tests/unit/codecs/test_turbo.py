@@ -14,6 +14,7 @@ from contextlib import closing
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -423,10 +424,16 @@ def test_a_rare_subsampling_is_decoded_without_the_library_too() -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_subsampling_unknown_to_the_library_is_not_decoded() -> None:
+def test_a_subsampling_unknown_to_the_library_is_not_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The size of a block, to which a region must be aligned, is unknown too."""
     data = bytearray(jpeg(*WIDE))
     data[data.index(b"\xff\xc0") + 11] = 0x42  # the first component, 4 x 2
+    region = Mock(return_value=-1)
+    monkeypatch.setattr(turbo._library(), "tj3SetCroppingRegion", region)
     assert decode_region(bytes(data), WIDE, 8, REGIONS[0]) is None
+    region.assert_not_called()
 
 
 @pytest.mark.parametrize("size", [(98, 61), (97, 60), (61, 97), (96, 64), (194, 122)])
