@@ -366,7 +366,7 @@ class Recipe:
         width, height = size if info.orientation < 5 else size[::-1]
         pixels = self._decode(data, "jpg", notes, (2 * width, 2 * height))
         scale = reduction(pixels.shape, (info.height, info.width))
-        if scale is None:
+        if scale is None:  # pragma: no cover - both decoders read the size from the same header
             raise BadImage(f"it decodes to {pixels.shape}, but its header describes {info}")
         box = (0.0, 0.0, info.width * scale, info.height * scale)
         image = self._resize(pixels, (width, height), box)

@@ -199,7 +199,7 @@ def _describe(directory: Path) -> dict[str, Any]:
 def _digest(body: dict[str, Any]) -> str | None:
     try:
         return hashlib.sha256(dump_json(body)).hexdigest()
-    except (RecursionError, ValueError):  # nested too deeply, or numbers too large
+    except (RecursionError, ValueError):  # pragma: no cover - Pythons that nest less on writing
         return None
 
 

@@ -24,7 +24,7 @@ from shardkit.conversion.build import (
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import ConversionFailed
 from shardkit.formats.hdf5 import Hdf5Writer
-from shardkit.record import Record
+from shardkit.record import Record, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import sha256_of
@@ -204,6 +204,28 @@ def test_memory_that_runs_out_is_not_blamed_on_the_image(
         build_shard(make_task(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("said", "kind", "told"),
+    [
+        ("can't start new thread", ConversionFailed, "memory ran out.*fewer --workers"),
+        ("a bug", RuntimeError, "^a bug$"),
+    ],
+)
+def test_only_a_lack_of_threads_is_blamed_on_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    kind: type[Exception],
+    told: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(build, "_write", fail)
+    with pytest.raises(kind, match=told):
+        build_shard(make_task(tmp_path))
+
+
 def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     result = built(task)
@@ -218,6 +240,17 @@ def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
     for row, place in enumerate(part.rows):
         data = content[place["offset"] : place["offset"] + place["length"]]
         assert data == Path(good.locate(row)).read_bytes()
+
+
+def test_a_shard_without_digests_of_its_part_is_rebuilt(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    result = built(task)
+    path = task.part / "result.json"
+    whole = path.read_bytes()
+    path.write_bytes(dump_json({n: v for n, v in load_json(whole).items() if n != "part"}))
+    assert load_result(task) == result
+    assert not build_shard(task).kept
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("damage", ["shard missing", "shard cut", "result missing", "result cut"])

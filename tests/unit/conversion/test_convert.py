@@ -35,7 +35,7 @@ from shardkit.contracts import Entry
 from shardkit.conversion import convert as module
 from shardkit.conversion import disk as space_module
 from shardkit.conversion import staging as staging_module
-from shardkit.conversion.convert import Converted, convert_scan, plan_scan
+from shardkit.conversion.convert import Converted, convert, convert_scan, plan_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import WORK_NAME
@@ -556,6 +556,15 @@ def test_two_conversions_at_once_are_refused(folder: Path, tmp_path: Path) -> No
         with pytest.raises(UsageError, match="another conversion is writing"):
             made(folder, tmp_path / "out")
     made(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("option", [{"class_order": "natural"}, {"splits": False}])
+def test_an_open_source_takes_no_options(
+    folder: Path, tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="are options of image folders"):
+        convert(ImageFolder(folder), tmp_path / "out", to="lmdb", **option)
+    assert os.listdir(tmp_path) == ["photos"]
 
 
 def test_a_dry_run_writes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import make_folder, make_tree, tree
+from helpers import jpeg, make_folder, make_tree, tree
 
 from shardkit import CorruptDataset, open_dataset, verify
 from shardkit.conversion import exchange as module
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.staging import WORK_NAME, StagingDirectory
 from shardkit.errors import ConversionFailed, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system import files
@@ -164,6 +166,31 @@ def test_other_files_stay_where_they_are(photos: Path, out: Path, expected: dict
     assert verify(out).ok
 
 
+def test_a_target_with_a_link_is_not_exchanged(photos: Path, out: Path) -> None:
+    (out / "link").symlink_to(photos)
+    before, source = out.stat().st_ino, tree(photos)
+    into(photos, out, force=True)
+    assert out.stat().st_ino == before
+    assert (out / "link").is_symlink()
+    assert tree(photos) == source
+    assert verify(out).ok
+
+
+def test_a_target_whose_attributes_cannot_be_copied_is_not_exchanged(
+    photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = out.stat()
+
+    def attributes(folder: int) -> tuple[object, ...]:
+        return (b"an access list",) if os.path.samestat(os.fstat(folder), status) else ()
+
+    monkeypatch.setattr(module, "_attributes", attributes)
+    into(photos, out, force=True)
+    assert os.path.samestat(out.stat(), status)
+    assert verify(out).ok
+    assert sorted(os.listdir(out.parent)) == ["out", "photos"]
+
+
 def test_the_working_directory_is_not_exchanged(
     photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +259,71 @@ def test_files_added_at_the_last_moment_are_kept(
     found = [(out / folder / "late.txt").read_bytes() for folder in ("", "index", "new")]
     assert found == [b"1", b"2", b"3"]
     assert verify(out).ok
+
+
+def test_a_file_added_at_the_last_moment_replaces_none_of_the_new_dataset(
+    photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act = files.exchange
+
+    def late(*args: Any) -> None:
+        make_tree(out, {"shard-000003.tar": b"late"})
+        act(*args)
+
+    make_tree(photos, {"cat/more.jpg": jpeg(seed=9)})
+    monkeypatch.setattr(module, "exchange", late)
+    into(photos, out, force=True)
+    assert (out / "shard-000003.tar").read_bytes() != b"late"
+    assert verify(out).ok
+
+
+def test_a_rerun_finishes_when_only_the_work_folder_is_left(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagingDirectory, "discard", stop)
+        with pytest.raises(KeyboardInterrupt):
+            into(photos, out, force=True)
+    (out / WORK_NAME / "state/sibling").write_bytes(b"../photos")  # damaged, or planted
+    source = tree(photos)
+    with pytest.raises(UsageError, match="now holds the dataset of an earlier run"):
+        into(photos, out, seed=2)
+    assert tree(out) == expected
+    assert tree(photos) == source
+
+
+@pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.EIO])
+def test_a_power_cut_may_leave_the_new_dataset_in_both_places(
+    photos: Path,
+    out: Path,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "exchange", stop)
+        with pytest.raises(KeyboardInterrupt):
+            into(photos, out, force=True)
+    (hidden,) = out.parent.glob(".shardkit-*")
+    shutil.copytree(hidden, out / WORK_NAME / "dataset")
+    if code == errno.EIO:  # another error removes neither
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", fail)
+            with pytest.raises(ConversionFailed, match=os.strerror(code)):
+                into(photos, out, force=True)
+        assert hidden.exists()
+    into(photos, out, force=True)
+    assert tree(out) == expected
+    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
 def test_another_command_finishes_an_exchange_that_was_interrupted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,31 @@ def test_skipped_files_must_still_be_bad(photos: Path) -> None:
     (photos / "cat/bad.jpg").write_bytes(jpeg())
     with pytest.raises(UsageError, match="--force replaces it"):
         run(photos, photos.parent / "out", on_error="skip")
+
+
+def test_a_bad_file_that_is_gone_or_no_longer_skipped_is_another_conversion(photos: Path) -> None:
+    link = photos / "cat/bad.jpg"
+    link.symlink_to("nowhere")
+    run(photos, photos.parent / "out", on_error="skip")
+    assert run(photos, photos.parent / "out", on_error="skip").unchanged
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(photos, photos.parent / "out")
+    link.unlink()
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(photos, photos.parent / "out", on_error="skip")
+
+
+def test_other_splits_are_another_conversion(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos/train")
+    make_folder(tmp_path / "photos/val")
+    run(tmp_path / "photos", tmp_path / "out")
+    shutil.copytree(tmp_path / "out", tmp_path / "mixed")
+    for name in ("shardkit.json", "shard-000000.tar"):
+        shutil.copy(tmp_path / "out/val" / name, tmp_path / "mixed/train")
+    make_folder(tmp_path / "photos/test")
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(tmp_path / "photos", tmp_path / "out")
+    shutil.rmtree(tmp_path / "photos/test")
+    assert run(tmp_path / "photos", tmp_path / "out").unchanged
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(tmp_path / "photos", tmp_path / "mixed")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardkit import UsageError
-from shardkit.conversion.options import parse_bytes, parse_color, parse_size
+from shardkit.conversion.options import (
+    parse_bytes,
+    parse_color,
+    parse_size,
+    refuse_without_resize,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,3 +50,27 @@ def test_other_texts_are_refused() -> None:
             parse_bytes(size)
     with pytest.raises(UsageError, match="is not a color such as"):
         parse_color("whitish")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("resize_mode", "pad"),
+        ("enlarge", True),
+        ("filter_", "lanczos"),
+        ("resizer", "torch"),
+        ("dct_scaling", True),
+    ],
+)
+def test_options_of_resizing_require_it(option: str, value: Any) -> None:
+    defaults: dict[str, Any] = {
+        "resize_mode": None,
+        "filter_": "bicubic",
+        "resizer": "pillow",
+        "dct_scaling": False,
+        "enlarge": False,
+    }
+    refuse_without_resize(**defaults)
+    name = option.strip("_").replace("_", "-")
+    with pytest.raises(UsageError, match=f"--{name} requires --resize"):
+        refuse_without_resize(**{**defaults, option: value})

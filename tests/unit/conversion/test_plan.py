@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.contracts import Entry, Images, Scan
+from shardkit.conversion import plan as module
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan, stored_order
 from shardkit.conversion.recipe import Recipe
@@ -224,3 +226,21 @@ def test_the_software_is_recorded(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ConvertOptions(**{"to": "lmdb", **options})
+
+
+def test_only_files_of_over_a_tenth_of_all_bytes_are_large() -> None:
+    assert planned([100] * 20).large_files() == ""
+    assert planned([100] * 20 + [1 << 30]).large_files() == (
+        " The largest files are 0020.jpg (1.0 GiB)."
+    )
+
+
+def test_a_library_without_metadata_is_recorded_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> str:
+        if name == "simplejpeg":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(module, "version", find)
+    software = planned([1]).software
+    assert (software["simplejpeg"], software["pillow"]) == ("absent", "1.0")

@@ -517,6 +517,10 @@ def test_a_bomb_is_bad(check: str) -> None:
         ({"resize": (8, 70_000)}, "resize"),
         ({"background": (0, 0, 256)}, "background"),
         ({"background": (-1, 0, 0)}, "background"),
+        (
+            {"encode": "raw", "resize": (65_535, 65_535), "resize_mode": "crop"},
+            "resize makes raw images of over 4 GiB each",
+        ),
         ({"encode": "raw"}, "the encoding raw requires images of one size"),
         ({"encode": "raw", "resize": (8, 8)}, "the encoding raw requires images of one size"),
         ({"encode": "raw", "resize": (8, 8), "resize_mode": "longer"}, "the encoding raw requires"),
@@ -605,3 +609,9 @@ def test_an_image_that_is_too_small_for_the_box_is_noted(
 def test_one_number_is_a_square() -> None:
     assert Recipe(resize=224).resize == (224, 224)
     assert Recipe(resize=224) == Recipe(resize=(224, 224))
+
+
+def test_an_image_is_not_enlarged_beyond_the_limit() -> None:
+    strip = encoded(Image.new("L", (60_000, 1)), "PNG")
+    with pytest.raises(BadImage, match="would become 15360000 x 256 pixels, over the limit"):
+        applied(strip, resize=(256, 256), enlarge=True)

@@ -8,15 +8,24 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import make_folder, make_tree, tree
 
+from shardkit.conversion import staging
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.staging import WORK_NAME, StagingDirectory, check_target, open_staging
+from shardkit.conversion.staging import (
+    RETIRED,
+    WORK_NAME,
+    StagingDirectory,
+    check_target,
+    open_staging,
+)
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -170,6 +179,9 @@ def test_a_conversion_resumes_after_bad_files_were_fixed(tmp_path: Path) -> None
     assert (place.dataset / "shard").exists()
 
 
+FILES = {"a": "1", "b": "1", "c": "1"}
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
@@ -181,13 +193,15 @@ def test_a_conversion_resumes_after_bad_files_were_fixed(tmp_path: Path) -> None
         ),
         (terms(v="1", w="1", x="1", y="1"), r"4 files added \(v, w, x and 1 more\)"),
         (
-            ConversionFingerprint(
-                {"--seed": [1, 2]}, {"": 3}, {"a": "1", "b": "1", "c": "1"}, "fail"
-            ),
+            ConversionFingerprint({"--seed": [1, 2]}, {"": 3}, FILES, "fail"),
             "--seed was d and is 1x2",
         ),
         (
-            ConversionFingerprint({"--seed": "d"}, {"": 4}, {"a": "1", "b": "1", "c": "1"}, "fail"),
+            ConversionFingerprint({"--seed": "d", "classes": ["b", "a"]}, {"": 3}, FILES, "fail"),
+            "the classes or their order differ",
+        ),
+        (
+            ConversionFingerprint({"--seed": "d"}, {"": 4}, FILES, "fail"),
             "the number of images in the source differs",
         ),
     ],
@@ -196,7 +210,8 @@ def test_a_conversion_resumes_after_bad_files_were_fixed(tmp_path: Path) -> None
 def test_a_refusal_lists_what_is_different(
     tmp_path: Path, wanted: ConversionFingerprint, said: str
 ) -> None:
-    place = resume(tmp_path / "out", terms(a="1", b="1", c="1"))
+    earlier = replace(terms(**FILES), settings={"--seed": "d", "classes": ["a", "b"]})
+    place = resume(tmp_path / "out", earlier)
     (place.dataset / "shard").write_bytes(b"done")
     with pytest.raises(UsageError, match=said):
         resume(tmp_path / "out", wanted)
@@ -412,3 +427,60 @@ def test_without_locks_a_file_of_an_unknown_process_is_kept(tmp_path: Path, owne
         hold(tmp_path / "out", force=True)
     (place.folder / "owner").unlink()
     hold(tmp_path / "out")
+
+
+# Lists, folders and disks that are damaged.
+
+
+@pytest.mark.parametrize(
+    "content", [b"[", b"{}", b"[1]", b'["../a"]', b'[".shardkit-work/lock"]', b'["a/b/c/d"]']
+)
+def test_a_damaged_list_of_old_files_removes_nothing(dataset: Path, content: bytes) -> None:
+    make_tree(dataset, {f"{WORK_NAME}/state/{name}": b"{}" for name in ("ready", "plan.json")})
+    make_tree(dataset, {RETIRED: content})
+    before = tree(dataset)
+    with pytest.raises(UsageError, match=r"retired\.json is damaged: .*start over"):
+        hold(dataset, force=True)
+    assert {name: tree(dataset)[name] for name in before} == before
+
+
+def test_a_link_in_place_of_an_old_shard_is_refused(dataset: Path, tmp_path: Path) -> None:
+    shard = dataset / "shard-000000.tar"
+    shard.rename(tmp_path / "aside")
+    shard.symlink_to(tmp_path / "aside")
+    before = tree(dataset)
+    with pytest.raises(UsageError, match=r"cannot be replaced: .* symbolic link.* It is unchanged"):
+        hold(dataset, force=True)
+    assert tree(dataset) == before
+
+
+def test_force_starts_over_if_the_complete_dataset_was_removed(tmp_path: Path) -> None:
+    place = hold(tmp_path / "out", "one")
+    (place.state / "ready").write_bytes(b"")
+    place.dataset.rmdir()
+    again = hold(tmp_path / "out", "two", force=True)
+    assert not again.is_ready
+    assert list(again.dataset.iterdir()) == []
+
+
+@pytest.mark.parametrize(("code", "matters"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_folders_need_not_support_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, matters: bool
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(staging, "sync", refuse)
+    with pytest.raises(OSError, match=os.strerror(code)) if matters else nullcontext():
+        hold(tmp_path / "out")
+    assert (tmp_path / "out" / WORK_NAME / "dataset").is_dir()
+
+
+def test_a_folder_beside_the_splits_of_a_dataset_is_accepted(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        make_folder(tmp_path / "photos" / name, each=1)
+    scan = scan_imagefolder(tmp_path / "photos")
+    convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
+    check_target(tmp_path / "out/test", force=False)
+    with pytest.raises(UsageError, match="is a split of the dataset"):
+        check_target(tmp_path / "out/val", force=True)

@@ -22,6 +22,7 @@ from shardkit.conversion.convert import convert
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, load_any_manifest, load_manifest
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.record import dump_json
+from shardkit.verification import receipt as receipt_module
 from shardkit.verification.receipt import check_receipt, load_receipt, require_new, save_receipt
 
 
@@ -177,6 +178,28 @@ def test_a_dataset_replaced_during_verification_gets_no_receipt(
     with pytest.raises(CorruptDataset, match="during the verification"):
         save_receipt(tmp_path / "receipt.json", place, result)
     assert not (tmp_path / "receipt.json").exists()
+
+
+def test_a_verification_without_source_or_with_findings_gets_no_receipt(
+    place: Path, folder: Path, tmp_path: Path
+) -> None:
+    alone = verify(place)
+    (folder / "cat/000.jpg").write_bytes(jpeg(seed=99))
+    other = verify(place, against=folder)
+    assert alone.ok
+    assert not other.ok
+    for result in (alone, other):
+        with pytest.raises(UsageError, match="against a source, without findings"):
+            save_receipt(tmp_path / "receipt.json", place, result)
+    assert not (tmp_path / "receipt.json").exists()
+
+
+def test_a_receipt_omits_libraries_without_metadata(
+    place: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipt_module, "_LIBRARIES", ("numpy", "no-such-library"))
+    value = load_receipt(written(place, folder, tmp_path / "receipt.json"))
+    assert set(value["software"]) == {"shardkit", "python", "numpy"}
 
 
 @pytest.mark.parametrize("stands", ["file", "folder", "link"])

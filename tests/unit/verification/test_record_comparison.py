@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ def requality(records: list[Record]) -> list[Record]:
     return [with_image(r, jpeg(20, 18, seed=int(r.meta["width"]), quality=91)) for r in records]
 
 
+def renamed(fields: Mapping[str, bytes], old: str, new: str) -> dict[str, bytes]:
+    return {new if name == old else name: value for name, value in fields.items()}
+
+
 LIES: dict[str, tuple[Callable[[list[Record]], list[Record]], str]] = {
     "one dropped": (lambda records: records[1:], "in the source but not in the dataset"),
     "the last dropped": (lambda records: records[:-1], "in the source but not in the dataset"),
@@ -64,6 +68,10 @@ LIES: dict[str, tuple[Callable[[list[Record]], list[Record]], str]] = {
     "metadata added": (lambda r: [with_meta(r[0], frames=2), *r[1:]], "its metadata differ"),
     "another size said": (lambda r: [with_meta(r[0], width=999), *r[1:]], "its size is 999 x"),
     "another key": (lambda r: [Record("other", r[0].fields), *r[1:]], "its key differs"),
+    "another kind": (
+        lambda r: [Record(r[0].key, renamed(r[0].fields, "jpg", "webp")), *r[1:]],
+        "it is stored as webp; its file gives jpg",
+    ),
     "a field more": (
         lambda r: [Record(r[0].key, {**r[0].fields, "note": b"x"}), *r[1:]],
         "its metadata differ",
@@ -259,6 +267,15 @@ def test_with_other_libraries_another_size_is_found(jpegs: Path, tmp_path: Path)
     with_other_pillow(place)
     (reason,) = blamed(place, jpegs).values()
     assert reason == "its size is 13 x 12 pixels; its file gives 12 x 12"
+
+
+def test_with_other_libraries_an_undecodable_image_is_found(jpegs: Path, tmp_path: Path) -> None:
+    place = make_dataset(jpegs, tmp_path / "made", to="webdataset", recipe=JPEG)
+    forge(place, lambda r: [with_image(r[0], b"\xff\xd8\xff\xe0"), *r[1:]])
+    with_other_pillow(place)
+    assert verify(place).ok
+    (reason,) = blamed(place, jpegs).values()
+    assert "truncated or damaged in its header" in reason
 
 
 ODD_RECIPES = {

@@ -25,8 +25,9 @@ from shardkit import (
 from shardkit.conversion import staging
 from shardkit.conversion.lock import locked
 from shardkit.conversion.staging import WORK_NAME
-from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry, Manifest, load_manifest
 from shardkit.errors import ConversionFailed, CorruptDataset, CorruptRecord, DiskFull, UsageError
+from shardkit.system.files import sha256_of
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,67 @@ def test_other_libraries_are_reported(photos: Path, place: Path) -> None:
     flip(place / name)
     (finding,) = [f for f in repair(place, photos).findings if f.file == name]
     assert "written with other library versions: lmdb was 0.1 and is " in finding.reason
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_without_index_a_changed_file_is_not_named(
+    photos: Path, place: Path, tmp_path: Path, forged: bool
+) -> None:
+    """Neither a damaged index nor a forged one, whose digest the manifest has."""
+    source = shutil.copytree(photos, tmp_path / "photos")
+    (source / open_dataset(place).paths[0]).write_bytes(jpeg(20, 18, seed=99))
+    rows = place / "index/rows.npy"
+    rows.write_bytes(b"no array")
+    if forged:
+        digest = sha256_of(rows)
+        restate(
+            place,
+            lambda m: replace(
+                m,
+                files=tuple(
+                    replace(file, bytes=8, sha256=digest) if file.name == "index/rows.npy" else file
+                    for file in m.files
+                ),
+            ),
+        )
+    name = files_of(place)[0]
+    flip(place / name)
+    found = {finding.file: finding.reason for finding in repair(place, source).findings}
+    assert found[name] == "the rebuilt file differs. The source has changed since the conversion"
+
+
+def test_a_report_of_a_newer_version_is_left_alone(photos: Path, place: Path) -> None:
+    report = FileEntry(name="later.jsonl", bytes=1, sha256="0" * 64)
+    restate(place, lambda m: replace(m, files=(*m.files, report)))
+    before = tree(place)
+    (finding,) = repair(place, photos).findings
+    assert finding.file == "later.jsonl"
+    assert finding.reason == "this version of shardkit cannot rebuild it"
+    assert tree(place) == before
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_shard_in_the_folder_of_the_index_follows_no_link(
+    photos: Path, place: Path, tmp_path: Path, linked: bool
+) -> None:
+    """No writer puts a shard there, but a forged manifest may."""
+    victim = make_tree(tmp_path / "victim", {"mine": b"x"})
+    name = files_of(place)[0]
+
+    def change(manifest: Manifest) -> Manifest:
+        first, *others = manifest.shards
+        return replace(manifest, shards=(replace(first, name=f"index/{name}"), *others))
+
+    restate(place, change)
+    (place / name).unlink()
+    if linked:
+        shutil.rmtree(place / "index")
+        (place / "index").symlink_to(victim)
+    result = repair(place, photos)
+    assert tree(victim).keys() == {"mine"}
+    reasons = [finding.reason for finding in result.findings]
+    assert any("symbolic link" in reason for reason in reasons) == linked
+    assert (f"index/{name}" in result.files) == (not linked)
 
 
 def test_a_report_of_another_source_is_refused(photos: Path, place: Path, tmp_path: Path) -> None:
@@ -323,13 +385,16 @@ def test_leftovers_of_a_kill_are_removed(photos: Path, place: Path) -> None:
     healed(place, photos, before)
 
 
+@pytest.mark.parametrize("step", ["shardkit.conversion.build", "shardkit.verification.repair"])
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EIO, None)])
 def test_a_failing_disk_leaves_the_rest_unchanged(
     photos: Path,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
+    *,
     number: int,
     error: type[ConversionFailed] | None,
+    step: str,
 ) -> None:
     before = tree(place)
     for name in files_of(place)[:2]:
@@ -340,7 +405,7 @@ def test_a_failing_disk_leaves_the_rest_unchanged(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardkit.conversion.build.sync", fail)
+        patch.setattr(f"{step}.sync", fail)
         with pytest.raises(error or ConversionFailed, match="made"):
             repair(place, photos)
     assert tree(place) == harmed

@@ -16,9 +16,11 @@ from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
 from shardkit import verify
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.dataset.manifest import Manifest
-from shardkit.errors import CorruptDataset
+from shardkit.dataset.manifest import Manifest, load_manifest
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.files import sha256_of
+from shardkit.verification.source_match import find_origins, match_rows, scan_source
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -166,6 +168,7 @@ ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
     "a seed that is a number with a point": {"source": {"seed": 0.5}},
     "a limit that is a list": {"source": {"limit": [1]}},
     "a limit that is a truth": {"source": {"limit": True}},
+    "a kind that is a number": {"source": {"kind": 1}},
     "a filter that nobody has": {"recipe": {"filter": "sharp"}},
     "a filter that is a list": {"recipe": {"filter": []}},
     "an option that nobody has": {"recipe": {"sharpen": True}},
@@ -200,3 +203,37 @@ def test_a_manifest_without_an_entry_is_refused(folder: Path, tmp_path: Path, en
     )
     with pytest.raises(CorruptDataset, match="does not state how the dataset was made"):
         verify(place, against=folder)
+
+
+def test_splits_from_sources_of_different_kinds_are_refused(tmp_path: Path) -> None:
+    source, _ = sources(tmp_path)["splits"]
+    place = make_dataset(source, tmp_path / "made")
+    manifests = {name: load_manifest(place / name) for name in ("train", "val")}
+    assert scan_source(source, manifests).splits.keys() >= {"train", "val"}
+    odd = manifests["val"]
+    manifests["val"] = replace(odd, source={**odd.source, "kind": "video"})
+    with pytest.raises(UsageError, match=r"different kinds: \['imagefolder', 'video'\]"):
+        scan_source(source, manifests)
+
+
+def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    (place / "index/paths-ends.npy").write_bytes(b"no array")
+    digest = sha256_of(place / "index/paths-ends.npy")
+
+    def change(manifest: Manifest) -> Manifest:
+        files = [
+            replace(file, sha256=digest, bytes=8) if "paths-ends" in file.name else file
+            for file in manifest.files
+        ]
+        return replace(manifest, files=tuple(files))
+
+    restate(place, change)
+    manifests = {"": load_manifest(place)}
+    origin = find_origins(place, manifests, scan_source(folder, manifests))[""]
+    assert origin.stored is None
+    assert origin.keys is not None
+    rows, findings = match_rows(origin, "")
+    assert (len(rows), findings) == (6, [])

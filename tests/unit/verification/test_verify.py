@@ -8,11 +8,13 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forging import forge, restate, with_meta
 from helpers import FORMATS, jpeg, make_folder, make_tree, png, python
 
 from shardkit import UsageError, Verification, verify
@@ -556,6 +558,40 @@ def test_damaged_records_are_listed_up_to_a_limit(
     limited = verify(place)
     assert {finding.row for finding in limited.findings} == {None, 0, 1}
     assert "were not checked" in reasons_of(limited)
+
+
+def test_a_record_that_neither_manifest_nor_index_counts_is_found(place: Path) -> None:
+    """A forged manifest counts it for the next shard."""
+
+    def change(manifest: Manifest) -> Manifest:
+        one, two, three = manifest.shards
+        return replace(manifest, shards=(replace(one, rows=2), replace(two, rows=4), three))
+
+    restate(place, change)
+    reasons = {(f.file, f.row): f.reason for f in verify(place).findings}
+    one, two, _ = (path.name for path in shard_paths(place))
+    assert reasons[one, None] == "it has 3 records; the manifest says 2"
+    assert reasons[two, None] == "it has 3 records; the manifest says 4"
+    assert "it is not in the index" in reasons.values()
+
+
+def test_a_raw_image_of_another_shape_is_found_by_decoding_it(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos")
+    recipe = Recipe(resize=(8, 10), resize_mode="stretch", encode="raw")
+    place = make(tmp_path / "photos", tmp_path / "made", to="webdataset", recipe=recipe)
+    forge(place, lambda r: [with_meta(r[0], width=8, height=10), *r[1:]])
+    assert verify(place).ok
+    (finding,) = verify(place, "decode").findings
+    assert (finding.row, finding.reason) == (0, "its shape differs from the manifest's raw_shape")
+
+
+def test_a_shard_that_cannot_be_opened_and_has_no_index_is_one_finding(place: Path) -> None:
+    damage_records(place)
+    break_container(shard_paths(place)[0])
+    (place / "index/rows.npy").write_bytes(b"no array")
+    result = verify(place)
+    assert {shard_paths(place)[0].name, "index/rows.npy"} <= files_of(result)
+    assert [finding.row for finding in result.findings if finding.row is not None] == []
 
 
 def test_files_that_cannot_be_read_are_damage(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
