@@ -292,6 +292,9 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         require_file_name(name)
         if "/" in name and isinstance(manifest, SplitsManifest):
             raise ValueError(f"the split {name!r} is not a folder name")
+    for shard in manifest.shards if isinstance(manifest, Manifest) else ():
+        if "/" in shard.name:
+            raise ValueError(f"the shard {shard.name!r} is in a folder")
     if len(set(names)) != len(names):
         raise ValueError("two entries have the same file name")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from shardkit.contracts import Images
 from shardkit.conversion.build import ShardTask, build_shard, load_part
@@ -25,7 +25,7 @@ from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.system.files import as_name, has_sha256, sha256_of, sync
 from shardkit.system.pool import Meter, Report, run_tasks
-from shardkit.system.safe_paths import LinkRefused, make_folder, opened
+from shardkit.system.safe_paths import opened
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_match import SourceMatch, find_origins, match_rows, scan_source
@@ -122,21 +122,15 @@ class _Place:
         self.result.findings.append(Finding(file=self.name(entry), reason=reason))
 
     def put(self, made: Path, entry: FileEntry) -> None:
-        """Move a rebuilt file into place."""
+        """Move a rebuilt shard or report into place."""
         target = self.folder / entry.name
-        try:
-            if target.is_dir() and not target.is_symlink():
-                self.fail(entry, f"it is a folder, not a file; remove {target}")
-                return
-            if "/" in entry.name:
-                make_folder(self.folder, str(PurePath(entry.name).parent))
-            sync(made)
-            with opened(self.folder, str(PurePath(entry.name).parent)) as folder:
-                os.replace(made, target.name, dst_dir_fd=folder)
-                os.fsync(folder)
-        except LinkRefused as error:
-            self.fail(entry, f"{error.filename}: {error.strerror}; remove the link")
+        if target.is_dir() and not target.is_symlink():
+            self.fail(entry, f"it is a folder, not a file; remove {target}")
             return
+        sync(made)
+        with opened(self.folder) as folder:
+            os.replace(made, entry.name, dst_dir_fd=folder)
+            os.fsync(folder)
         self.result.files.append(self.name(entry))
 
 

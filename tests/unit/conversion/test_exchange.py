@@ -287,7 +287,7 @@ def test_a_rerun_finishes_when_only_the_work_folder_is_left(
         patch.setattr(StagingDirectory, "discard", stop)
         with pytest.raises(KeyboardInterrupt):
             into(photos, out, force=True)
-    (out / WORK_NAME / "state/sibling").write_bytes(b"../photos")  # damaged, or planted
+    (out / WORK_NAME / "state/sibling").write_bytes(b"photos")  # damaged, or planted
     source = tree(photos)
     with pytest.raises(UsageError, match="now holds the dataset of an earlier run"):
         into(photos, out, seed=2)

@@ -14,6 +14,7 @@ from helpers import invoke, jpeg, make_folder, make_tree, tree
 from shardkit.conversion.convert import Converted, convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.manifest import SplitsManifest, save_manifest
 from shardkit.errors import UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -146,13 +147,12 @@ def test_other_splits_are_another_conversion(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val")
     run(tmp_path / "photos", tmp_path / "out")
-    shutil.copytree(tmp_path / "out", tmp_path / "mixed")
-    for name in ("shardkit.json", "shard-000000.tar"):
-        shutil.copy(tmp_path / "out/val" / name, tmp_path / "mixed/train")
-    make_folder(tmp_path / "photos/test")
+    assert run(tmp_path / "photos", tmp_path / "out").unchanged
+    run(tmp_path / "photos/train", tmp_path / "alone")  # with the splits below it
+    for name in ("train", "val"):
+        shutil.copytree(tmp_path / "out" / name, tmp_path / "alone" / name)
+    with pytest.raises(UsageError, match="--force replaces it"):
+        run(tmp_path / "photos", tmp_path / "alone")
+    save_manifest(SplitsManifest(splits={"train": "0" * 64, "val": "0" * 64}), tmp_path / "out")
     with pytest.raises(UsageError, match="--force replaces it"):
         run(tmp_path / "photos", tmp_path / "out")
-    shutil.rmtree(tmp_path / "photos/test")
-    assert run(tmp_path / "photos", tmp_path / "out").unchanged
-    with pytest.raises(UsageError, match="--force replaces it"):
-        run(tmp_path / "photos", tmp_path / "mixed")
