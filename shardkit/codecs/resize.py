@@ -25,13 +25,13 @@ def resize(
         pixels: uint8 of shape (height, width, 3).
         box: Left, top, right and bottom, inside the image.
         size: Height and width.
-        filter_: ``bilinear`` or ``bicubic``.
+        filter_: Name of the filter; the module has ``bilinear`` and ``bicubic``.
 
     Returns:
         uint8 of shape (height, width, 3). None without the module, or if it does not apply.
     """
     compiled = native.module()
-    if compiled is None:
+    if compiled is None or filter_ not in ("bilinear", "bicubic"):
         return None
     height, width = pixels.shape[:2]
     out = np.empty((*size, 3), np.uint8)

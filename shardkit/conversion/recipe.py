@@ -352,9 +352,7 @@ class Recipe:
         self, pixels: Pixels, size: _Size, box: tuple[float, float, float, float]
     ) -> Image.Image:
         """Scale a box of an image as Pillow does, with the compiled module if possible."""
-        scaled = None
-        if self.filter in ("bilinear", "bicubic"):
-            scaled = resize(pixels, box, (size[1], size[0]), self.filter)
+        scaled = resize(pixels, box, (size[1], size[0]), self.filter)
         if scaled is not None:
             return Image.fromarray(scaled)
         return Image.fromarray(pixels).resize(size, FILTERS[self.filter], box)

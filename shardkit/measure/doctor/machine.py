@@ -22,7 +22,7 @@ from shardkit.torch.engine.processes import SPARE_SLOTS
 from shardkit.torch.loader import FILES_PER_BATCH
 
 _FITS = 0.7
-"""Fraction of the memory up to which files stay cached beside a training run."""
+"""Fraction of the memory that files may fill and still stay cached during training."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -150,7 +150,7 @@ def profile(  # noqa: PLR0913 - a request
 
 
 class _Probe:
-    """Stands in for a transform and adds up its cost."""
+    """Wraps a transform and adds up its cost."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
