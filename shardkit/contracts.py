@@ -28,10 +28,12 @@ class Entry(NamedTuple):
     """Size of the encoded image; determines shard boundaries if images are stored unchanged."""
     stamp: int
     """Number that changes with the content, such as a modification time; 0 if unknown."""
+    place: int = 0
+    """Number for the source's own use, such as the offset or row of the image in a file."""
 
 
 class PackedEntries(Sequence[Entry]):
-    """A sequence of entries in a quarter of a list's memory: their text and 32 bytes each.
+    """A sequence of entries in a quarter of a list's memory: their text and 44 bytes each.
 
     An `Entry` exists only while it is used. `take` shares the memory. A pickled copy is a list.
     """
@@ -45,8 +47,9 @@ class PackedEntries(Sequence[Entry]):
         self._labels = array("i")
         self._bytes = array("q")
         self._stamps = array("q")
+        self._places = array("q")
         text = bytearray()
-        for path, key, label, size, stamp in entries:
+        for path, key, label, size, stamp, place in entries:
             text += path.encode("utf-8", "surrogateescape")
             self._keys.append(len(text))
             text += key.encode()
@@ -54,6 +57,7 @@ class PackedEntries(Sequence[Entry]):
             self._labels.append(label)
             self._bytes.append(size)
             self._stamps.append(stamp)
+            self._places.append(place)
         self._text = bytes(text)
         self._rows = range(len(self._labels))
 
@@ -96,6 +100,7 @@ class PackedEntries(Sequence[Entry]):
                 self._labels[place],
                 self._bytes[place],
                 self._stamps[place],
+                self._places[place],
             )
         )
 
@@ -218,6 +223,8 @@ class Scan:
     """Files that are not images and the reasons, by split."""
     problems: dict[str, list[Problem]] = field(default_factory=dict)
     """Images and folders that cannot be listed and the reasons, by split."""
+    understood: Mapping[str, str] = field(default_factory=dict)
+    """How the source was understood, for the user to check: a term, such as "label", and a text."""
 
 
 @dataclass(frozen=True, kw_only=True)

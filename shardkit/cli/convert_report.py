@@ -22,10 +22,15 @@ from shardkit.verification.describe import summarize
 _LISTED = 50
 """Maximum classes to show; --json prints all."""
 
+_FIRST = 3
+"""Images to show of each split, so that the user can check paths and classes."""
+
 
 def show_plan(src: Path, dst: Path, plan: Plan) -> None:
     """Print the plan of a conversion."""
     say(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
+    for term, text in plan.scan.understood.items():
+        line(term, printable(text))
     for split in plan.splits:
         images = amount(len(split.source), "image")
         say(
@@ -37,6 +42,8 @@ def show_plan(src: Path, dst: Path, plan: Plan) -> None:
             table(
                 [(printable(name), f"{count:,}") for name, count in counts.items()], limit=_LISTED
             )
+        for first in _first_rows(plan.scan, split.name) if plan.scan.understood else ():
+            line("first", printable(", ".join(value for value in first.values() if value)))
         _show_left_out(
             plan.scan.ignored.get(split.name, []), plan.scan.problems.get(split.name, [])
         )
@@ -51,11 +58,22 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             "estimated_bytes": split.estimated_bytes,
             "classes": plan.class_counts(split),
             "recipe": split.meta["recipe"],
+            "understood": dict(plan.scan.understood),
+            "first": _first_rows(plan.scan, split.name),
             "ignored": _problems_as_json(plan.scan.ignored.get(split.name, [])),
             "problems": _problems_as_json(plan.scan.problems.get(split.name, [])),
         }
         for split in plan.splits
     }
+
+
+def _first_rows(scan: Scan, split: str) -> list[dict[str, Any]]:
+    """Return path and class of the first images of a split, in the source's order."""
+    names = scan.classes or ()
+    return [
+        {"path": entry.path, "class": names[entry.label] if entry.label >= 0 else None}
+        for entry in scan.splits[split].entries[:_FIRST]
+    ]
 
 
 def _show_left_out(ignored: list[Problem], problems: list[Problem]) -> None:
