@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from PIL import (
 
 from shardkit.codecs.decode_errors import as_bad_image, require_memory
 from shardkit.codecs.foreign import open_foreign
+from shardkit.codecs.geometry import Mask
 from shardkit.codecs.jpeg_faults import CMYK, is_warning, jpeg_loss
 from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.quiet import quiet
@@ -100,6 +101,8 @@ _BAND = 1 << 22
 
 _TILE = 4096
 """Allowed width and height of TIFF tiles in an image of any size."""
+
+_UINT16 = 65535
 
 _ORIENTATION_TAG = 0x0112
 _TRANSPOSITIONS = {
@@ -252,6 +255,45 @@ def decode(  # noqa: PLR0913 - independent options
         raise BadImage(f"{error} ({jpeg_header(bytes(data)).coding})") from error
 
 
+def decode_mask(data: bytes | memoryview, field: str) -> Mask:
+    """Return the values of a mask as stored: classes, positions in a palette, or 16-bit numbers.
+
+    Args:
+        data: The encoded image.
+        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``.
+
+    Returns:
+        uint8, or uint16 for 16-bit images, of shape (height, width), or (height, width, channels)
+        for images with several channels.
+
+    Raises:
+        BadImage: If the image cannot be decoded completely.
+    """
+    with _loaded(data, field) as image:
+        values = np.asarray(image)
+        if image.mode.startswith("I"):  # older versions of Pillow open 16-bit PNG files as 32-bit
+            if values.min(initial=0) < 0 or values.max(initial=0) > _UINT16:
+                raise BadImage("its values are not from 0 to 65535")
+            return values.astype(np.uint16)
+        if image.mode == "F":
+            raise BadImage("its values are fractions; store them as an array")
+        return values.astype(np.uint8)
+
+
+def encode_mask(mask: Mask) -> bytes:
+    """Encode the values of `decode_mask` as a PNG without loss.
+
+    Raises:
+        ValueError: If they are not uint8 or uint16, or no PNG has that many channels.
+    """
+    fits = mask.dtype == np.uint8 or (mask.dtype == np.uint16 and mask.ndim == 2)
+    if not fits or mask.ndim not in (2, 3):
+        raise ValueError(f"a mask cannot be {mask.dtype} of shape {mask.shape}")
+    buffer = io.BytesIO()
+    Image.fromarray(mask).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def to_rgb(image: Image.Image, background: Color = WHITE) -> Image.Image:
     """Return ``image`` in mode RGB, with transparent pixels composited over ``background``.
 
@@ -348,6 +390,18 @@ def _decode_by_pillow(
     at_least: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
+    with _loaded(data, field, at_least) as image:
+        shape = (image.height, image.width, 3)
+        if out is not None and out.shape != shape:
+            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the expected size")
+        return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
+
+
+@contextlib.contextmanager
+def _loaded(
+    data: bytes | memoryview, field: str, at_least: tuple[int, int] = (0, 0)
+) -> Iterator[Image.Image]:
+    """Open an image with Pillow and decode it completely."""
     if field == "png":
         with as_bad_image("it cannot be decoded"):
             check_png(data)
@@ -358,10 +412,7 @@ def _decode_by_pillow(
             image.load()
         if field == "png" and _may_lack_rows(image, data) and not png_is_whole(data):
             raise BadImage("it is damaged: its packed data end before its last row")
-        shape = (image.height, image.width, 3)
-        if out is not None and out.shape != shape:
-            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the expected size")
-        return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
+        yield image
 
 
 def _decode_jpeg(

@@ -39,7 +39,7 @@ INSIDE = {
         "bench convert doctor tune",
     ),
     "codecs": (
-        "decode_errors quantizers quiet reduced resize structure",
+        "decode_errors geometry quantizers quiet reduced resize structure",
         "foreign jpeg_faults turbo",
         "image",
         "scaling",
