@@ -28,6 +28,7 @@ from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import MeasurementFailed
+from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread, turn
 from shardkit.measure.runner.spec import StopCondition, Subject
@@ -139,13 +140,12 @@ def measure_grid(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
     rates: dict[Setting, list[float]] = {}
     with MeasurementProcess(subject) as process:
         process.open()
-        process.warm()
+        process.call(session.warm)
         left = grid_of(given.workers, given.batch_size)
         for number in range(given.rounds + 1):
             show(f"{subject.transform or subject.decode}: round {number}, {len(left)} settings")
             for each in turn(left, number * len(left) // (given.rounds + 1)):
                 try:
-                    process.restart_if_ended()
                     rates.setdefault(each, []).append(rate(process, each, given.seconds))
                 except MeasurementFailed as error:
                     show(f"{each}: {error}")

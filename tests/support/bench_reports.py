@@ -7,10 +7,9 @@ from typing import Any
 
 from shardkit.measure.bench.bench import lines_of, sources_of
 from shardkit.measure.bench.report import BenchReport
-from shardkit.measure.runner.environment import Environment
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.rounds import Candidate, Result
-from shardkit.measure.runner.spec import Subject, parse_loader
+from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement
 from shardkit.system.machine import OtherLoad
 
@@ -29,7 +28,7 @@ HOSTILE = (
 """Hostile names of folders."""
 
 
-OPENED = Opened(split="", images=1000, total=1000, mean_bytes=5e4, bytes=50_000_000, processes="")
+OPENED = Opened(split="", images=1000, total=1000, bytes=50_000_000, processes="")
 
 
 def sample(rate: float, *, wait: float = 0.01, batches: int = 100, workers: int = 2) -> Measurement:
@@ -43,7 +42,6 @@ def sample(rate: float, *, wait: float = 0.01, batches: int = 100, workers: int 
         first=0.5,
         cpu=1.5 * seconds,
         memory=300 << 20,
-        batch_bytes=1000,
         engine="plain",
         workers=workers,
     )
@@ -61,7 +59,9 @@ def result(
 ) -> Result:
     """Return the measurements of a line."""
     subject = Subject(path=path, decode="CenterCrop(8)")
-    candidate = Candidate(name=path, subject=subject, loader=parse_loader(loader, 10), cache=cache)
+    candidate = Candidate(
+        subject=subject, loader=parse_loader(loader, 10), stop=StopCondition(), cache=cache
+    )
     samples = [] if problem else [sample(rate) for rate in rates]
     return Result(
         candidate=candidate, samples=samples, opened=opened, problem=problem, resident=resident
@@ -78,16 +78,16 @@ def report(
         sources=sources_of(results, kinds),
         lines=lines_of(results, kinds),
         settings={**SETTINGS, **settings},
-        environment=Environment(
-            date="2026-01-02T03:04:05Z",
-            system="Linux",
-            python="3.11.0",
-            processor="A processor",
-            processors=2,
-            memory=8 << 30,
-            accelerator="",
-            versions={"shardkit": "0.1.0", "torch": "2.2.0"},
-        ),
+        environment={
+            "date": "2026-01-02T03:04:05Z",
+            "system": "Linux",
+            "python": "3.11.0",
+            "processor": "A processor",
+            "processors": 2,
+            "memory": 8 << 30,
+            "accelerator": "",
+            "versions": {"shardkit": "0.1.0", "torch": "2.2.0"},
+        },
         load=OtherLoad(busy=0.1, present=2),
         interrupted=interrupted,
         command="shardkit bench photos dataset",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from bench_reports import OPENED, sample
 
@@ -19,8 +21,6 @@ class Stage:
         self.events: list[tuple[str, ...]] = []
         self.failing: set[str] = set()
         """Loaders that fail."""
-        self.ending: set[str] = set()
-        """Loaders that end their process."""
         self.damaged: set[str] = set()
         """Paths that cannot be opened."""
         self.interrupt_at: int | None = None
@@ -42,7 +42,7 @@ class Stage:
 
 class FakeProcess:
     def __init__(self, stage: Stage, subject: Subject) -> None:
-        self.stage, self.path, self.ended = stage, subject.path, False
+        self.stage, self.path = stage, subject.path
         stage.events.append(("start", self.path))
 
     def __enter__(self) -> FakeProcess:
@@ -56,16 +56,9 @@ class FakeProcess:
             raise MeasurementFailed("damaged")
         return OPENED
 
-    def restart_if_ended(self) -> None:
-        if self.ended:
-            self.stage.events.append(("start", self.path))
-            self.ended = False
-
-    def warm(self) -> None:
-        self.stage.events.append(("warm", self.path))
-
-    def drop(self) -> float | None:
-        self.stage.events.append(("drop", self.path))
+    def call(self, function: Callable[..., object]) -> float | None:
+        """Note ``warm`` or ``drop``, by the name of the function."""
+        self.stage.events.append((function.__name__, self.path))
         return self.stage.resident
 
     def measure(self, loader: LoaderSpec, stop: StopCondition, step: StepSpec) -> Measurement:
@@ -74,6 +67,5 @@ class FakeProcess:
         if len(self.stage.requests("measure")) == self.stage.interrupt_at:
             raise KeyboardInterrupt
         if str(loader) in self.stage.failing:
-            self.ended = str(loader) in self.stage.ending
             raise MeasurementFailed("it broke")
         return sample(100)

@@ -82,7 +82,7 @@ INSIDE = {
         "steps",
         "timing",
         "session",
-        "process server",
+        "process",
         "rounds",
     ),
     "measure.tune": (

@@ -12,8 +12,19 @@ from shardkit.measure.bench.report import BenchReport, Line, Source, measured
 from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import choose_decode, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
-from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, Subject, parse_loader
+from shardkit.measure.runner.spec import (
+    PLAIN,
+    LoaderSpec,
+    StepSpec,
+    StopCondition,
+    Subject,
+    parse_loader,
+)
 from shardkit.system.machine import other_load, usable_cpus
+
+COLD_MOST = 10
+"""A cold measurement is one epoch, since later ones are warm; at most this many times as long as a
+warm one."""
 
 LIMIT = 2000
 """Default maximum of images to read: enough for a few seconds."""
@@ -74,14 +85,18 @@ def bench(  # noqa: PLR0913 - the options of the command
     subject = Subject(
         decode=choose_decode(names, decode, transform), transform=transform, limit=limit
     )
+    stops = {
+        "warm": StopCondition(seconds=seconds),
+        "cold": StopCondition(seconds=COLD_MOST * seconds, epochs=1, whole=True),
+    }
     step, load = StepSpec(milliseconds=step_ms or 0.0, model=model), other_load()
     candidates = [
         Candidate(
-            name=f"{path} {spec} {cache}",
             subject=Subject(
                 path=path, decode=subject.decode, transform=subject.transform, limit=limit
             ),
             loader=spec,
+            stop=stops[cache],
             cache=cache,
             step=step,
         )
@@ -90,10 +105,10 @@ def bench(  # noqa: PLR0913 - the options of the command
         for cache in caches
     ]
     watch = watch or (lambda text, done, total: None)
-    found = run_interleaved(candidates, rounds=rounds, seconds=seconds, watch=watch)
+    results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
     return BenchReport(
-        sources=sources_of(found.results, kinds),
-        lines=lines_of(found.results, kinds),
+        sources=sources_of(results, kinds),
+        lines=lines_of(results, kinds),
         settings={
             "decode": subject.decode,
             "transform": transform,
@@ -102,13 +117,13 @@ def bench(  # noqa: PLR0913 - the options of the command
             "step_ms": step_ms,
             "model": model,
             "rounds": rounds,
-            "complete": found.complete,
+            "complete": max(len(each.samples) for each in results),
             "seconds": seconds,
             "limit": limit,
         },
         environment=environment(),
         load=load,
-        interrupted=found.interrupted,
+        interrupted=interrupted,
     )
 
 
@@ -154,7 +169,6 @@ def sources_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source
             images=opened.images if opened else 0,
             total=opened.total if opened else 0,
             bytes=opened.bytes if opened else 0,
-            mean_bytes=opened.mean_bytes if opened else 0.0,
         )
     return tuple(sources.values())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.bench import tutorial
+from shardkit.measure.runner import session
 from shardkit.measure.runner.material import choose_decode, is_dataset
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Candidate, Result, Spread, Watch, run_interleaved
@@ -198,7 +199,9 @@ def ladder(  # noqa: PLR0913 - the options of the command
             raise UsageError(f"{name}: there are no images in it")
         pilot = process.measure(rungs[0].loader, StopCondition(seconds=seconds / 5)).rate
         step = StepSpec(model=model) if model else StepSpec(arrive=accelerator)
-        step_seconds = process.step_seconds(rungs[0].loader, step) if model else None
+        step_seconds = (
+            process.call(session.step_seconds, loader=rungs[0].loader, step=step) if model else None
+        )
     fewest, most = _EPOCHS
     fitting = min(most, max(fewest, round(pilot * seconds / images)))
     epochs = tutorial.EPOCHS if case else fitting
@@ -209,7 +212,6 @@ def ladder(  # noqa: PLR0913 - the options of the command
     supported = [rung for rung in rungs if not rung.missing]
     candidates = [
         Candidate(
-            name=rung.name,
             subject=dataclasses.replace(subject, limit=rows),
             loader=rung.loader,
             step=step,
@@ -217,8 +219,8 @@ def ladder(  # noqa: PLR0913 - the options of the command
         )
         for rung in supported
     ]
-    found = run_interleaved(candidates, rounds=rounds, seconds=seconds, watch=watch)
-    compare(supported, found.results)
+    results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
+    compare(supported, results)
     return LadderReport(
         name=name,
         images=images,
@@ -226,12 +228,12 @@ def ladder(  # noqa: PLR0913 - the options of the command
         epochs=epochs,
         batch_size=batch_size,
         workers=workers,
-        rounds=found.complete,
+        rounds=len(results[0].samples),
         model=model,
         step_seconds=step_seconds,
         rungs=rungs,
         load=load,
-        interrupted=found.interrupted,
+        interrupted=interrupted,
     )
 
 

@@ -39,12 +39,12 @@ def page(report: BenchReport) -> str:
         mark=MARK,
         plot=Markup(inline_svg(report)) if report.measured and has_matplotlib() else None,  # noqa: S704 - drawn by us
         facts={
-            "date": where.date,
-            "CPUs": f"{where.processors}, {where.processor}",
-            "memory": size(where.memory),
-            "accelerator": where.accelerator,
-            "system": f"{where.system}, Python {where.python}",
-            "software": ", ".join(f"{name} {text}" for name, text in where.versions.items()),
+            "date": where["date"],
+            "CPUs": f"{where['processors']}, {where['processor']}",
+            "memory": size(where["memory"]),
+            "accelerator": where["accelerator"],
+            "system": f"{where['system']}, Python {where['python']}",
+            "software": ", ".join(f"{name} {text}" for name, text in where["versions"].items()),
             "command": report.command,
         },
     )

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardkit.measure.runner.environment import Environment
 from shardkit.measure.runner.rounds import Result, Spread
 from shardkit.system.formatting import json_value, sample_words, significant, size, step_words
 from shardkit.system.machine import OtherLoad
@@ -126,8 +125,6 @@ class Source:
     total: int
     bytes: int
     """Bytes of all files."""
-    mean_bytes: float
-    """Mean stored bytes of an image."""
 
     @property
     def what(self) -> str:
@@ -143,7 +140,7 @@ class BenchReport:
     lines: tuple[Line, ...]
     settings: dict[str, Any]
     """Rounds, seconds, batch size, samples and step."""
-    environment: Environment
+    environment: dict[str, Any]
     load: OtherLoad
     """CPU use of other processes at the start."""
     interrupted: bool = False
@@ -240,7 +237,7 @@ class BenchReport:
                 f"  sample    {sample_words(settings)}",
                 f"  step      {step_words(settings)}",
                 f"  measured  {settings['complete']} rounds of {settings['seconds']:g} s; "
-                f"{where.processors} CPUs, {size(where.memory)}",
+                f"{where['processors']} CPUs, {size(where['memory'])}",
             ]
         )
 

@@ -223,7 +223,6 @@ class _Examination:
         )
 
     def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        self._process.restart_if_ended()  # a transform may have ended it
         return self._process.call(function, **self._loading, **arguments)
 
     def _keeps_up(self, needed: float, rows: list[int]) -> bool:

@@ -10,7 +10,6 @@ from torch.utils.data import Subset
 
 from shardkit.codecs.image import SNIFF_BYTES, inspect, sniff
 from shardkit.dataset.shardset import ShardSet
-from shardkit.measure.runner.folder import PlainFolder
 from shardkit.torch.data.datasets import ShardDataset
 
 
@@ -43,9 +42,6 @@ def stored_images(dataset: Any) -> Stored | None:
     inner, _ = innermost(dataset)
     if isinstance(inner, ShardDataset):
         return Stored(dataset, ShardSet(inner.path), [])
-    if isinstance(inner, PlainFolder):
-        labels = [entry.label for entry in inner.entries]
-        return Stored(dataset, None, list(zip(inner.files(), labels, strict=True)))
     samples = getattr(inner, "samples", None)
     if isinstance(samples, list) and samples and isinstance(samples[0], tuple):
         path, *rest = samples[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from shardkit.contracts import Entry
 from shardkit.errors import BadImage
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import as_name
@@ -33,50 +31,35 @@ class PlainFolder(Dataset[Any]):
         scan = scan_imagefolder(path)
         split = max(scan.splits, key=lambda name: len(scan.splits[name]))
         self.root = Path(path) / as_name(split)
-        self.entries: list[Entry] = list(scan.splits[split].entries)
-        self.total = len(self.entries)
-        self.bytes = sum(entry.bytes for entry in self.entries)
-        """Bytes of all files, including those that `keep` removed."""
+        entries = scan.splits[split].entries
+        self.samples = [(f"{self.root}/{as_name(each.path)}", each.label) for each in entries]
+        """Path and label of each image, as in torchvision."""
+        self.bytes = sum(each.bytes for each in entries)
         self.decode = decode
         self.transform = transform
         self._epoch = EpochCell()
 
     def __len__(self) -> int:
-        return len(self.entries)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Read only these rows from now on."""
-        self.entries = [self.entries[row] for row in rows]
+        return len(self.samples)
 
     def __getitem__(self, row: int) -> tuple[Any, int]:
-        entry = self.entries[row]
+        path, label = self.samples[row]
         if self.decode == "bytes":
-            return (self.locate(entry)).read_bytes(), entry.label
+            return Path(path).read_bytes(), label
         try:
-            with open(self.locate(entry), "rb") as file:
+            with open(path, "rb") as file:
                 image = Image.open(file).convert("RGB")
         except (OSError, ValueError, SyntaxError) as error:
-            raise BadImage(f"{self.locate(entry)} cannot be decoded: {error}") from error
-        value: Any = self.sample(image, row)
-        return (value if self.transform is None else self.transform(value)), entry.label
-
-    def locate(self, entry: Entry) -> Path:
-        """Return the path of an image's file."""
-        return self.root / as_name(entry.path)
-
-    def files(self) -> list[Path]:
-        """Return the files that are read."""
-        return [self.locate(entry) for entry in self.entries]
+            raise BadImage(f"{path} cannot be decoded: {error}") from error
+        value = self.sample(image, row)
+        return (value if self.transform is None else self.transform(value)), label
 
     def sample(self, image: Image.Image, row: int) -> Any:
         """Return a decoded image as the type that ``decode`` selects."""
         if self.decode == "pil":
             return image
         if isinstance(self.decode, ImageOp):
-            context = Context(self._epoch)
-            (piece,) = self.decode.pieces(
-                [image.width], [image.height], lambda _: context.draws(row)
-            )
+            piece = self.decode.piece(*image.size, Context(self._epoch).draws(row))
             image = _cut(image, piece, _FILTERS[self.decode.filter])
         pixels = np.array(image)
         return pixels if self.decode == "numpy" else torch.from_numpy(pixels).permute(2, 0, 1)

@@ -20,9 +20,6 @@ code releases it after ``sys.getswitchinterval()``, 5 ms."""
 _IDLE_SECONDS = 0.1
 """Time to measure how late the probe is while nothing holds the GIL."""
 
-_MOST_LATE = 0.8
-"""Fraction of the switch interval that is late on any machine."""
-
 _TRIES = 3
 
 
@@ -50,7 +47,7 @@ def late_here() -> float:
     """Return from how many seconds of delay on the GIL must have been held on this machine."""
     idle = sorted(_probe(lambda: time.sleep(_IDLE_SECONDS), 0.0))
     usual = idle[int(0.95 * (len(idle) - 1))] if idle else 0.0
-    return max(_LATE_SECONDS, min(usual, _MOST_LATE * sys.getswitchinterval()))
+    return max(_LATE_SECONDS, min(usual, 0.8 * sys.getswitchinterval()))
 
 
 def held_fraction(delays: list[float], late: float) -> float:
@@ -59,8 +56,7 @@ def held_fraction(delays: list[float], late: float) -> float:
     Delays are weighted by their length, since a held GIL makes few probes, each of them long.
     """
     total = sum(_PROBE_SECONDS + each for each in delays)
-    held = sum(_PROBE_SECONDS + each for each in delays if each > late)
-    return held / total if total else 0.0
+    return sum(_PROBE_SECONDS + each for each in delays if each > late) / total if total else 0.0
 
 
 def _probe(work: Callable[[], object], seconds: float) -> list[float]:

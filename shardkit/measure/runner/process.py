@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
@@ -31,23 +30,25 @@ _END_SECONDS = 5.0
 
 
 class MeasurementProcess:
-    """A process that measures loaders of one subject. Use it in a ``with`` statement."""
+    """A process that measures loaders of one subject. Use it in a ``with`` statement.
+
+    Every request raises `UsageError` if it is invalid, `MeasurementTimeout` if it takes too long,
+    and `MeasurementFailed` if it fails or the process ends. The next request starts a new process.
+    """
 
     def __init__(self, subject: Subject, patience: float = PATIENCE) -> None:
         """Start the process; it imports PyTorch while others may do the same."""
         self.subject = subject
         self.patience = patience
         """Seconds that an answer may take beyond the requested measuring time."""
-        self.warnings: tuple[str, ...] = ()
-        """Warnings during the last request."""
         self._start()
 
     def _start(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._connection, child = Pipe()
         self._busy = False
-        program = f"from shardkit.measure.runner.server import main; main({child.fileno()}, "
-        try:
+        program = f"from shardkit.measure.runner.session import main; main({child.fileno()}, "
+        with child:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-c", command(f"{program}{os.getpid()})")],
                 pass_fds=(child.fileno(),),
@@ -55,8 +56,6 @@ class MeasurementProcess:
                 stdout=self._log,
                 stderr=self._log,
             )
-        finally:
-            child.close()
 
     def __enter__(self) -> MeasurementProcess:
         return self
@@ -65,42 +64,18 @@ class MeasurementProcess:
         self.close()
 
     def open(self, subject: Subject | None = None) -> Opened:
-        """Open the subject, or another one.
-
-        Raises:
-            UsageError: If it does not exist or is not valid.
-            MeasurementFailed: If it is damaged.
-        """
+        """Open the subject, or another one."""
         self.subject = subject or self.subject
-        opened: Opened = self.call(session.open_subject, subject=self.subject)
+        opened: Opened = self._ask(session.open_subject, 0.0, {"subject": self.subject})
         return opened
 
     def measure(
         self, loader: LoaderSpec, stop: StopCondition, step: StepSpec | None = None
     ) -> Measurement:
-        """Build a loader and measure it.
-
-        Raises:
-            UsageError: If its options are invalid.
-            MeasurementTimeout: If it takes too long.
-            MeasurementFailed: If it fails, or its process ends.
-        """
+        """Build a loader and measure it."""
         arguments = {"loader": loader, "stop": stop, "step": step or StepSpec()}
         found: Measurement = self.call(session.measure, patience=stop.seconds, **arguments)
-        return dataclasses.replace(found, warnings=self.warnings)
-
-    def step_seconds(self, loader: LoaderSpec, step: StepSpec) -> float:
-        """Return the time of a step on a batch that is ready, in seconds."""
-        return float(self.call(session.step_seconds, loader=loader, step=step))
-
-    def warm(self) -> None:
-        """Read every image once, so that it is cached."""
-        self.call(session.warm)
-
-    def drop(self) -> float | None:
-        """Drop the files from the page cache; return the fraction that stayed, None if unknown."""
-        stayed: float | None = self.call(session.drop)
-        return stayed
+        return found
 
     def call(self, function: Callable[..., Any], *, patience: float = 0.0, **arguments: Any) -> Any:
         """Call ``function(session, **arguments)`` in the process and return the result.
@@ -110,12 +85,14 @@ class MeasurementProcess:
                 `shardkit.measure.runner.session.Session`.
             patience: Seconds that the call takes by its nature.
             arguments: The function's arguments; they and the result travel by `pickle`.
-
-        Raises:
-            UsageError: If the request is invalid.
-            MeasurementTimeout: If the call takes too long. The process is killed.
-            MeasurementFailed: If the call fails, or the process ends.
         """
+        if self._process.poll() is not None:  # a transform or lack of memory ended it
+            self.close()
+            self._start()
+            self.open()
+        return self._ask(function, patience, arguments)
+
+    def _ask(self, function: Callable[..., Any], patience: float, arguments: dict[str, Any]) -> Any:
         self._busy = True
         with contextlib.suppress(OSError):  # the answer reports why
             self._connection.send((function, arguments))
@@ -126,32 +103,13 @@ class MeasurementProcess:
                 raise MeasurementTimeout(
                     f"no answer within {limit:.0f} s: it hangs, or is too slow to measure"
                 )
-            kind, value, self.warnings = self._connection.recv()
-            self._busy = False
+            kind, value = self._connection.recv()
         except (EOFError, OSError):
             raise MeasurementFailed(self._how_it_ended()) from None
-        if kind == "refused":
-            raise UsageError(value)
-        if kind == "failed":
-            raise MeasurementFailed(value)
-        return value
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        return self._process.poll() is not None
-
-    def restart_if_ended(self) -> None:
-        """Start again and open the subject, if a transform or lack of memory ended the process.
-
-        Raises:
-            UsageError: If the subject can no longer be opened.
-            MeasurementFailed: If it is damaged.
-        """
-        if self.ended:
-            self.close()
-            self._start()
-            self.open()
+        self._busy = False
+        if kind == "done":
+            return value
+        raise UsageError(value) if kind == "refused" else MeasurementFailed(value)
 
     def close(self) -> None:
         """End the process and its workers."""

@@ -1,17 +1,28 @@
-"""Functions that run in a measurement process, on the subject that it has open."""
+"""A measurement process from inside: its requests, and the subject that it has open."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import pickle
+import signal
+import sys
 import time
+import traceback
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner import material, page_cache, steps, timing
 from shardkit.measure.runner.material import Opened
-from shardkit.measure.runner.spec import GIVEN, LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.steps import Step
+from shardkit.system.pool import end_with_parent
+from shardkit.torch.prefetch import DevicePrefetcher
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
 """Drops, seconds between them, and the fraction of the pages that may stay: threads of the previous
@@ -38,12 +49,6 @@ class Session:
             self._steps[spec] = steps.make_step(spec)
         return self._steps[spec]
 
-    def build(self, spec: LoaderSpec) -> Any:
-        """Return the loader to measure."""
-        if spec.engine == GIVEN:
-            return material.rebuild_loader(self.loader, spec)
-        return material.build_loader(self.dataset, spec, seed=self.measured)
-
 
 def open_subject(session: Session, *, subject: Subject) -> Opened:
     """Open what is to be read."""
@@ -62,23 +67,29 @@ def measure(
 ) -> timing.Measurement:
     """Build a loader, measure it, and close it."""
     session.measured += 1
-    use, built = session.step(step), session.build(loader)
-    try:
-        found = timing.measure(built, stop, use)
-    finally:
-        material.close_loader(built)
-    bare = material.bare_loader(built)
+    use = session.step(step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        built = material.build_loader(session.dataset, loader, seed=session.measured)
+        batches = DevicePrefetcher(built, loader.device) if loader.device else built
+        try:
+            found = timing.measure(batches, stop, use)
+        finally:
+            material.close_loader(built)
+    told = [str(each.message) for each in caught if each.category in (UserWarning, RuntimeWarning)]
     return dataclasses.replace(
         found,
-        engine=getattr(bare, "engine", loader.engine),
-        reason=getattr(bare, "reason", ""),
-        workers=getattr(bare, "num_workers", 0),
+        engine=getattr(built, "engine", loader.engine),
+        reason=getattr(built, "reason", ""),
+        workers=built.num_workers,
+        warnings=tuple(dict.fromkeys(told)),
     )
 
 
 def step_seconds(session: Session, *, loader: LoaderSpec, step: StepSpec) -> float:
     """Return the time of a step on a batch that is ready."""
-    built = session.build(loader.changed(num_workers=0, prefetch_factor=None))
+    alone = loader.changed(num_workers=0, prefetch_factor=None)
+    built = material.build_loader(session.dataset, alone)
     try:
         batch = next(iter(built))
     finally:
@@ -104,3 +115,46 @@ def drop(session: Session) -> float | None:
             break
         time.sleep(_PAUSE)
     return stayed
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Answer the requests on a connection until the parent closes it or is gone."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
+    os.set_inheritable(descriptor, False)
+    session, connection = Session(), Connection(descriptor)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            return
+        found = answer(session, function, arguments)
+        try:
+            connection.send(found)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            connection.send(("failed", f"the result cannot be sent: {error}"))
+        sys.stderr.flush()
+
+
+def answer(
+    session: Session, function: Callable[..., Any], arguments: dict[str, Any]
+) -> tuple[str, Any]:
+    """Return ``done`` and a function's result, or ``refused`` or ``failed`` and a message."""
+    try:
+        return "done", function(session, **arguments)
+    except UsageError as error:
+        return "refused", str(error)
+    except ShardkitError as error:
+        return "failed", last_words(str(error))
+    except Exception as error:
+        traceback.print_exc()  # into the log, for whoever debugs this
+        return "failed", last_words(f"{type(error).__name__}: {error}")
+
+
+def last_words(message: str) -> str:
+    """Return an error's message; of one from a PyTorch worker, without the traceback in it."""
+    if "\nOriginal Traceback" not in message:
+        return message
+    lines = message.strip().splitlines()  # those of the traceback are indented
+    after = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
+    return "\n".join(lines[after:]) or lines[0]

@@ -16,23 +16,15 @@ from shardkit.torch.engine.options import ENGINES, LoaderOptions
 PLAIN = "plain"
 """PyTorch's own DataLoader, as people write it: the baseline."""
 
-GIVEN = "given"
-"""The loader of `Subject.loader`, as it is or with other options."""
-
-_WORKER_OPTIONS: dict[str, type] = {
-    "num_workers": int,
-    "prefetch_factor": int,
-    "pin_memory": bool,
-    "persistent_workers": bool,
+_INTEGERS = dict.fromkeys(("num_workers", "prefetch_factor"), int)
+_SWITCHES = ("pin_memory", "persistent_workers")
+_PLAIN = {**_INTEGERS, **dict.fromkeys((*_SWITCHES, "batched"), bool)}
+_SHARDKIT = {
+    **_INTEGERS,
+    **dict.fromkeys((*_SWITCHES, "in_order", "reuse_buffers"), bool),
+    **dict.fromkeys(("start_method", "sharing_strategy"), str),
 }
-_PLAIN_OPTIONS = {**_WORKER_OPTIONS, "batched": bool}
-_SHARDKIT_OPTIONS = {
-    **_WORKER_OPTIONS,
-    "in_order": bool,
-    "reuse_buffers": bool,
-    "start_method": str,
-    "sharing_strategy": str,
-}
+"""Options and their types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,43 +56,46 @@ class LoaderSpec:
     """How batches are made of a subject.
 
     Raises:
-        UsageError: If the engine or an option is unknown, or a value has the wrong type.
+        UsageError: If the engine or an option is unknown, or a value is invalid.
     """
 
     engine: str = "auto"
-    """One of `shardkit.torch.engine.options.ENGINES`, `PLAIN` or `GIVEN`."""
+    """One of `shardkit.torch.engine.options.ENGINES`, or `PLAIN`."""
     batch_size: int = 64
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `LoaderOptions` that differ from their defaults. For `PLAIN` and `GIVEN`: arguments
-    of DataLoader. ``batched`` (`PLAIN`) lets the dataset return whole batches."""
+    """Fields of `LoaderOptions` that differ from their defaults. For `PLAIN`, arguments of
+    DataLoader; ``batched`` lets the dataset return whole batches."""
     device: str | None = None
     """Device of a `DevicePrefetcher` around the loader; None uses none."""
 
     def __post_init__(self) -> None:
-        types = _option_types(self.engine)
+        if self.engine not in (*ENGINES, PLAIN):
+            known = ", ".join((*ENGINES, PLAIN))
+            raise UsageError(f"loader {self.engine!r} is unknown; choose from {known}")
+        types: dict[str, type] = _PLAIN if self.engine == PLAIN else _SHARDKIT
         for name, value in self.options.items():
             if name not in types:
                 known = ", ".join(types)
                 raise UsageError(f"loader {self.engine} has no option {name!r}; it has {known}")
             if value is not None and type(value) is not types[name]:
                 raise UsageError(f"{name}={value!r} is not of type {types[name].__name__}")
+            if type(value) is int and value < 0:
+                raise UsageError(f"{name}={value} is below 0")
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise UsageError(f"batch_size={self.batch_size!r} is not a positive integer")
-        if self.engine in ENGINES:
-            self.loader_options()
-        elif any((self.options.get(name) or 0) < 0 for name in ("num_workers", "prefetch_factor")):
-            raise UsageError(f"a number in {self} is below 0")
+        if self.engine != PLAIN:
+            self.loader_options()  # raises for invalid values
 
     def __str__(self) -> str:
-        parts = ",".join(f"{name}={_shown(value)}" for name, value in self.options.items())
-        return f"{self.engine}:{parts}" if parts else self.engine
+        shown = {True: "true", False: "false"}
+        parts = [
+            f"{name}={shown[value] if type(value) is bool else value}"
+            for name, value in self.options.items()
+        ]
+        return f"{self.engine}:{','.join(parts)}" if parts else self.engine
 
     def loader_options(self) -> LoaderOptions:
-        """Return the options for `make_loader`.
-
-        Raises:
-            UsageError: If a value is out of range.
-        """
+        """Return the options for `make_loader`."""
         return LoaderOptions(engine=self.engine, **self.options)
 
     def changed(self, **options: Any) -> LoaderSpec:
@@ -153,7 +148,6 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
         UsageError: If it cannot be parsed.
     """
     engine, _, rest = text.strip().partition(":")
-    types = _option_types(engine)
     options: dict[str, Any] = {}
     for part in filter(None, (each.strip() for each in rest.split(","))):
         name, equals, value = (each.strip() for each in part.partition("="))
@@ -161,30 +155,12 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
             raise UsageError(f"{part!r} in loader {text!r} is not option=value, as num_workers=4")
         if name in options:
             raise UsageError(f"loader {text!r} sets {name} twice")
-        options[name] = _parse_value(value, types.get(name, str), part)
+        options[name] = _parse_value(value)
     return LoaderSpec(engine=engine, batch_size=batch_size, options=options)
 
 
-def _option_types(engine: str) -> dict[str, type]:
-    if engine in ENGINES:
-        return _SHARDKIT_OPTIONS
-    if engine in (PLAIN, GIVEN):
-        return _PLAIN_OPTIONS if engine == PLAIN else _WORKER_OPTIONS
-    raise UsageError(f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}")
-
-
-def _parse_value(text: str, kind: type, part: str) -> Any:
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"{part!r} is neither true nor false")
-        return text.lower() == "true"
-    if kind is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"{part!r} is not an integer") from None
-    return text
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _parse_value(text: str) -> int | bool | str:
+    try:
+        return int(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text.lower(), text)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardkit.errors import UsageError
-from shardkit.measure.runner.material import load_reference
+from shardkit.measure.runner.material import call_reference, load_reference
 from shardkit.measure.runner.spec import StepSpec
 from shardkit.torch.prefetch import Normalize
 
@@ -52,22 +52,20 @@ class Training:
     """A training step: forward, loss, backward, optimizer. It waits for the result."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._device = device()
-        self._model = model.to(self._device).train()
-        parameters = [each for each in self._model.parameters() if each.requires_grad]
+        self._model = model.to(device()).train()
+        parameters = [each for each in model.parameters() if each.requires_grad]
         self._optimizer = torch.optim.SGD(parameters, lr=1e-3) if parameters else None
         self._normalize = Normalize()
 
     def __call__(self, batch: Any) -> None:
         """Train with a batch of images, uint8 or float of shape (N, 3, H, W), and labels."""
-        images, labels = batch[0], batch[1]
-        images = images.to(self._device, non_blocking=True)
+        images = batch[0].to(device(), non_blocking=True)
         if images.dtype == torch.uint8:
             images = self._normalize(images)
         output = self._model(images)
         output = output[0] if isinstance(output, (tuple, list)) else output
         scores = output.flatten(1)
-        labels = torch.as_tensor(labels).to(self._device, non_blocking=True) % scores.shape[1]
+        labels = torch.as_tensor(batch[1]).to(device(), non_blocking=True) % scores.shape[1]
         loss = nn.functional.cross_entropy(scores, labels)
         if self._optimizer is not None:
             self._optimizer.zero_grad()
@@ -77,19 +75,10 @@ class Training:
 
 
 def load_model(text: str) -> nn.Module:
-    """Return the model that ``module:name`` refers to, or that a function there returns.
-
-    Raises:
-        UsageError: If it is not a model.
-    """
+    """Return the model that ``module:name`` refers to, or that a function there returns."""
     found = load_reference(text, "model")
     if not isinstance(found, nn.Module) and callable(found):
-        try:
-            found = found()
-        except TypeError as error:
-            raise UsageError(
-                f"--model {text!r} cannot be called without arguments: {error}"
-            ) from None
+        found = call_reference(text, "model")
     if not isinstance(found, nn.Module):
         raise UsageError(f"--model {text!r} gives a {type(found).__name__}, not a torch.nn.Module")
     return found
@@ -97,22 +86,12 @@ def load_model(text: str) -> nn.Module:
 
 def small_model(classes: int = 10) -> nn.Module:
     """Return a small convolutional network for RGB images of any size: 0.1 million weights."""
-
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
-        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
-
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 7, stride=4, padding=3),
-        nn.ReLU(),
-        *block(16, 32),
-        *block(32, 64),
-        *block(64, 128),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(128, classes),
-    )
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 7, stride=4, padding=3), nn.ReLU()]
+    for inputs, outputs in ((16, 32), (32, 64), (64, 128)):
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
 
 
 def _arrive(batch: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,6 @@ class Measurement:
     """Seconds of CPU time, of the process and its workers."""
     memory: int
     """Bytes of memory at the end, of the process and its workers; shared pages count once."""
-    batch_bytes: int
-    """Bytes of the tensors in a batch."""
     engine: str = ""
     """Engine that the loader used."""
     reason: str = ""
@@ -46,11 +44,6 @@ class Measurement:
     def rate(self) -> float:
         """Images per second."""
         return self.images / self.seconds
-
-    @property
-    def waiting(self) -> float:
-        """Fraction of the time, 0 to 1, in which the loop waited for data."""
-        return min(1.0, sum(self.waits) / self.seconds)
 
 
 def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measurement:
@@ -68,53 +61,40 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
     first = time.perf_counter() - start
     if batch is None:
         raise UsageError("the loader returned no batch: there is no image to read")
-    size = batch_bytes(batch)
-    waits, images = ([first], count(batch)) if stop.whole else ([], 0)
-    lead = 0.0 if stop.whole else LEAD * stop.seconds
-    counted, until = stop.whole, start + stop.seconds
-    while batch is not None:
-        if not counted and time.perf_counter() - start - first >= lead:
-            counted, start, cpu = True, time.perf_counter(), cpu_seconds()
-            until = start + stop.seconds
-        if counted and time.perf_counter() >= until:
-            break
-        step(batch)
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        if counted and batch is not None:
-            waits.append(time.perf_counter() - asked)
-            images += count(batch)
+    waits, images = [first], count(batch)
+
+    def read(end: float) -> None:
+        nonlocal batch, images
+        while batch is not None and time.perf_counter() < end:
+            step(batch)
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            if batch is not None:
+                waits.append(time.perf_counter() - asked)
+                images += count(batch)
+
+    if not stop.whole:
+        read(start + first + LEAD * stop.seconds)
+        start, cpu, images = time.perf_counter(), cpu_seconds(), 0
+        waits.clear()
+    read(start + stop.seconds)
     seconds = time.perf_counter() - start
-    used = cpu_seconds() - cpu
-    memory = memory_used()
-    batches.close()
-    return Measurement(
+    found = Measurement(
         images=images,
         seconds=seconds,
         waits=tuple(waits),
         first=first,
-        cpu=used,
-        memory=memory,
-        batch_bytes=size,
+        cpu=cpu_seconds() - cpu,
+        memory=memory_used(),
     )
-
-
-def batch_bytes(batch: Any) -> int:
-    """Return the bytes of a batch's tensors, and of stored images in it."""
-    if isinstance(batch, Mapping):
-        return sum(map(batch_bytes, batch.values()))
-    if isinstance(batch, (tuple, list)):
-        return sum(map(batch_bytes, batch))
-    if isinstance(batch, bytes):
-        return len(batch)
-    return int(getattr(batch, "nbytes", 0))
+    batches.close()
+    return found
 
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process, its running descendants and those it waited for."""
-    process = psutil.Process()
     total = 0.0
-    for each in (process, *process.children(recursive=True)):
+    for each in _processes():
         with contextlib.suppress(psutil.Error):
             times = each.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
@@ -126,13 +106,17 @@ def memory_used() -> int:
 
     Pages that several processes share count once. Without such records, as on macOS, all count.
     """
-    process = psutil.Process()
     total = 0
-    for each in (process, *process.children(recursive=True)):
+    for each in _processes():
         with contextlib.suppress(psutil.Error, OSError):
             info = each.memory_full_info()
             total += getattr(info, "pss", info.rss)
     return total
+
+
+def _processes() -> list[psutil.Process]:
+    process = psutil.Process()
+    return [process, *process.children(recursive=True)]
 
 
 def _epochs(loader: Iterable[Any], limit: int | None) -> Generator[Any, None, None]:

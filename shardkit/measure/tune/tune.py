@@ -11,6 +11,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
+from shardkit.measure.runner import session
 from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
@@ -297,7 +298,7 @@ class _Tuning:
             split=whole.split,
             images=whole.images,
             measured=sample.images,
-            mean_bytes=whole.mean_bytes,
+            mean_bytes=whole.bytes / max(1, whole.total),
             cached=cached,
             default=default,
             ranking=found.ranking,
@@ -326,9 +327,8 @@ class _Tuning:
             opened = self._process.open(dataclasses.replace(self._process.subject, limit=limit))
         self._process.patience = max(_WARMING * self._budget, _LEAST_PATIENCE)
         try:
-            self._process.warm()
+            self._process.call(session.warm)
         except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
-            self._process.restart_if_ended()
             return opened, False
         return opened, True
 
@@ -351,7 +351,9 @@ class _Tuning:
             return self._step.milliseconds / 1000
         if self._step.model is None:
             return None
-        return self._process.step_seconds(default.loader(), self._step)
+        return float(
+            self._process.call(session.step_seconds, loader=default.loader(), step=self._step)
+        )
 
     def _measure(self, setting: Setting, seconds: float) -> float:
         found = self._look(setting.loader(), seconds)
@@ -365,6 +367,5 @@ class _Tuning:
 
     def _look(self, spec: LoaderSpec, seconds: float) -> Measurement:
         """Measure a loader, no longer than the budget lasts."""
-        self._process.restart_if_ended()
         self._process.patience = min(PATIENCE, max(self._left(), _LEAST_PATIENCE))
         return self._process.measure(spec, StopCondition(seconds=seconds))

@@ -100,7 +100,7 @@ def test_invalid_paths_are_refused(place: Path, tmp_path: Path, stage: Stage) ->
         ({"seconds": float("nan")}, "seconds=nan"),
         ({"caches": ("hot",)}, "caches"),
         ({"loaders": ("quick",)}, "'quick' is unknown"),
-        ({"loaders": ("auto:num_workers=x",)}, "not an integer"),
+        ({"loaders": ("auto:num_workers=x",)}, "not of type int"),
         ({"loaders": ("plain:num_workers=1", "plain:num_workers=1")}, "given twice"),
         ({"loaders": ("plain",), "batch_size": 0}, "batch_size=0"),
         ({"step_ms": 5.0, "model": "small"}, "either a time in ms or a model"),

@@ -17,8 +17,6 @@ from shardkit.measure.bench.ladder import (
     ladder,
     make_rungs,
 )
-from shardkit.measure.runner import material
-from shardkit.measure.runner.spec import LoaderSpec, Subject
 from shardkit.system.machine import OtherLoad
 
 
@@ -46,15 +44,6 @@ def test_without_an_accelerator_later_rungs_do_not_contain_it() -> None:
             assert "pin_memory" not in rung.loader.options
             assert rung.loader.device is None
     assert rungs[5].loader.options["persistent_workers"] is True
-
-
-def test_a_prefetcher_around_a_loader_is_closed_with_it(tmp_path: Path) -> None:
-    dataset = material.open_subject(Subject(path=str(make_folder(tmp_path / "p")), decode="bytes"))
-    spec = LoaderSpec(engine="plain", batch_size=2, device="cpu")
-    loader = material.build_loader(dataset, spec)
-    assert material.bare_loader(loader) is not loader
-    assert sum(len(labels) for _, labels in loader) == 6
-    material.close_loader(loader)
 
 
 def report_of(*rates: tuple[float, ...], failed: int | None = None) -> LadderReport:

@@ -23,11 +23,10 @@ def photos(tmp_path: Path) -> Path:
 def test_images_and_labels_match_the_files(photos: Path) -> None:
     dataset = PlainFolder(photos, "pil")
 
-    assert len(dataset) == dataset.total == 6
-    for row, path in enumerate(dataset.files()):
-        image, label = dataset[row]
-        assert image.tobytes() == Image.open(path).convert("RGB").tobytes()
-        assert label == ["cat", "dog"].index(path.parent.name)
+    assert len(dataset) == 6
+    for row, (path, label) in enumerate(dataset.samples):
+        assert dataset[row][0].tobytes() == Image.open(path).convert("RGB").tobytes()
+        assert dataset[row][1] == label == ["cat", "dog"].index(Path(path).parent.name)
 
 
 def test_decode_selects_the_type(photos: Path) -> None:
@@ -36,7 +35,7 @@ def test_decode_selects_the_type(photos: Path) -> None:
 
     assert array.shape == (18, 21, 3)
     assert np.array_equal(array, tensor.permute(1, 2, 0).numpy())
-    assert stored == PlainFolder(photos, "bytes").files()[1].read_bytes()
+    assert stored == Path(PlainFolder(photos, "bytes").samples[1][0]).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -70,15 +69,6 @@ def test_a_transform_comes_last(photos: Path) -> None:
     dataset = PlainFolder(photos, "pil", transform=lambda image: image.size)
 
     assert dataset[0] == ((20, 18), 0)
-
-
-def test_a_sample_of_rows_is_kept(photos: Path) -> None:
-    whole, part = PlainFolder(photos, "pil"), PlainFolder(photos, "pil")
-
-    part.keep([1, 4])
-
-    assert (len(part), part.total) == (2, 6)
-    assert part.files() == [whole.files()[1], whole.files()[4]]
 
 
 def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:

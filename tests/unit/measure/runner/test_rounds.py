@@ -20,34 +20,35 @@ def candidate(
     path: str, loader: str = "thread", cache: str = "warm", limit: int | None = None
 ) -> Candidate:
     subject = Subject(path=path, limit=limit)
-    return Candidate(name=path, subject=subject, loader=parse_loader(loader, 10), cache=cache)
+    stop = StopCondition(seconds=1, epochs=3 if cache == "cold" else None, whole=cache == "cold")
+    return Candidate(subject=subject, loader=parse_loader(loader, 10), stop=stop, cache=cache)
 
 
 def test_each_is_first_in_turn_and_the_first_round_does_not_count(stage: Stage) -> None:
     told: list[tuple[str, float, float]] = []
 
-    found = run_interleaved(
+    results, interrupted = run_interleaved(
         [candidate("a"), candidate("b"), candidate("c")],
         rounds=3,
-        seconds=1,
         watch=lambda text, done, total: told.append((text, done, total)),
     )
 
     assert "".join(event[1] for event in stage.requests("measure")) == "abcbcacababc"
-    assert [len(each.samples) for each in found.results] == [3, 3, 3]
+    assert [len(each.samples) for each in results] == [3, 3, 3]
+    assert told[0][0] == "a thread warm"
     assert [done for _, done, _ in told] == list(range(12))
     assert {total for _, _, total in told} == {12}
     assert sorted(stage.requests("close")) == [("close", "a"), ("close", "b"), ("close", "c")]
-    assert (found.complete, found.interrupted) == (3, False)
+    assert not interrupted
 
 
 def test_ctrl_c_keeps_complete_rounds(stage: Stage) -> None:
     stage.interrupt_at = 2 * 3 + 2  # in the second round that counts
 
-    found = run_interleaved([candidate("a"), candidate("b")], rounds=5, seconds=1)
+    results, interrupted = run_interleaved([candidate("a"), candidate("b")], rounds=5)
 
-    assert (found.complete, found.interrupted) == (2, True)
-    assert [len(each.samples) for each in found.results] == [2, 2]
+    assert interrupted
+    assert [len(each.samples) for each in results] == [2, 2]
     assert len(stage.requests("close")) == 2
 
 
@@ -55,30 +56,29 @@ def test_ctrl_c_before_a_round_is_complete_ends_all(stage: Stage) -> None:
     stage.interrupt_at = 4
 
     with pytest.raises(KeyboardInterrupt):
-        run_interleaved([candidate("a"), candidate("b")], rounds=5, seconds=1)
+        run_interleaved([candidate("a"), candidate("b")], rounds=5)
     assert len(stage.requests("close")) == 2
 
 
 def test_loaders_of_one_subject_share_a_process_except_pytorchs(stage: Stage) -> None:
     loaders = ("thread", "process", "plain")
-    run_interleaved([candidate("a", loader) for loader in loaders], rounds=1, seconds=1)
+    run_interleaved([candidate("a", loader) for loader in loaders], rounds=1)
 
     assert stage.requests("start") == [("start", "a"), ("start", "a")]
 
 
 def test_one_that_fails_is_reported_and_the_others_continue(stage: Stage) -> None:
-    stage.failing = stage.ending = {"process"}
+    stage.failing = {"process"}
     stage.damaged = {"b"}
 
-    bad, good, damaged = run_interleaved(
-        [candidate("a", "process"), candidate("a"), candidate("b")], rounds=2, seconds=1
-    ).results
+    (bad, good, damaged), _ = run_interleaved(
+        [candidate("a", "process"), candidate("a"), candidate("b")], rounds=2
+    )
 
     assert (bad.problem, bad.samples) == ("it broke", [])
     assert (damaged.problem, damaged.samples) == ("damaged", [])
     assert good.rates == pytest.approx([100, 100])
     assert stage.requests("measure").count(("measure", "a", "process", "warm")) == 1
-    assert len(stage.requests("start")) == 3, "the one that ended was started again"
 
 
 def test_an_invalid_request_ends_all(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_an_invalid_request_ends_all(stage: Stage, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(FakeProcess, "measure", refuse)
     with pytest.raises(UsageError, match="no such model"):
-        run_interleaved([candidate("a")], rounds=1, seconds=1)
+        run_interleaved([candidate("a")], rounds=1)
     assert stage.requests("close") == [("close", "a")]
 
 
@@ -97,7 +97,7 @@ def test_files_are_dropped_before_each_cold_measurement(
 ) -> None:
     stage.resident = resident
 
-    (cold,) = run_interleaved([candidate("a", cache="cold")], rounds=2, seconds=1).results
+    (cold,), _ = run_interleaved([candidate("a", cache="cold")], rounds=2)
 
     kinds = [event[0] for event in stage.events if event[0] in ("drop", "measure", "warm")]
     assert kinds == ["drop", "measure"] * 3
@@ -108,13 +108,13 @@ def test_files_are_dropped_before_each_cold_measurement(
 def test_a_sample_is_read_before_it_counts_as_warm(stage: Stage) -> None:
     warm = candidate("a", limit=1000)
 
-    run_interleaved([warm, candidate("a", cache="cold", limit=1000)], rounds=1, seconds=1)
+    run_interleaved([warm, candidate("a", cache="cold", limit=1000)], rounds=1)
 
     kinds = [event[0] for event in stage.events if event[0] in ("drop", "measure", "warm")]
     assert kinds == ["warm", "measure", "drop", "measure", "drop", "measure", "warm", "measure"]
 
 
-def test_a_candidate_may_have_its_own_length(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_round_is_short(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stops: list[StopCondition] = []
     measure = FakeProcess.measure
 
@@ -123,14 +123,14 @@ def test_a_candidate_may_have_its_own_length(stage: Stage, monkeypatch: pytest.M
         return measure(self, loader, stop, step)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FakeProcess, "measure", noted)
-    whole = StopCondition(epochs=3, whole=True, seconds=9.0)
-    one = Candidate(
-        name="a", subject=Subject(path="a"), loader=parse_loader("thread", 10), stop=whole
-    )
-    run_interleaved([one], rounds=1, seconds=1)
+    run_interleaved([candidate("a"), candidate("a", cache="cold")], rounds=1)
 
-    assert [stop.epochs for stop in stops] == [1, 3]
-    assert stops[1] == whole
+    assert [(stop.seconds, stop.epochs) for stop in stops] == [
+        (0.25, None),
+        (0.25, 1),
+        (1, 3),
+        (1, None),
+    ]
 
 
 def test_a_speedup_compares_rounds_and_is_clear_if_they_agree() -> None:

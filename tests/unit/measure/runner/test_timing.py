@@ -16,8 +16,7 @@ from helpers import DEADLINE
 from shardkit.errors import UsageError
 from shardkit.measure.runner import timing
 from shardkit.measure.runner.spec import StopCondition
-from shardkit.measure.runner.timing import Measurement, batch_bytes, measure
-from shardkit.torch.data.collate import count
+from shardkit.measure.runner.timing import Measurement, measure
 
 
 class Batches:
@@ -86,7 +85,6 @@ def test_whole_epochs_are_counted_to_the_last_image() -> None:
     assert seen.waits[0] == seen.first
     assert seen.seconds >= sum(seen.waits)
     assert seen.rate == 81 / seen.seconds
-    assert seen.batch_bytes == 8 * 3 * 4 + 8 * 4
 
 
 @pytest.mark.parametrize(
@@ -166,21 +164,6 @@ def test_cpu_time_of_threads_counts() -> None:
                 yield batch
 
     assert whole(Busy([1, 1, 1])).cpu > 0.25
-
-
-@pytest.mark.parametrize(
-    ("batch", "images", "size"),
-    [
-        ((torch.zeros(4, 3), torch.zeros(4)), 4, 64),
-        ([torch.zeros(4, 3), [0, 1, 2, 3]], 4, 48),
-        ({"image": torch.zeros(6, 2), "label": torch.zeros(6)}, 6, 72),
-        (torch.zeros(5, 2), 5, 40),
-        ([[b"abc", b"de"], [0, 1]], 2, 5),
-    ],
-)
-def test_batches_of_all_kinds_are_counted(batch: Any, images: int, size: int) -> None:
-    assert count(batch) == images
-    assert batch_bytes(batch) == size
 
 
 FORKED = """

@@ -22,6 +22,7 @@ from shardkit import (
 )
 from shardkit.cli.options import duration
 from shardkit.errors import MeasurementTimeout
+from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.tune.search import Tried
@@ -116,10 +117,14 @@ def test_of_many_images_a_sample_is_read_first(made: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shardkit.measure.tune.tune._LIMIT", 40)
     monkeypatch.setattr("shardkit.measure.tune.tune._LEAST_BATCHES", 0)
 
-    def slow(self: MeasurementProcess) -> None:
-        raise MeasurementTimeout("a slow disk")
+    call = MeasurementProcess.call
 
-    monkeypatch.setattr(MeasurementProcess, "warm", slow)
+    def slow(self: MeasurementProcess, function: Any, **arguments: Any) -> Any:
+        if function is session.warm:
+            raise MeasurementTimeout("a slow disk")
+        return call(self, function, **arguments)
+
+    monkeypatch.setattr(MeasurementProcess, "call", slow)
 
     report = tune(made, decode=CROP, batch_sizes=(8,), budget=1.0)
 
