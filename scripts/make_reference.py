@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +143,39 @@ def main(arguments: list[str]) -> int:
 def cli_page() -> str:
     """Return the page of all commands."""
     parts = [_NOTE, "# The `shardkit` command", "`python -m shardkit` is the same command."]
+    common = set(_options(_help(_FULL))[1])
     for words, command in _commands(cli, ()):
         assert command.help, f"the command {' '.join(words)!r} has no help text"
-        shown = CliRunner().invoke(
-            cli, [*words, "--help"], prog_name="shardkit", terminal_width=_WIDTH
-        )
-        assert shown.exit_code == 0, shown.output
+        output = _help(words)
+        if len(words) == 2 and words[0] == _FULL[0] and words != _FULL:
+            output = _without(output, common)
         parts.append(f"## `{' '.join(['shardkit', *words])}`")
-        parts.append(f"```text\n{shown.output.rstrip()}\n```")
+        parts.append(f"```text\n{output}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+_FULL = ("convert", "imagefolder")
+"""The source whose options are all shown; for others, only their own."""
+
+
+def _help(words: Sequence[str]) -> str:
+    shown = CliRunner().invoke(cli, [*words, "--help"], prog_name="shardkit", terminal_width=_WIDTH)
+    assert shown.exit_code == 0, shown.output
+    return shown.output.rstrip()
+
+
+def _options(output: str) -> tuple[str, list[str]]:
+    """Divide a help text into the part before the options, and each option with its lines."""
+    head, _, options = output.partition("Options:\n")
+    return head, re.split(r"\n(?=  -)", options)
+
+
+def _without(output: str, common: set[str]) -> str:
+    """Return a help text without the options that another page of the same kind shows."""
+    head, options = _options(output)
+    own = [option for option in options if option not in common]
+    name = " ".join(["shardkit", *_FULL])
+    return "\n".join([f"{head}Options:", *own, f"  ... and the options of `{name}`"])
 
 
 def api_page() -> str:

@@ -70,7 +70,17 @@ _FORMATS = _Registry(
     },
 )
 
-_SOURCES = _Registry("source", SourceKind, {"imagefolder": "shardkit.sources.imagefolder:SOURCE"})
+_SOURCES = _Registry(
+    "source",
+    SourceKind,
+    {
+        "cifar": "shardkit.sources.cifar:SOURCE",
+        "imagefolder": "shardkit.sources.imagefolder:SOURCE",
+        "mnist": "shardkit.sources.mnist:SOURCE",
+        "npy": "shardkit.sources.npy:SOURCE",
+        "tfrecord": "shardkit.sources.tfrecord:SOURCE",
+    },
+)
 
 
 def format_names() -> list[str]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from io import BytesIO
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
 from shardkit.codecs.foreign import identify
-from shardkit.codecs.image import SNIFF_BYTES, sniff
+from shardkit.codecs.image import SNIFF_BYTES, encode, sniff
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
@@ -23,6 +27,26 @@ def image_record(entry: Entry, data: bytes) -> Record:
     if entry.label != NO_LABEL:
         fields[LABEL_FIELD] = b"%d" % entry.label
     return Record(entry.key, fields)
+
+
+def is_image(head: bytes) -> bool:
+    """Return whether a file that starts with ``head`` may be an image, without looking further."""
+    return sniff(head) is not None
+
+
+def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
+    """Return the record of decoded pixels, losslessly encoded as a PNG file.
+
+    Args:
+        entry: The image.
+        pixels: Values of shape (height, width), (height, width, 1) or (height, width, 3).
+
+    Raises:
+        BadImage: If PNG does not support an image of this size.
+    """
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return image_record(entry, encode(Image.fromarray(pixels), "png", 0))
 
 
 def image_field_of(file: BinaryIO) -> str:

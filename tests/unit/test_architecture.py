@@ -91,7 +91,11 @@ INSIDE = {
         "tune",
     ),
     "sampling": ("order ranks",),
-    "sources": ("images", "imagefolder"),
+    "sources": (
+        "crc32c images inputs labels tf_example",
+        "imagefolder listing npy_files",
+        "cifar mnist npy tfrecord",
+    ),
     "system": (
         "bootstrap machine native safe_paths scratch text",
         "files formatting pool",

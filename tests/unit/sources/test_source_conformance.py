@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from foreign import MAKERS, Maker
 
 from shardkit.contracts import SourceKind
 from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
 
 
-def image_folder(folder: Path, images: Mapping[str, bytes]) -> Path:
-    for name, data in images.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
-
-
-SOURCES = {"imagefolder": image_folder}
-"""Source to the function that makes one."""
-
-
 class TestRegisteredSources(SourceConformance):
-    @pytest.fixture(params=source_names())
-    def kind(self, request: pytest.FixtureRequest) -> SourceKind:
-        self.name = str(request.param)
-        return get_source(self.name)
+    how: Maker
+
+    @pytest.fixture(params=sorted(MAKERS))
+    def maker(self, request: pytest.FixtureRequest) -> Maker:
+        return MAKERS[request.param]
+
+    @pytest.fixture
+    def kind(self, maker: Maker) -> SourceKind:
+        self.how, self.pixels = maker, maker.pixels
+        kind = get_source(maker.kind)
+        return replace(kind, open=partial(kind.open, **maker.options))
+
+    @pytest.fixture
+    def images(self, maker: Maker) -> dict[str, bytes]:
+        return maker.images()
 
     def make(self, folder: Path, images: Mapping[str, bytes]) -> Path:
-        return SOURCES[self.name](folder, images)
+        return self.how.make(folder, images)
 
     def spoil(self, path: Path, image: str) -> None:
-        (path / image).write_bytes(b"not an image")
+        self.how.spoil(path, image)
+
+
+def test_every_source_is_tested() -> None:
+    assert {maker.kind for maker in MAKERS.values()} == set(source_names())

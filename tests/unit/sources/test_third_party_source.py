@@ -67,7 +67,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_the_plugin_is_listed() -> None:
-    assert source_names() == ["csv", "imagefolder"]
+    assert {"csv", "imagefolder"} <= set(source_names())
     assert get_source("csv").name == "csv"
 
 

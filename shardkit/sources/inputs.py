@@ -1,0 +1,356 @@
+"""Input files of sources: which files a user named, and reads that notice changes.
+
+Compressed files are unpacked once in each process, to one unnamed temporary file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import stat
+import tempfile
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.contracts import Range
+from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.system.files import as_text, require_local
+
+PACKED_SUFFIXES = (".gz", ".tgz")
+"""Suffixes of files that are unpacked before they are read."""
+
+MAX_FILES = 1 << 19
+"""Maximum files of a source: `place` leaves 19 bits for the file's number."""
+
+MAX_IMAGE_BYTES = 0x7FFFF000
+"""Maximum size of an image: Linux reads no more at once."""
+
+CHANGED = "it changed since the scan"
+
+_OFFSET_BITS = 44
+_PIECE = 1 << 20
+_AHEAD = 1 << 14
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)\Z")
+
+
+def place(number: int, offset: int) -> int:
+    """Return the `Entry.place` for an offset in the file of that number."""
+    return number << _OFFSET_BITS | offset
+
+
+def place_of(value: int) -> tuple[int, int]:
+    """Return the file's number and the offset of a `place`."""
+    return value >> _OFFSET_BITS, value & ((1 << _OFFSET_BITS) - 1)
+
+
+class InputFiles(NamedTuple):
+    """The files that a user named, in order."""
+
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    """A short, unique name of each file, with ``/`` between parts."""
+    others: tuple[Problem, ...]
+    """Other files in a folder that the user named."""
+
+
+def find_files(pattern: str | Path, suffixes: Sequence[str]) -> InputFiles:
+    """Return the files of a path, a folder, or a pattern.
+
+    Args:
+        pattern: A file; a folder, for its files with one of ``suffixes``; or names with
+            ``{000..999}``, ``{a,b}``, ``*``, ``?`` or ``[...]``.
+        suffixes: Suffixes of the files to use in a folder.
+
+    Raises:
+        UsageError: If a file is missing, named twice, or there are none.
+    """
+    require_local(pattern)
+    text = str(pattern)
+    others: tuple[Problem, ...] = ()
+    if os.path.isdir(text):
+        found, others = _in_folder(Path(text), suffixes)
+        if not found:
+            raise UsageError(
+                f"there are no files with the suffix {' or '.join(suffixes)} in {text}"
+            )
+    elif os.path.lexists(text):
+        found = [text]
+    else:
+        found = _matches(text)
+    twice = sorted(name for name, count in Counter(found).items() if count > 1)
+    if twice:
+        raise UsageError(f"{pattern} names {len(twice)} files twice: {_some(twice)}")
+    if len(found) > MAX_FILES:
+        raise UsageError(f"{pattern} names {len(found)} files; the limit is {MAX_FILES}")
+    for path in found:
+        if not os.path.isfile(path):
+            raise UsageError(f"{path} is not a file")
+    return InputFiles(tuple(found), tuple(map(as_text, _short_names(found))), others)
+
+
+def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[Problem, ...]]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(f"the folder {folder} cannot be read: {error.strerror}") from error
+    used = [name for name in names if name.endswith(tuple(suffixes)) and name[0] != "."]
+    others = [
+        Problem(path=as_text(name), reason=f"without the suffix {' or '.join(suffixes)}")
+        for name in names
+        if name not in set(used)
+    ]
+    return [os.path.join(folder, name) for name in used], tuple(others)
+
+
+def _matches(pattern: str) -> list[str]:
+    found, missing = [], []
+    for name in _expand(pattern):
+        if glob.has_magic(name):
+            matches = sorted(glob.glob(name))
+        else:
+            matches = [name] if os.path.exists(name) else []
+        found += matches
+        if not matches:
+            missing.append(name)
+    if missing and len(missing) + len(found) == 1:
+        raise UsageError(f"{missing[0]} does not exist")
+    if missing:
+        raise UsageError(f"{len(missing)} files of {pattern} are missing: {_some(missing)}")
+    return found
+
+
+def _expand(pattern: str) -> list[str]:
+    """Return the names that a pattern with braces stands for, as in a shell."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        return [pattern]
+    span = _RANGE.match(match[1])
+    if span:
+        first, last = int(span[1]), int(span[2])
+        width = max(map(len, span.groups())) if "0" in (span[1][0], span[2][0]) else 0
+        if last < first or last - first >= MAX_FILES:
+            raise UsageError(f"{{{match[1]}}} in {pattern} is not a range such as 000..999")
+        parts = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    elif "," in match[1]:
+        parts = match[1].split(",")
+    else:
+        raise UsageError(f"{{{match[1]}}} in {pattern} is neither a range nor a list of names")
+    rests = _expand(pattern[match.end() :])
+    if len(parts) * len(rests) > MAX_FILES:
+        raise UsageError(f"{pattern} names over {MAX_FILES} files")
+    return [pattern[: match.start()] + part + rest for part in parts for rest in rests]
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    names = [os.path.basename(path) for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    top = os.path.commonpath([os.path.abspath(path) for path in paths])
+    return [os.path.relpath(os.path.abspath(path), top) for path in paths]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+
+
+def stem(name: str, suffixes: Iterable[str]) -> str:
+    """Return a file's name without the first of ``suffixes`` that it ends with."""
+    for suffix in suffixes:
+        if name.endswith(suffix) and name != suffix:
+            return name.removesuffix(suffix)
+    return name
+
+
+class View:
+    """The bytes of an input file, unpacked if it is compressed.
+
+    Raises:
+        OSError: If it cannot be opened, or is not a regular file.
+        BadImage: If it is a compressed file that cannot be unpacked.
+    """
+
+    def __init__(self, path: str, *, ahead: int = 0) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a file", path)
+            self.stamp = status.st_mtime_ns
+            self._start, self.size = 0, status.st_size
+            if path.endswith(PACKED_SUFFIXES):
+                key = (path, status.st_mtime_ns, status.st_size)
+                unpacked = _unpacked(key, self._file, Range(0, status.st_size), _GZIP)
+                os.close(self._file)
+                self._file = os.dup(unpacked.file)
+                self._start, self.size = unpacked.start, unpacked.size
+        except BaseException:
+            self.close()
+            raise
+        self._ahead = ahead
+        self._window, self._window_start = b"", 0
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def enter(self, start: int, size: int, packed: bool) -> None:
+        """Go on with a part of the file, which may be compressed (DEFLATE).
+
+        Raises:
+            BadImage: If it ends outside of the file, or cannot be unpacked.
+        """
+        if start + size > self.size:
+            raise BadImage("the file is truncated")
+        self._start, self.size, self._window = self._start + start, size, b""
+        if packed:
+            key = (self._path, self.stamp, start)
+            unpacked = _unpacked(key, self._file, Range(self._start, size), _RAW)
+            os.close(self._file)
+            self._file = os.dup(unpacked.file)
+            self._start, self.size = unpacked.start, unpacked.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes at ``offset``, or fewer at the end of the file."""
+        begin = offset - self._window_start
+        if begin >= 0 and begin + length <= len(self._window):
+            return self._window[begin : begin + length]
+        length = max(0, min(length, self.size - offset))
+        if length >= self._ahead:
+            return self._pread(offset, length)
+        self._window = self._pread(offset, min(self._ahead, self.size - offset))
+        self._window_start = offset
+        return self._window[:length]
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._file, length, self._start + offset)
+        while len(data) < length:
+            more = os.pread(self._file, length - len(data), self._start + offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+
+@contextlib.contextmanager
+def reading(path: str, stamp: int | None = None) -> Iterator[View]:
+    """Open an input file for one image; errors of the file are raised as `BadImage`.
+
+    Args:
+        path: The file.
+        stamp: Its modification time in the scan; None does not compare it.
+    """
+    try:
+        with View(path) as view:
+            if stamp is not None and view.stamp != stamp:
+                raise BadImage(CHANGED)
+            yield view
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{path}: {error.strerror}") from error
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT):
+            raise  # the file is not the cause
+        raise BadImage(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def scanning(path: str, scan: Callable[[View], None]) -> str:
+    """Call ``scan`` with an input file; return the reason if it cannot be read, or ""."""
+    try:
+        with View(path, ahead=_AHEAD) as view:
+            scan(view)
+    except BadImage as error:
+        return str(error)
+    except OSError as error:
+        if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        return f"it cannot be read: {error.strerror or error}"
+    return ""
+
+
+class _Unpacked(NamedTuple):
+    """An unpacked file in the temporary file of this process."""
+
+    file: int
+    start: int
+    size: int
+
+
+class _Store:
+    """The unpacked files of one process, end to end in an unnamed file, which the kernel frees."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        with tempfile.TemporaryFile() as file:
+            self.file = os.dup(file.fileno())
+        self.end = 0
+        self.known: dict[tuple[str, int, int], _Unpacked] = {}
+
+
+_STORES: dict[int, _Store] = {}
+"""The store of each process: a child of a fork starts its own, since both would write to one."""
+
+
+_GZIP, _RAW = 31, -15
+"""Kinds of compressed data, as `zlib.decompressobj` names them."""
+
+
+def _unpacked(key: tuple[str, int, int], source: int, inside: Range, kind: int) -> _Unpacked:
+    if os.getpid() not in _STORES:
+        _STORES.setdefault(os.getpid(), _Store())
+    store = _STORES[os.getpid()]
+    with store.lock:
+        if key not in store.known:
+            size = _unpack(source, inside, kind, store.file, store.end)
+            store.known[key] = _Unpacked(store.file, store.end, size)
+            store.end += size
+        return store.known[key]
+
+
+def _unpack(source: int, inside: Range, kind: int, target: int, start: int) -> int:
+    """Unpack compressed data, perhaps of several members; return the size."""
+    end = start
+    unpacker = zlib.decompressobj(kind)
+    waiting = b""
+    stop = inside.offset + inside.length
+    for offset in range(inside.offset, stop, _PIECE):
+        piece = os.pread(source, min(_PIECE, stop - offset), offset)
+        if not piece:
+            break
+        waiting += piece
+        while waiting:
+            if unpacker.eof:
+                if not waiting.strip(b"\0"):  # padding
+                    waiting = b""
+                    break
+                unpacker = zlib.decompressobj(kind)
+            try:
+                data = unpacker.decompress(waiting, _PIECE)
+            except zlib.error as error:
+                raise BadImage(f"it cannot be unpacked: {error}") from error
+            waiting = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(target, view, end)
+                view = view[written:]
+                end += written
+            if not data and not unpacker.eof:
+                break
+    if not unpacker.eof:
+        raise BadImage("it cannot be unpacked: the compressed file is truncated")
+    return end - start

@@ -1,0 +1,325 @@
+"""Images in .npy and .npz files as a source."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.record import NO_LABEL, Record
+from shardkit.sources.images import pixel_record
+from shardkit.sources.inputs import place, place_of, reading
+from shardkit.sources.labels import LabelValues, Value, read_classes
+from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.npy_files import Array, members, opened, parse_header, values
+from shardkit.system.files import as_name, as_text, require_local
+
+_SPLIT = "train|training|val|valid|validation|test|testing"
+_BY_SPLIT = (
+    (re.compile(rf"({_SPLIT})_images\Z"), "{}_images", "{}_labels"),
+    (re.compile(rf"x_({_SPLIT})\Z"), "x_{}", "y_{}"),
+    (re.compile(rf"X_({_SPLIT})\Z"), "X_{}", "y_{}"),
+)
+"""Usual names of the arrays of several splits."""
+
+_CHUNK = 1 << 16
+_MOST_LABELS = 1 << 30
+
+
+class _Pair(NamedTuple):
+    """The arrays of one split."""
+
+    images: str
+    labels: str | None
+
+
+class Npy(FileSource):
+    """Images in NumPy's files; they become PNG files. Nothing is unpickled.
+
+    An .npz file, or a folder with .npy files, has an array of all images and one of all labels:
+    ``images`` and ``labels``; or, with splits, ``train_images`` and ``train_labels``, or
+    ``x_train`` and ``y_train``. A folder of class folders has one .npy file for each image.
+
+    Args:
+        path: The file or folder.
+        images: Name of the array of images.
+        labels: Name of the array of labels.
+        classes: A text file with a class name in each line.
+    """
+
+    kind = "npy"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        images: str | None = None,
+        labels: str | None = None,
+        classes: str | None = None,
+        _reopened: bool = False,
+    ) -> None:
+        require_local(path)
+        self._path = Path(path)
+        self._archive = self._path.is_file()
+        self._names = read_classes(classes)
+        self._reopened = _reopened
+        self._arrays = _arrays(self._path)
+        self._pairs = _pairs(self._arrays, images, labels, str(path))
+        named = True if classes or _reopened else None
+        super().__init__(path, {"image_array": images, "label_array": labels, "class_names": named})
+
+    @classmethod
+    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Npy:
+        """Open the files that a dataset was made from."""
+        options = next(iter(described.values()))
+        return cls(
+            path,
+            images=options.get("image_array"),
+            labels=options.get("label_array"),
+            _reopened=bool(options.get("class_names")),
+        )
+
+    def paths(self) -> Sequence[Path]:
+        """Return the file or folder."""
+        return [self._path]
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        if not self._pairs:
+            with reading(self.locate(split, entry), entry.stamp) as view:
+                array = parse_header(view)
+                pixels = values(view, _as_row(array), 0, 1)[0]
+            if array.fortran:
+                pixels = pixels.reshape(array.shape[::-1]).T
+            return pixel_record(entry, _pixels(pixels, _axes(_as_row(array))))
+        with opened(*self._file(self._pairs[split].images), entry.stamp) as view:
+            array = parse_header(view)
+            _, row = place_of(entry.place)
+            if row >= array.rows:
+                raise BadImage("the file is truncated")
+            return pixel_record(entry, _pixels(values(view, array, row, 1)[0], _axes(array)))
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file of an image; in an array, with its row."""
+        if not self._pairs:
+            return os.path.join(self._path, as_name(entry.path))
+        path, member = self._file(self._pairs[split].images)
+        return f"{path}{f': {member}' if member else ''} at row {place_of(entry.place)[1]}"
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the images in the order of rows or, in class folders, of names.
+
+        Raises:
+            UsageError: If an array is missing, damaged or of another shape or type.
+        """
+        labels = LabelValues()
+        if not self._pairs:
+            listing = Listing(labels)
+            shapes = self._list_folder(listing)
+            understood = {"files": f"one image each: {shapes}", "label": "the folder"}
+            return scan_of(self, {"": listing}, labels.assign(classes, self._names), understood)
+        listings = {name: Listing(labels) for name in self._pairs}
+        understood = {}
+        used = set()
+        for name, pair in self._pairs.items():
+            understood[name or "arrays"] = self._list(listings[name], name, pair)
+            used |= {pair.images, pair.labels}
+        first = next(iter(listings.values()))
+        first.ignored += [Problem(path=n, reason="not used") for n in self._arrays if n not in used]
+        understood["label"] = labels.describe()
+        assigned = labels.assign(classes, self._names, reopened=self._reopened)
+        return scan_of(self, listings, assigned, understood)
+
+    def _file(self, name: str) -> tuple[str, str]:
+        """Return the file of an array, and its name in that file."""
+        return (str(self._path), name) if self._archive else (f"{self._path / name}.npy", "")
+
+    def _list(self, listing: Listing, split: str, pair: _Pair) -> str:
+        try:
+            with opened(*self._file(pair.images)) as view:
+                array, stamp = parse_header(view), view.stamp
+            axes = _axes(array)
+            stated = None if pair.labels is None else self._labels(pair.labels)
+        except BadImage as error:
+            raise UsageError(f"{self._path}: {' or '.join(filter(None, pair))}: {error}") from error
+        if stated is not None and len(stated) != array.rows:
+            raise UsageError(
+                f"{self._path}: {pair.images} has {array.rows} images, but {pair.labels} has "
+                f"{len(stated)} labels"
+            )
+        for row in range(array.rows):
+            code = NO_LABEL if stated is None else listing.labels.code(stated[row])
+            path = f"{pair.images}/{row:08d}.png"
+            listing.add(path, code, array.row_bytes, stamp, place(0, row))
+        return f"{pair.images} ({array}, axes {axes}), labels {pair.labels or 'none'}"
+
+    def _labels(self, name: str) -> list[Value]:
+        with opened(*self._file(name)) as view:
+            array = parse_header(view)
+            if (
+                array.shape[1:] not in ((), (1,))
+                or not array.shape
+                or array.dtype.kind not in "biuSU"
+            ):
+                raise BadImage(f"{name} is {array}, not one integer or text for each image")
+            if array.rows * array.row_bytes > _MOST_LABELS:
+                raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
+            column: npt.NDArray[Any] = values(view, array, 0, array.rows).reshape(-1)
+        if array.dtype.kind == "S":
+            return [value.decode("utf-8", "surrogateescape") for value in column.tolist()]
+        if array.dtype.kind == "U":
+            return [str(value) for value in column]
+        return [int(value) for value in column]
+
+    def _list_folder(self, listing: Listing) -> str:
+        kinds: set[str] = set()
+        for path, label in _walk(self._path, listing):
+            try:
+                with reading(os.path.join(self._path, as_name(path))) as view:
+                    array, stamp = parse_header(view), view.stamp
+                    _axes(_as_row(array))
+            except BadImage as error:
+                listing.blame(path, str(error))
+                continue
+            kinds.add(str(array))
+            code = NO_LABEL if label is None else listing.labels.code(label)
+            size = array.row_bytes * array.rows
+            listing.add(path, code, size, stamp, 0)
+        return ", ".join(sorted(kinds)[:3]) + (" ..." if len(kinds) > 3 else "")
+
+
+def _arrays(path: Path) -> list[str]:
+    """Return the names of the arrays in an .npz file or a folder."""
+    if path.is_file():
+        if path.suffix != ".npz":
+            raise UsageError(f"{path} is not an .npz file; for .npy files, give their folder")
+        try:
+            return members(str(path))
+        except BadImage as error:
+            raise UsageError(f"{path}: {error}") from error
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise UsageError(f"the source {path} cannot be read: {error.strerror}") from error
+    return [as_text(name[:-4]) for name in names if name.endswith(".npy")]
+
+
+def _pairs(
+    arrays: Sequence[str], images: str | None, labels: str | None, path: str
+) -> dict[str, _Pair]:
+    """Return the arrays of each split; none for a folder of class folders."""
+    if images is None and labels is None:
+        for pattern, of_images, of_labels in _BY_SPLIT:
+            splits = [match[1] for name in arrays if (match := pattern.match(name))]
+            if splits:
+                pairs = {
+                    name: _Pair(of_images.format(name), of_labels.format(name)) for name in splits
+                }
+                return _checked(pairs, arrays, path)
+        if "images" not in arrays and not path.endswith(".npz"):
+            return {}
+    unlabeled = labels == "none" or (labels is None and "labels" not in arrays)
+    pair = _Pair(images or "images", None if unlabeled else labels or "labels")
+    return _checked({"": pair}, arrays, path)
+
+
+def _checked(pairs: dict[str, _Pair], arrays: Sequence[str], path: str) -> dict[str, _Pair]:
+    needed = {name for pair in pairs.values() for name in pair if name is not None}
+    if missing := sorted(needed.difference(arrays)):
+        raise UsageError(
+            f"{path} has no array {', '.join(missing)}; choose with --images and --labels from "
+            f"{', '.join(arrays) or 'none'}"
+        )
+    return pairs
+
+
+def _axes(array: Array) -> str:
+    """Return the order of the axes of one image, or raise if these are no images."""
+    shape = array.shape[1:]
+    if array.dtype != np.uint8:
+        raise BadImage(
+            f"its values are {array.dtype}, not uint8: convert them, such as with "
+            "(255 * x).round().astype('uint8')"
+        )
+    if array.fortran:
+        raise BadImage("it is in Fortran order: save np.ascontiguousarray(x)")
+    if 0 in shape:
+        raise BadImage(f"it has no pixels: {array}")
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        return "HWC"
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return "CHW"
+    raise BadImage(f"its shape is not that of images with 1, 3 or 4 channels: {array}")
+
+
+def _as_row(array: Array) -> Array:
+    """Return the array of one image as the only row of an array."""
+    return array._replace(shape=(1, *array.shape), fortran=False)
+
+
+def _pixels(found: npt.NDArray[Any], axes: str) -> npt.NDArray[np.uint8]:
+    """Return pixels in the order height, width, channel."""
+    return np.ascontiguousarray(found.transpose(1, 2, 0) if axes == "CHW" else found)
+
+
+def _walk(root: Path, listing: Listing) -> Iterator[tuple[str, str | None]]:
+    """Yield path and class of each .npy file in the folders of ``root``, or in ``root`` itself."""
+    tops = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    for top in [name for name in tops if not name.startswith(".")] or [""]:
+        for folder, inner, names in os.walk(root / top):
+            inner.sort(key=as_text)
+            if not top:
+                inner.clear()
+            for name in sorted(names, key=as_text):
+                path = as_text(os.path.relpath(os.path.join(folder, name), root))
+                if name.startswith(".") or not name.endswith(".npy"):
+                    listing.ignore(path, "not an .npy file")
+                else:
+                    yield path, as_text(top) or None
+    if tops:
+        for entry in sorted(os.scandir(root), key=lambda each: each.name):
+            if not entry.is_dir():
+                listing.ignore(as_text(entry.name), "outside any class folder")
+
+
+SOURCE = SourceKind(
+    name=Npy.kind,
+    title="Convert images in .npy or .npz files.",
+    help="""Convert images in NumPy's files to a dataset in DST.
+
+    SRC is an .npz file or a folder with images.npy and labels.npy (or train_images, train_labels,
+    ..., or x_train, y_train, ..., which become splits), or a folder of class folders with one .npy
+    file for each image. Images are uint8, height x width with 1, 3 or 4 channels, first or last.
+    They become PNG files; --resize HxW --encode raw stores plain pixels. Nothing is unpickled.
+
+    \b
+    Examples:
+      shardkit convert npy pathmnist.npz dataset --to lmdb --dry-run
+      shardkit convert npy arrays dataset --to hdf5 --images x --labels y
+    """,
+    options=(
+        SourceOption(flags="--images", metavar="NAME", help="Array of images.  [default: images]"),
+        SourceOption(
+            flags="--labels",
+            metavar="NAME",
+            help="Array of labels, integers or texts; none: no labels.  "
+            "[default: labels, if there are any]",
+        ),
+        SourceOption(
+            flags="--classes",
+            metavar="FILE",
+            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
+        ),
+    ),
+    open=Npy,
+    find=Npy.find,
+)

@@ -1,0 +1,137 @@
+"""Headers of .npy files and members of .npz files made by NumPy, without unpickling anything."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import BadImage
+from shardkit.sources.inputs import View, reading
+from shardkit.system.text import quoted
+
+_MAGIC = b"\x93NUMPY"
+_LONGEST = 1 << 14
+"""Maximum bytes of a header; those of plain arrays have 118."""
+_DESCR = re.compile(r"'descr': *'([<>|=]?[biufSU][0-9]{1,9})'")
+_ORDER = re.compile(r"'fortran_order': *(True|False)")
+_SHAPE = re.compile(r"'shape': *\(([0-9L, ]{0,400})\)")
+
+
+class Array(NamedTuple):
+    """An array in a file."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    start: int
+    """Offset of its values."""
+    fortran: bool
+
+    @property
+    def rows(self) -> int:
+        """The length of the first axis."""
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+
+
+@contextmanager
+def opened(path: str, member: str, stamp: int | None = None) -> Iterator[View]:
+    """Open an .npy file, or a member of an .npz file; ``member`` is "" for the former."""
+    with reading(path, stamp) as view:
+        if member:
+            with _bad_archive():
+                spot = _find_member(path, member)
+            view.enter(*spot)
+        yield view
+
+
+def members(path: str) -> list[str]:
+    """Return the names of the arrays in an .npz file, in its order, without ``.npy``."""
+    with _bad_archive(), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
+@contextmanager
+def _bad_archive() -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError, NotImplementedError) as error:
+        raise BadImage(f"it is not an .npz file: {error}") from error
+
+
+def _find_member(path: str, member: str) -> tuple[int, int, bool]:
+    """Return offset and size of the bytes of a member, and whether they are compressed."""
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(f"{member}.npy")
+        if info.flag_bits & 1 or info.compress_type not in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+        ):
+            raise ValueError(f"{member} is encrypted, or compressed by an unknown method")
+        assert archive.fp is not None
+        archive.fp.seek(info.header_offset)
+        header = archive.fp.read(30)
+        if len(header) < 30 or header[:4] != b"PK\x03\x04":
+            raise ValueError(f"{member} has no local header")
+        name, extra = struct.unpack_from("<HH", header, 26)
+        packed = info.compress_type == zipfile.ZIP_DEFLATED
+        return info.header_offset + 30 + name + extra, info.compress_size, packed
+
+
+def parse_header(view: View) -> Array:
+    """Return the array that the header of an .npy file describes.
+
+    Raises:
+        BadImage: If it is not a complete .npy file of plain values.
+    """
+    head = view.read(0, 12)
+    if head[:6] != _MAGIC or len(head) < 12:
+        raise BadImage("it is not an .npy file")
+    if head[6] == 1:
+        (length,), start = struct.unpack_from("<H", head, 8), 10
+    elif head[6] in (2, 3):
+        (length,), start = struct.unpack_from("<I", head, 8), 12
+    else:
+        raise BadImage(f"it is an .npy file of the unknown version {head[6]}")
+    if length > _LONGEST:
+        raise BadImage(f"its header has {length} bytes, over the limit of {_LONGEST}")
+    text = view.read(start, length).decode("latin-1")
+    descr, order, shape = (p.search(text) for p in (_DESCR, _ORDER, _SHAPE))
+    if descr is None or order is None or shape is None:
+        kind = "pickled objects, which could run any code" if "'|O'" in text else "no plain values"
+        raise BadImage(f"it holds {kind}: {quoted(text.strip())}")
+    try:
+        dtype: np.dtype[np.generic] = np.dtype(descr[1])
+    except TypeError as error:
+        raise BadImage(f"it has values of the unknown type {quoted(descr[1])}") from error
+    sides = tuple(int(number) for number in re.findall("[0-9]{1,18}", shape[1]))
+    found = Array(dtype, sides, start + length, order[1] == "True" and len(sides) > 1)
+    if found.start + math.prod(sides) * dtype.itemsize != view.size:
+        raise BadImage(f"it has {view.size} bytes, which is wrong for {found}")
+    return found
+
+
+def values(view: View, array: Array, row: int, count: int) -> npt.NDArray[np.generic]:
+    """Return some rows of an array that is not in Fortran order.
+
+    Raises:
+        BadImage: If the file is truncated.
+    """
+    data = view.read(array.start + row * array.row_bytes, count * array.row_bytes)
+    if len(data) != count * array.row_bytes:
+        raise BadImage("the file is truncated")
+    return np.frombuffer(data, array.dtype).reshape(count, *array.shape[1:])

@@ -1,0 +1,142 @@
+"""The features of a tf.train.Example, from its protocol-buffer encoding.
+
+Long values are not read: a feature of bytes is a list of ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from shardkit.contracts import Range
+from shardkit.errors import BadImage
+
+Read = Callable[[int, int], bytes]
+"""Returns the bytes at an offset, of at most a length."""
+
+_MOST_NUMBERS = 1 << 20
+"""Maximum numbers of a feature."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass
+class Feature:
+    """One feature; only one of the lists is used."""
+
+    ranges: list[Range] = field(default_factory=list)
+    """Where each value of a list of bytes is."""
+    numbers: list[int] = field(default_factory=list)
+    """The values of a list of integers."""
+    kind: str = "empty"
+    """``bytes``, ``int64`` or ``float`` (whose values are not read)."""
+
+
+def features(read: Read, start: int, end: int) -> dict[str, Feature]:
+    """Return the features of the Example between two offsets, by name.
+
+    As protocol buffers require, the last one counts if a name occurs twice.
+
+    Raises:
+        BadImage: If it is not a tf.train.Example.
+    """
+    found: dict[str, Feature] = {}
+    for number, outer in _messages(read, start, end):
+        if number != 1:
+            continue
+        for entry, inner in _messages(read, outer.offset, outer.offset + outer.length):
+            if entry == 1:
+                name, feature = _map_entry(read, inner)
+                found[name] = feature
+    return found
+
+
+def _map_entry(read: Read, inside: Range) -> tuple[str, Feature]:
+    name, feature = "", Feature()
+    for number, value in _messages(read, inside.offset, inside.offset + inside.length):
+        if number == 1:
+            if value.length > 4096:
+                raise _wrong("a feature's name is too long")
+            name = read(value.offset, value.length).decode("utf-8", "surrogateescape")
+        elif number == 2:
+            feature = _feature(read, value)
+    return name, feature
+
+
+def _feature(read: Read, inside: Range) -> Feature:
+    feature = Feature()
+    for number, values in _messages(read, inside.offset, inside.offset + inside.length):
+        if number == 1:
+            feature.kind = "bytes"
+            end = values.offset + values.length
+            feature.ranges += [each for n, each in _messages(read, values.offset, end) if n == 1]
+        elif number == 2:
+            feature.kind = "float"
+        elif number == 3:
+            feature.kind = "int64"
+            feature.numbers += _integers(read, values)
+        if len(feature.numbers) + len(feature.ranges) > _MOST_NUMBERS:
+            raise _wrong(f"a feature has over {_MOST_NUMBERS} values")
+    return feature
+
+
+def _integers(read: Read, inside: Range) -> Iterator[int]:
+    """Yield the numbers of an Int64List, packed or one by one."""
+    offset, end = inside.offset, inside.offset + inside.length
+    while offset < end:
+        tag, offset = _varint(read, offset, end)
+        if tag == 1 << 3 | _VARINT:
+            value, offset = _varint(read, offset, end)
+            yield _signed(value)
+        elif tag == 1 << 3 | _BYTES:
+            length, offset = _varint(read, offset, end)
+            stop = offset + length
+            if stop > end:
+                raise _wrong("a list ends outside of its message")
+            while offset < stop:
+                value, offset = _varint(read, offset, stop)
+                yield _signed(value)
+        else:
+            raise _wrong(f"a list of integers has the tag {tag}")
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _messages(read: Read, start: int, end: int) -> Iterator[tuple[int, Range]]:
+    """Yield number and range of each length-delimited field; skip all others."""
+    offset = start
+    while offset < end:
+        tag, offset = _varint(read, offset, end)
+        kind = tag & 7
+        if kind == _BYTES:
+            length, offset = _varint(read, offset, end)
+            if offset + length > end:
+                raise _wrong("a field ends outside of its message")
+            yield tag >> 3, Range(offset, length)
+            offset += length
+        elif kind == _VARINT:
+            _, offset = _varint(read, offset, end)
+        elif kind in (_FIXED64, _FIXED32):
+            offset += 8 if kind == _FIXED64 else 4
+            if offset > end:
+                raise _wrong("a field ends outside of its message")
+        else:
+            raise _wrong(f"a field has the unknown type {kind}")
+
+
+def _varint(read: Read, offset: int, end: int) -> tuple[int, int]:
+    """Return a number of up to ten bytes, and the offset after it."""
+    data = read(offset, min(10, end - offset))
+    value = 0
+    for count, byte in enumerate(data):
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value, offset + count + 1
+    raise _wrong("a number does not end")
+
+
+def _wrong(what: str) -> BadImage:
+    return BadImage(f"it is not a tf.train.Example: {what}")

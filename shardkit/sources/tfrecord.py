@@ -1,0 +1,322 @@
+"""TFRecord files of tf.train.Example as a source."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.contracts import Entry, Range, Scan, SourceKind, SourceOption
+from shardkit.errors import BadImage, UsageError
+from shardkit.record import NO_LABEL, Record
+from shardkit.sources.crc32c import crc32c
+from shardkit.sources.images import image_record, is_image
+from shardkit.sources.inputs import (
+    CHANGED,
+    View,
+    find_files,
+    place,
+    place_of,
+    reading,
+    scanning,
+    stem,
+)
+from shardkit.sources.labels import LabelValues, Value, read_classes
+from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.tf_example import Feature, features
+from shardkit.system.text import quoted
+
+_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+
+_HEADER = struct.Struct("<QI")
+"""Length of a record, and its checksum. The record and its own checksum follow."""
+_CHECKSUM = struct.Struct("<I")
+_MASK = 0xA282EAD8
+
+_LABELS = ("image/class/label", "label", "class", "label/class")
+"""Usual names of the feature with the label."""
+
+
+class TFRecord(FileSource):
+    """TFRecord files, each record a tf.train.Example with an encoded image.
+
+    Files that end in ``.gz`` are unpacked to a temporary file. Every checksum is compared. Images
+    are named by file and position, or by a feature.
+
+    Args:
+        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
+        image: The feature with the image; None takes the only one that is an image in the first
+            record.
+        label: The feature with the label, one integer or text; None takes a usual name, if the
+            first record has one, and ``none`` reads no labels.
+        label_offset: Number to add to integer labels: -1 for labels from 1 on.
+        name: The feature with the image's name; None numbers the images of each file.
+        classes: A text file with a class name in each line.
+    """
+
+    kind = "tfrecord"
+
+    def __init__(  # noqa: PLR0913 - the options of its command
+        self,
+        pattern: str | Path,
+        *,
+        image: str | None = None,
+        label: str | None = None,
+        label_offset: int = 0,
+        name: str | None = None,
+        classes: str | None = None,
+        _reopened: bool = False,
+    ) -> None:
+        self._files = find_files(pattern, _SUFFIXES)
+        self._names = read_classes(classes)
+        self._reopened = _reopened
+        if image is None or label is None:
+            image, label = self._infer(image, label)
+        self._image, self._label, self._name = image, label, name
+        self._offset = label_offset
+        options = {
+            "image": image,
+            "label": label,
+            "label_offset": label_offset or None,
+            "image_name": name,
+            "class_names": True if classes or _reopened else None,
+        }
+        super().__init__(pattern, options)
+
+    @classmethod
+    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> TFRecord:
+        """Open the files that a dataset was made from."""
+        (options,) = described.values()
+        return cls(
+            path,
+            image=options.get("image"),
+            label=options.get("label"),
+            label_offset=options.get("label_offset", 0),
+            name=options.get("image_name"),
+            _reopened=bool(options.get("class_names")),
+        )
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files."""
+        return [Path(path) for path in self._files.paths]
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image, after comparing both checksums."""
+        number, offset = place_of(entry.place)
+        with reading(self._files.paths[number]) as view:
+            length = _length(view, offset)
+            data = view.read(offset + _HEADER.size, length + _CHECKSUM.size)
+        if length + _CHECKSUM.size != len(data):
+            raise BadImage("the file is truncated")
+        (stated,) = _CHECKSUM.unpack_from(data, length)
+        if stated != entry.stamp:
+            raise BadImage(CHANGED)
+        if _masked(data[:length]) != stated:
+            raise BadImage("its record does not match its checksum")
+        found = _only(self._image, features(_reader(data), 0, length).get(self._image))
+        return image_record(entry, data[found.offset : found.offset + found.length])
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file and the offset of a record."""
+        number, offset = place_of(entry.place)
+        return f"{self._files.paths[number]} at byte {offset}"
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the records of all files, in order.
+
+        Raises:
+            UsageError: If there are no records, or labels are out of range.
+        """
+        listing = Listing(LabelValues())
+        listing.ignored += self._files.others
+        unused: set[str] = set()
+        for number, path in enumerate(self._files.paths):
+            scan = functools.partial(self._list, number, listing, unused)
+            if reason := scanning(path, scan):
+                listing.blame(self._files.names[number], reason)
+        labels = listing.labels.assign(classes, self._names, reopened=self._reopened)
+        understood = {
+            "files": f"{len(self._files.paths):,}, with {len(listing):,} records",
+            "image": f"the feature {self._image}",
+            "label": f"the feature {self._label}: {listing.labels.describe()}"
+            + (f", after adding {self._offset}" if self._offset else ""),
+            "unused": ", ".join(sorted(unused)) or "no feature",
+        }
+        return scan_of(self, {"": listing}, labels, understood)
+
+    def _list(self, number: int, listing: Listing, unused: set[str], view: View) -> None:
+        folder = stem(self._files.names[number], (".gz",))
+        folder = stem(folder, _SUFFIXES)
+        for row, record in enumerate(_records(view)):
+            path = f"{folder}/{row:08d}"
+            try:
+                found = features(view.read, record.start, record.start + record.length)
+                image = _only(self._image, found.get(self._image))
+                value = self._value(view, found)
+                if self._name is not None:
+                    path = _text(view, self._name, found.get(self._name)).strip("/") or path
+            except BadImage as error:
+                listing.blame(path, str(error))
+                continue
+            unused |= found.keys() - {self._image, self._label, self._name}
+            code = NO_LABEL if value is None else listing.labels.code(value)
+            listing.add(path, code, image.length, record.stamp, place(number, record.offset))
+
+    def _value(self, view: View, found: Mapping[str, Feature]) -> Value | None:
+        """Return the label of a record; None if labels are not read."""
+        if self._label == "none":
+            return None
+        feature = found.get(self._label)
+        if feature is not None and feature.kind == "int64" and len(feature.numbers) == 1:
+            return feature.numbers[0] + self._offset
+        if feature is not None and feature.kind == "int64":
+            raise BadImage(f"its feature {self._label} has {len(feature.numbers)} values, not one")
+        return _text(view, self._label, feature)
+
+    def _infer(self, image: str | None, label: str | None) -> tuple[str, str]:
+        """Return the names of the features for image and label, from the first record."""
+        for path in self._files.paths:
+            with reading(path) as view:
+                for record in _records(view):
+                    found = features(view.read, record.start, record.start + record.length)
+                    label = label or next((name for name in _LABELS if name in found), "none")
+                    return image or _image_feature(view, found, path), label
+        raise UsageError(f"there are no records in {self._files.paths[0]}")
+
+
+class _Place(NamedTuple):
+    """One record of a file."""
+
+    offset: int
+    start: int
+    length: int
+    stamp: int
+    """Its masked checksum, as stored."""
+
+
+def _records(view: View) -> Iterator[_Place]:
+    """Yield the records of a file.
+
+    Raises:
+        BadImage: If a length does not match its checksum, or the file is truncated.
+    """
+    offset = 0
+    while offset < view.size:
+        length = _length(view, offset)
+        start = offset + _HEADER.size
+        end = start + length
+        checksum = view.read(end, _CHECKSUM.size) if end < view.size else b""
+        if len(checksum) < _CHECKSUM.size:
+            raise BadImage(f"the file is truncated in the record at byte {offset}")
+        yield _Place(offset, start, length, _CHECKSUM.unpack(checksum)[0])
+        offset = end + _CHECKSUM.size
+
+
+def _length(view: View, offset: int) -> int:
+    header = view.read(offset, _HEADER.size)
+    if len(header) < _HEADER.size:
+        raise BadImage(f"the file is truncated in the record at byte {offset}")
+    length, stated = _HEADER.unpack(header)
+    if _masked(header[:8]) != stated:
+        raise BadImage(
+            f"the length at byte {offset} does not match its checksum: the file is damaged, or not "
+            "a TFRecord file"
+        )
+    return int(length)
+
+
+def _masked(data: bytes) -> int:
+    """Return the checksum of TFRecord: a CRC-32C, rotated by 15 bits, plus a constant."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+def _reader(data: bytes) -> Any:
+    return lambda offset, length: data[offset : offset + length]
+
+
+def _only(name: str, feature: Feature | None) -> Range:
+    """Return the range of a feature that must be one value of bytes."""
+    if feature is None:
+        raise BadImage(f"its record has no feature {quoted(name)}")
+    if feature.kind != "bytes" or len(feature.ranges) != 1:
+        count = (
+            f"{len(feature.ranges)} values of bytes" if feature.kind == "bytes" else feature.kind
+        )
+        raise BadImage(f"its feature {quoted(name)} has {count}, not one value of bytes")
+    return feature.ranges[0]
+
+
+def _text(view: View, name: str, feature: Feature | None) -> str:
+    found = _only(name, feature)
+    if found.length > 4096:
+        raise BadImage(f"its feature {quoted(name)} has {found.length} bytes, too many for a text")
+    return view.read(found.offset, found.length).decode("utf-8", "surrogateescape")
+
+
+def _image_feature(view: View, found: Mapping[str, Feature], path: str) -> str:
+    images = [
+        name
+        for name, feature in found.items()
+        if feature.ranges and is_image(view.read(feature.ranges[0].offset, 4096))
+    ]
+    if len(images) != 1:
+        known = ", ".join(f"{name} ({feature.kind})" for name, feature in sorted(found.items()))
+        count = "several features are" if images else "no feature is"
+        raise UsageError(
+            f"{count} an image in the first record of {path}: choose one with --image. It has "
+            f"{known or 'no features'}"
+        )
+    return images[0]
+
+
+SOURCE = SourceKind(
+    name=TFRecord.kind,
+    title="Convert TFRecord files of tf.train.Example.",
+    help="""Convert the images in TFRecord files to a dataset in DST.
+
+    SRC is a file, a folder of .tfrecord files, or quoted names with {00000..01023}, * or ?. Each
+    record must be a tf.train.Example. Its checksums are compared. Files that end in .gz are
+    unpacked to a temporary file, once in each process.
+
+    \b
+    Examples:
+      shardkit convert tfrecord 'train-*' dataset --to lmdb --dry-run
+      shardkit convert tfrecord 'train-*' dataset --to lmdb --image image/encoded \\
+        --label image/class/label --label-offset -1 --classes names.txt
+    """,
+    options=(
+        SourceOption(
+            flags="--image",
+            metavar="FEATURE",
+            help="Feature with the image.  [default: the one that is an image]",
+        ),
+        SourceOption(
+            flags="--label",
+            metavar="FEATURE",
+            help="Feature with the label, one integer or text; none: no labels.  "
+            "[default: image/class/label, label or class]",
+        ),
+        SourceOption(
+            flags="--label-offset",
+            default=0,
+            type=int,
+            metavar="N",
+            help="Number to add to integer labels; -1 if they start at 1.",
+        ),
+        SourceOption(
+            flags="--name",
+            metavar="FEATURE",
+            help="Feature with the image's name.  [default: file and position]",
+        ),
+        SourceOption(
+            flags="--classes",
+            metavar="FILE",
+            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
+        ),
+    ),
+    open=TFRecord,
+    find=TFRecord.find,
+)

@@ -1,0 +1,223 @@
+"""Files of other programs, made with the real libraries: sources to convert."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from tfrecord import TFRecordWriter
+
+from shardkit.sources.crc32c import crc32c
+
+Images = Mapping[str, bytes]
+"""Content of each image file, by path; the path's first part is the class."""
+
+
+def class_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Return a PNG file as conversions write it."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def pixels_of(data: bytes) -> npt.NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def overwrite(path: Path, offset: int, size: int) -> None:
+    """Replace some bytes of a file by some that are not an image."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"no image"[:size].ljust(size, b"."))
+
+
+# TFRecord
+
+Features = Mapping[str, tuple[Any, str]]
+"""Value and type of each feature: ``byte``, ``int`` or ``float``."""
+
+
+def write_tfrecord(path: Path, rows: Sequence[Features]) -> Path:
+    """Write records of features; compressed if the path says so."""
+    plain = path.with_name(path.name.removesuffix(".gz"))
+    writer = TFRecordWriter(str(plain))
+    for row in rows:
+        writer.write(dict(row))
+    writer.close()
+    if plain != path:
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+    return path
+
+
+def tfrecord_rows(images: Images) -> list[Features]:
+    return [
+        {
+            "image": (data, "byte"),
+            "label": (class_of(name).encode(), "byte"),
+            "weight": (1.5, "float"),
+        }
+        for name, data in images.items()
+    ]
+
+
+def make_tfrecord(folder: Path, images: Images) -> Path:
+    return write_tfrecord(folder / "x.tfrecord", tfrecord_rows(images))
+
+
+def spoil_tfrecord(path: Path, image: str) -> None:
+    """Overwrite an image, with a checksum that is right."""
+    data = bytearray(path.read_bytes())
+    offset = 0
+    for _ in range(int(image.rpartition("/")[2])):
+        offset += struct.unpack_from("<Q", data, offset)[0] + 16
+    (length,) = struct.unpack_from("<Q", data, offset)
+    start = offset + 12
+    where = data.index(b"\x89PNG", start, start + length)
+    data[where : where + 8] = b"no image"
+    crc = crc32c(bytes(data[start : start + length]))
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    struct.pack_into("<I", data, start + length, masked)
+    path.write_bytes(data)
+
+
+# Arrays of pixels
+
+
+def make_cifar10(folder: Path, images: Images, classes: Sequence[str] | None = None) -> Path:
+    """Write images of 32 x 32 pixels as the training batches; the test batch has none."""
+    names = list(classes or sorted({class_of(name) for name in images}))
+    rows = [
+        bytes([names.index(class_of(name))]) + pixels_of(data).transpose(2, 0, 1).tobytes()
+        for name, data in images.items()
+    ]
+    for number in range(5):
+        part = rows[number * len(rows) // 5 : (number + 1) * len(rows) // 5]
+        (folder / f"data_batch_{number + 1}.bin").write_bytes(b"".join(part))
+    (folder / "test_batch.bin").write_bytes(b"")
+    (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n", "utf-8")
+    return folder
+
+
+def make_mnist(folder: Path, images: Images, part: str = "train", suffix: str = "") -> Path:
+    """Write grayscale images; classes are numbers."""
+    pixels = np.stack([pixels_of(data) for data in images.values()])
+    labels = bytes(int(class_of(name)) for name in images)
+    content = struct.pack(">IIII", 0x803, *pixels.shape) + pixels.tobytes()
+    stated = struct.pack(">II", 0x801, len(labels)) + labels
+    for name, data in (("images-idx3", content), ("labels-idx1", stated)):
+        packed = gzip.compress(data) if suffix else data
+        (folder / f"{part}-{name}-ubyte{suffix}").write_bytes(packed)
+    return folder
+
+
+def make_npy_folders(folder: Path, images: Images) -> Path:
+    for name, data in images.items():
+        path = folder / name.replace(".png", ".npy")
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, pixels_of(data))
+    return folder
+
+
+def make_npy_arrays(folder: Path, images: Images) -> Path:
+    np.save(folder / "images.npy", np.stack([pixels_of(data) for data in images.values()]))
+    np.save(folder / "labels.npy", np.array([class_of(name) for name in images]))
+    return folder
+
+
+def make_npz(folder: Path, images: Images, *, packed: bool = False) -> Path:
+    save = np.savez_compressed if packed else np.savez
+    pixels = np.stack([pixels_of(data) for data in images.values()])
+    save(folder / "x.npz", images=pixels, labels=np.array([class_of(name) for name in images]))
+    return folder / "x.npz"
+
+
+def _row_of(image: str) -> int:
+    return int(re.sub("[^0-9]", "", image.rpartition("/")[2]))
+
+
+def spoil_cifar(path: Path, image: str) -> None:
+    overwrite(path / f"{image.partition('/')[0]}.bin", _row_of(image) * 3073 + 1, 8)
+
+
+def spoil_mnist(path: Path, image: str) -> None:
+    overwrite(path / "train-images-idx3-ubyte", 16 + _row_of(image) * 28 * 28, 8)
+
+
+def spoil_npy(path: Path, image: str) -> None:
+    file = path / image.replace(".png", ".npy")
+    overwrite(file, file.stat().st_size - 8, 8)
+
+
+def spoil_npz(path: Path, image: str) -> None:
+    arrays = dict(np.load(path))
+    arrays["images"][_row_of(image)] ^= 1
+    np.savez_compressed(path, **arrays)
+
+
+# The conformance suite's view of all of them
+
+
+class Maker(NamedTuple):
+    """How to make a source of some images, and to spoil one of them."""
+
+    kind: str
+    make: Callable[[Path, Images], Path]
+    spoil: Callable[[Path, str], None]
+    images: Callable[[], dict[str, bytes]]
+    options: Mapping[str, Any] = {}
+    pixels: bool = False
+    """Whether any bytes are an image."""
+
+
+_NAMES = ("cat/1.png", "dog/2.png", "cat/3.png", "bird/größer.png", "dog/a b.png", "bird/6.png")
+
+
+def _pictures(*shape: int, names: Sequence[str] = _NAMES) -> Callable[[], dict[str, bytes]]:
+    """Return a function that makes images of random pixels of a shape."""
+
+    def make() -> dict[str, bytes]:
+        rng = np.random.default_rng(0)
+        return {name: png_of(rng.integers(0, 256, shape, np.uint8)) for name in names}
+
+    return make
+
+
+def make_folder_of(folder: Path, images: Images) -> Path:
+    for name, data in images.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def _spoil_file(path: Path, image: str) -> None:
+    (path / image).write_bytes(b"not an image")
+
+
+_DIGITS = tuple(f"{digit}/{number}.png" for number, digit in enumerate("301120"))
+_SMALL = _pictures(6, 5, 3)
+_TRAIN = {"split": "train"}
+
+MAKERS = {
+    "imagefolder": Maker("imagefolder", make_folder_of, _spoil_file, _SMALL),
+    "tfrecord": Maker("tfrecord", make_tfrecord, spoil_tfrecord, _SMALL),
+    "cifar": Maker("cifar", make_cifar10, spoil_cifar, _pictures(32, 32, 3), _TRAIN, True),
+    "mnist": Maker(
+        "mnist", make_mnist, spoil_mnist, _pictures(28, 28, names=_DIGITS), _TRAIN, True
+    ),
+    "npy": Maker("npy", make_npy_folders, spoil_npy, _SMALL, pixels=True),
+    "npz": Maker("npy", partial(make_npz, packed=True), spoil_npz, _SMALL, pixels=True),
+}
