@@ -95,7 +95,7 @@ def compile_to(target: Path, sources: Path) -> None:
     extension = Extension(
         "shardkit._native",
         sorted(str(each.relative_to(sources.parent)) for each in sources.glob("*.c")),
-        depends=[str(sources / "core.h")],
+        depends=sorted(map(str, sources.glob("*.h"))),
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
         py_limited_api=STABLE,
         extra_compile_args=[*FLAGS, *_more_flags()],

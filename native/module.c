@@ -3,9 +3,10 @@
 #include <Python.h>
 
 #include "core.h"
+#include "module.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 1
+#define API 2
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -155,6 +156,7 @@ static PyMethodDef methods[] = {
 
 static int execute(PyObject *module) {
     sk_crc32_prepare();
+    if (sk_add_convert(module)) return -1;
     if (PyModule_AddIntConstant(module, "API", API)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_TURBO", sk_jpeg_version());
 }

@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "what was written is not compared when read back",
         BUILD,
-        "if _checksum(record) != next(expected, None):",
+        "if checksum != next(expected, None):",
         "if next(expected, None) is None:",
         "tests/unit/conversion/test_build.py -k reads_back",
     ),

@@ -1,6 +1,10 @@
 """Types of the compiled module; its source is in ``native/``."""
 
+from collections.abc import Sequence
+
 from typing_extensions import Buffer
+
+_Walked = tuple[tuple[int, int, list[bytes], bytes, bytes, bytes, bytes], bytes]
 
 API: int
 """Version of the interface."""
@@ -38,3 +42,29 @@ def resize(
     bicubic: bool,
     tall_first: bool,
 ) -> bool: ...
+def read_images(
+    paths: Sequence[bytes],
+    sizes: Buffer,
+    stamps: Buffer,
+    decode: bool,
+    images: Buffer,
+    codes: Buffer,
+) -> list[bytes | None]: ...
+def walk_tar(file: int, size: int, start: int, stop: int) -> _Walked | None: ...
+def walk_lmdb(file: int, size: int) -> _Walked | None: ...
+def index_records(
+    file: int,
+    names: tuple[bytes, ...],
+    kinds: Buffer,
+    offsets: Buffer,
+    lengths: Buffer,
+    labels: Buffer | None,
+    keys: Buffer,
+    ends: Buffer,
+    keys_start: int,
+    rows: Buffer,
+    checksums: Buffer,
+    codes: Buffer,
+) -> list[str]: ...
+def record_checksums(records: Sequence[object]) -> list[int] | None: ...
+def tar_members(records: Sequence[object], small: int) -> list[bytes] | None: ...

@@ -171,6 +171,18 @@ class Source(Protocol):
         ...
 
 
+class FileSource(Source, Protocol):
+    """A source whose images are files. Conversions read many of them at once."""
+
+    def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
+        """Return the path of each image's file, for the `os` module; None if `read` does more.
+
+        The file's content is the image. If the file is unchanged, its size is ``entry.bytes`` and
+        its time of modification, in nanoseconds, is ``entry.stamp``.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Images:
     """Images of one split of a source, in order."""
@@ -189,6 +201,12 @@ class Images:
             IndexError: If a row is not in ``range(len(self))``.
         """
         return [self.source.read(self.split, self._entry(row)) for row in rows]
+
+    def files(self) -> Sequence[bytes] | None:
+        """Return the file of each image, if the source has `FileSource.files`."""
+        found: Callable[[str, Sequence[Entry]], Sequence[bytes] | None] | None
+        found = getattr(self.source, "files", None)
+        return found and found(self.split, self.entries)
 
     def take(self, rows: Iterable[int]) -> Images:
         """Return only the images of ``rows``, in that order."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
+from shardkit.system import native
 from shardkit.system.text import quoted
 
 IMAGE_FIELDS = ("jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "raw")
@@ -143,6 +145,22 @@ def load_json(content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("JSON that is not an object")
     return value
+
+
+def checksums(records: Sequence[Record]) -> list[int]:
+    """Return the CRC-32 of each record's key, field names and fields."""
+    compiled = native.module()
+    if compiled is not None and (found := compiled.record_checksums(records)) is not None:
+        values: list[int] = found
+        return values
+    return [*map(_checksum, records)]
+
+
+def _checksum(record: Record) -> int:
+    total = zlib.crc32(record.key.encode())
+    for name in sorted(record.fields):
+        total = zlib.crc32(record.fields[name], zlib.crc32(name.encode(), total))
+    return total
 
 
 def make_keys(paths: Iterable[str]) -> list[str]:

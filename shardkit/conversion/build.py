@@ -7,9 +7,8 @@ import hashlib
 import itertools
 import math
 import shutil
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -19,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit.contracts import Images, ShardSpec, ShardWriter
+from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.record import NO_LABEL, Record, dump_json, load_json
+from shardkit.record import NO_LABEL, Record, checksums, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.system.files import (
     has_sha256,
@@ -191,7 +191,6 @@ class _Tally:
         self.checksums: list[int] = []
 
     def count(self, record: Record, notes: Iterable[str]) -> None:
-        self.checksums.append(_checksum(record))
         for name in record.fields:
             self.fields[name] += 1
         for name in notes:
@@ -305,10 +304,10 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     records: list[Record] = []
     tally = _Tally()
     with recipe.at_work():
+        ordinary = read_ordinary(source, recipe)
         for row in range(len(source)):
             try:
-                (record,) = source.read([row])
-                record, notes = recipe.apply_with_notes(record)
+                record, notes = ordinary[row] or _read(source, row, recipe)
             except BadImage as error:
                 tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
             except MemoryError:  # the image is not to blame, and must not be left out for it
@@ -318,10 +317,17 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             else:
                 records.append(record)
                 tally.count(record, notes)
+    tally.checksums += checksums(records)
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)
     return _Prepared([], pieces.encode(records, ShardSpec(raw_shape=recipe.raw_shape)), tally)
+
+
+def _read(source: Images, row: int, recipe: Recipe) -> Prepared:
+    """Read, check and convert one image."""
+    (record,) = source.read([row])
+    return recipe.apply_with_notes(record)
 
 
 class _WrittenPart(NamedTuple):
@@ -372,22 +378,15 @@ def _compare(written: _WrittenPart) -> IndexPart:
     """Return the index of a part of a shard, after comparing its records."""
     expected = iter(written.checksums)
 
-    def compare(record: Record) -> None:
-        if _checksum(record) != next(expected, None):
-            raise ConversionFailed(
-                f"{written.path} reads back other than it was written, at record {record.key!r}: "
-                "the memory of this machine is faulty, or a library in it"
-            )
+    def compare(keys: Sequence[str], found: Sequence[int]) -> None:
+        for key, checksum in zip(keys, found, strict=True):
+            if checksum != next(expected, None):
+                raise ConversionFailed(
+                    f"{written.path} reads back other than it was written, at record {key!r}: "
+                    "the memory of this machine is faulty, or a library in it"
+                )
 
     return index_shard(get_format(written.format), written.path, compare, written.part)
-
-
-def _checksum(record: Record) -> int:
-    """Return the CRC-32 of a record's key, field names and fields."""
-    total = zlib.crc32(record.key.encode())
-    for name in sorted(record.fields):
-        total = zlib.crc32(record.fields[name], zlib.crc32(name.encode(), total))
-    return total
 
 
 def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:

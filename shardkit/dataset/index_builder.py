@@ -12,15 +12,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.contracts import Format, Range, ShardReader
-from shardkit.dataset.index import IndexPart, Rows, as_rows, pack_row
+from shardkit.dataset.index import ROW, IndexPart, Rows, as_rows, pack_row
 from shardkit.errors import CorruptShard
-from shardkit.formats.ranges import reads_its_ranges
-from shardkit.record import Record
+from shardkit.formats.ranges import RangeReader, reads_its_ranges
+from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, Record, checksums
+from shardkit.system import native
 from shardkit.system.text import quoted, shortened
 
 _READ_ROWS = 64
 """Records read at a time and held in memory together."""
+
+_INDEX_ROWS = 4096
+"""Records indexed in one call of the compiled module, which holds only one of them in memory."""
+
+_MOST_NAMES = 8
+"""Maximum fields of a shard that the compiled module indexes."""
+
+_OTHER, _LABEL, _META = -1, -2, -3
+_KINDS = {
+    LABEL_FIELD: _LABEL,
+    META_FIELD: _META,
+    **{name: number for number, name in enumerate(IMAGE_FIELDS)},
+}
+"""Numbers of fields in the compiled module."""
 
 _LONGEST_REASON = 200
 """Maximum characters of an exception's message, which may quote stored data."""
@@ -39,7 +57,7 @@ class ShardPart(NamedTuple):
 def index_shard(
     storage: Format,
     path: Path,
-    see: Callable[[Record], None] | None = None,
+    see: Callable[[Sequence[str], Sequence[int]], None] | None = None,
     part: ShardPart | None = None,
 ) -> IndexPart:
     """Return the index of the shard at ``path``, or of a part, built from its content alone.
@@ -47,24 +65,37 @@ def index_shard(
     Args:
         storage: The shard's format.
         path: The shard.
-        see: Called with each record, in order.
+        see: Called with the keys and checksums (`shardkit.record.checksums`) of some records at a
+            time, in order.
         part: The part to read; None reads all.
 
     Raises:
         CorruptShard: If the shard or a record is damaged.
     """
     index = IndexPart(as_rows(()), [], [])
-    found: list[bytes] = []
+    found: list[Rows] = []
     with open_records(storage, path, part) as records:
         wanted = range(len(records))[part.rows if part else slice(None)]
-        for start in range(0, len(wanted), _READ_ROWS):
-            for record, packed, source in records.read(wanted[start : start + _READ_ROWS]):
-                if see:
-                    see(record)
-                found.append(packed)
-                index.keys.append(record.key)
-                index.paths.append(source)
-    return index._replace(rows=as_rows(found))
+        for start in range(0, len(wanted), _INDEX_ROWS):
+            some = records.index(wanted[start : start + _INDEX_ROWS])
+            if see:
+                see(some.keys, some.checksums)
+            found.append(some.rows)
+            index.keys.extend(some.keys)
+            index.paths.extend(some.paths)
+    return index._replace(rows=np.concatenate([index.rows, *found]))
+
+
+class IndexedRecords(NamedTuple):
+    """Neighboring records of a shard, without their fields."""
+
+    rows: Rows
+    """Their rows of the index."""
+    keys: list[str]
+    paths: list[str]
+    """Their source paths."""
+    checksums: list[int]
+    """Their `shardkit.record.checksums`."""
 
 
 class IndexedRecord(NamedTuple):
@@ -117,6 +148,62 @@ class ShardRecords:
                 f"{self._path} is damaged: {type(error).__name__}: "
                 f"{shortened(str(error), _LONGEST_REASON)} in {where}"
             ) from error
+
+    def index(self, rows: range) -> IndexedRecords:
+        """Return the index of neighboring records.
+
+        Raises:
+            CorruptShard: As `read`.
+        """
+        done, found = self.index_known(rows)
+        for start in range(0, len(rows), _READ_ROWS):
+            missing = [
+                row for row in rows[start : start + _READ_ROWS] if not done[row - rows.start]
+            ]
+            if not missing:
+                continue
+            records = self.read(missing)
+            sums = checksums([each.record for each in records])
+            for row, each, checksum in zip(missing, records, sums, strict=True):
+                place = row - rows.start
+                found.rows[place] = each.row[0]
+                found.keys[place], found.paths[place] = each.record.key, each.path
+                found.checksums[place] = checksum
+        return found
+
+    def index_known(self, rows: range) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
+        """Return the index of the records that the compiled module handles: ordinary, intact ones.
+
+        Returns:
+            Whether each record is one of them, and the index, which is valid only for those.
+        """
+        compiled = None if self._compares else native.module()
+        table = self._reader.table(rows) if isinstance(self._reader, RangeReader) else None
+        empty = np.zeros(len(rows), ROW)
+        if compiled is None or table is None or not 0 < len(table.names) <= _MOST_NAMES:
+            blank = [""] * len(rows)
+            found = IndexedRecords(empty, blank, blank.copy(), [0] * len(rows))
+            return np.zeros(len(rows), np.bool_), found
+        sums, codes = np.zeros(len(rows), np.uint32), np.zeros(len(rows), np.uint8)
+        paths = compiled.index_records(
+            self._descriptor,
+            tuple(name.encode() for name in table.names),
+            bytes(_KINDS.get(name, _OTHER) & 0xFF for name in table.names),
+            table.offsets,
+            table.lengths,
+            table.labels,
+            table.text,
+            table.ends,
+            table.start,
+            empty.view(np.uint8),
+            sums,
+            codes,
+        )
+        try:
+            keys = table.keys()
+        except UnicodeDecodeError:  # the record's reader explains it
+            keys, codes = [""] * len(rows), np.ones(len(rows), np.uint8)
+        return codes == 0, IndexedRecords(empty, keys, paths, sums.tolist())
 
     def _at(self, range_: Range) -> bytes:
         return os.pread(self._descriptor, range_.length, range_.offset)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.formats.hdf5_layout import MalformedHdf5Error, StoredArray, find_arrays
 from shardkit.formats.ranges import KEY, META, RAW, RangeReader, check_raw
+from shardkit.formats.table import Table
 from shardkit.record import (
     LABEL_FIELD,
     NO_LABEL,
@@ -243,6 +244,8 @@ class Hdf5Reader(RangeReader):
         CorruptShard: If the file is truncated, or is not an HDF5 file written by shardkit.
     """
 
+    _keys: _Keys
+
     def _find(self) -> None:
         try:
             arrays = find_arrays(self._file.fileno(), self._size)
@@ -267,7 +270,29 @@ class Hdf5Reader(RangeReader):
                 self._fail(f"it has a field {quoted(name)}")
             if found.rows != rows:
                 self._fail(f"field {quoted(name)} has {found.rows} rows, not {rows}")
+        self._columns = fields
         self._fields = _Rows(rows, fields)
+
+    def table(self, rows: range) -> Table:
+        """Return the keys and ranges of neighboring rows as arrays."""
+        names = sorted({*self._columns, LABEL_FIELD} if self._labels is not None else self._columns)
+        shape = len(rows), len(names)
+        offsets, lengths = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+        part, bounds = slice(rows.start, rows.stop), slice(rows.start, rows.stop + 1)
+        for name, column in self._columns.items():
+            ends, number = column.ends[bounds], names.index(name)
+            present = ... if column.present is None else column.present[part] != 0
+            offsets[present, number] = (ends[:-1] + column.offset)[present]
+            lengths[present, number] = np.diff(ends)[present]
+        return Table(
+            text=self._keys.text,
+            ends=np.ascontiguousarray(self._keys.ends[1:][part]),
+            names=tuple(names),
+            offsets=offsets,
+            lengths=lengths,
+            labels=None if self._labels is None else np.ascontiguousarray(self._labels[part]),
+            start=int(self._keys.ends[rows.start]),
+        )
 
     def _record(self, row: int, fields: dict[str, bytes]) -> Record:
         record = super()._record(row, fields)
@@ -363,8 +388,8 @@ class _Keys(Sequence[str]):
     """The key of each row, decoded on access."""
 
     def __init__(self, text: bytes, ends: npt.NDArray[np.int64]) -> None:
-        self._text = text
-        self._ends = ends
+        self.text = text
+        self.ends = ends
         self._rows = range(len(ends) - 1)
 
     def __len__(self) -> int:
@@ -378,9 +403,9 @@ class _Keys(Sequence[str]):
         if isinstance(row, slice):
             return [self[each] for each in self._rows[row]]
         row = self._rows[row]
-        start, end = self._ends[row : row + 2].tolist()
+        start, end = self.ends[row : row + 2].tolist()
         # A damaged key affects only its own record.
-        return self._text[start:end].decode("utf-8", "surrogateescape")
+        return self.text[start:end].decode("utf-8", "surrogateescape")
 
 
 def _is_utf8(text: str) -> bool:

@@ -138,6 +138,10 @@ class LmdbReader(RangeReader):
     _fields: list[dict[str, Range]]
 
     def _find(self) -> None:
+        place = self._file.fileno(), self._size
+        if self._find_compiled(lambda compiled: compiled.walk_lmdb(*place)):
+            return
+        self._keys, self._fields = [], []
         try:
             for entry in walk(self._file.fileno(), self._size):
                 self._add(entry.key, Range(entry.offset, entry.length))

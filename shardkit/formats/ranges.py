@@ -9,13 +9,16 @@ from __future__ import annotations
 import abc
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from shardkit.contracts import Range, ShardReader
 from shardkit.errors import CorruptShard
+from shardkit.formats.table import Table, TableRows, as_walked
 from shardkit.record import MAX_KEY_BYTES, Record, is_field_name, load_json
+from shardkit.system import native
 from shardkit.system.files import open_regular
 from shardkit.system.npy import npy_header, npy_values
 from shardkit.system.text import quoted
@@ -86,6 +89,7 @@ class RangeReader(abc.ABC):
         self._keys: Sequence[str] = []
         self._fields: Sequence[Mapping[str, Range]] = []
         self._raw_checked: tuple[bytes, int] | None = None
+        self._table: Table | None = None
         try:
             self._file = open_regular(path)
             self._size = os.fstat(self._file.fileno()).st_size
@@ -115,6 +119,14 @@ class RangeReader(abc.ABC):
     def ranges(self) -> Sequence[Mapping[str, Range]]:
         """Return, for each row, the position of each field in the file."""
         return self._fields
+
+    def table(self, rows: range) -> Table | None:
+        """Return the keys and ranges of neighboring rows as arrays, or None if they are not known.
+
+        Args:
+            rows: Rows of the shard, with step 1.
+        """
+        return self._table and self._table.take(rows)
 
     def close(self) -> None:
         """Release the file; closing twice does nothing."""
@@ -185,6 +197,39 @@ class RangeReader(abc.ABC):
             self._fail(f"the array at byte {range_.offset} was not written by shardkit: {error}")
         if start != _NPY_HEADER_BYTES:
             self._fail(f"the header of the array at {range_.offset} has {start} bytes")
+
+    def _find_compiled(self, walk: Callable[[ModuleType], Any]) -> bool:
+        """Find the records with the compiled module; return whether it did.
+
+        Args:
+            walk: Calls the format's function of the module.
+        """
+        compiled = native.module()
+        found = compiled and walk(compiled)
+        if not found:
+            return False
+        meta, raw_header, table = as_walked(found)
+        names = tuple(RAW if name == STORED_RAW else name for name in table.names)
+        try:
+            keys = table.keys()
+        except UnicodeDecodeError:
+            return False
+        if RAW in table.names or not all(map(is_field_name, names)) or len({*keys}) < len(keys):
+            return False
+        if raw_header:
+            column = names.index(RAW)
+            stored = table.offsets[:, column] >= 0
+            starts, sizes = table.offsets[stored, column], table.lengths[stored, column]
+            if (sizes != sizes[0]).any():
+                return False
+            self._check_raw(Range(int(starts[0]), int(sizes[0])))
+            table.offsets[stored, column] += _NPY_HEADER_BYTES
+            table.lengths[stored, column] -= _NPY_HEADER_BYTES
+        if meta.length:
+            self.meta = self._parse_meta(meta)
+        self._table = table._replace(names=names)
+        self._keys, self._fields = keys, TableRows(self._table)
+        return True
 
     @abc.abstractmethod
     def _find(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from shardkit.contracts import Format, Pieces, Range, ShardSpec
 from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
+from shardkit.system import native
 from shardkit.system.files import Appender
 from shardkit.system.text import quoted
 
@@ -95,6 +96,10 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
     Raises:
         ValueError: As `TarWriter.write`.
     """
+    compiled = native.module()
+    if compiled is not None and (found := compiled.tar_members(records, _SMALL)) is not None:
+        members: list[bytes] = found
+        return members
     encoded: list[bytes] = []
     small: list[bytes] = []
     for record in records:
@@ -144,8 +149,12 @@ class TarReader(RangeReader):
         super().__init__(path)
 
     def _find(self) -> None:
-        self._group(self._walk())
-        self._window = b""
+        end = -1 if self._stop is None else self._stop
+        place = self._file.fileno(), self._size, self._start, end
+        if not self._find_compiled(lambda compiled: compiled.walk_tar(*place)):
+            self._keys, self._fields = [], []
+            self._group(self._walk())
+            self._window = b""
 
     def _walk(self) -> Iterator[tuple[str, Range]]:
         """Yield the name and range of every file, after applying its extension headers."""

@@ -46,6 +46,9 @@ _LARGE = 1 << 20
 """Size in bytes above which a file's header is checked before the rest is read."""
 
 
+_STORED = ("utf-8", "surrogateescape")
+"""Encoding of names in datasets, whatever the locale."""
+
 _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}
 """Reasons for which a scan reports a bad file without listing it as an image."""
 
@@ -102,6 +105,13 @@ class ImageFolder:
         """Return the path of an image file."""
         path = f"{split}/{entry.path}" if split else entry.path
         return self._prefix + as_name(path)
+
+    def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
+        """Return the file of each image."""
+        if type(self).read is not _READ:
+            return None  # another class reads otherwise
+        prefix = os.fsencode(self._prefix) + (split.encode(*_STORED) + b"/" if split else b"")
+        return [prefix + entry.path.encode(*_STORED) for entry in entries]
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each split, in the order of labels and paths.
@@ -163,6 +173,9 @@ class ImageFolder:
 
     def _folder(self, split: str) -> Path:
         return self.root / as_name(split)
+
+
+_READ = ImageFolder.read
 
 
 def scan_imagefolder(

@@ -27,7 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     target = tmp_path_factory.mktemp("sanitized") / "native"
-    sources = [each for each in (ROOT / "native").glob("*.c") if each.name != "module.c"]
+    sources = [each for each in (ROOT / "native").glob("*.c") if "module" not in each.name]
     source = ROOT / "scripts" / "fuzzing" / "native.c"
     command = [compiler, *FLAGS, f"-I{ROOT / 'native'}", source, *sources, "-o", target]
     done = subprocess.run(

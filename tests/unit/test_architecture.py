@@ -46,7 +46,8 @@ INSIDE = {
     ),
     "conversion": (
         "disk exchange fingerprint recipe",
-        "build command lock options plan",
+        "bulk command lock options plan",
+        "build",
         "staging",
         "finished",
         "convert",
@@ -59,7 +60,8 @@ INSIDE = {
         "filling",
     ),
     "formats": (
-        "hdf5_layout lmdb_pages ranges",
+        "hdf5_layout lmdb_pages table",
+        "ranges",
         "hdf5 lmdb webdataset",
     ),
     "measure": (),

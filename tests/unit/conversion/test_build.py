@@ -199,7 +199,8 @@ def test_memory_that_runs_out_is_not_blamed_on_the_image(
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Recipe, "apply_with_notes", fail)
+    monkeypatch.setattr(build, "_read", fail)
+    monkeypatch.setattr(build, "read_ordinary", lambda source, _: [None] * len(source))
     with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer --workers"):
         build_shard(make_task(tmp_path))
 
@@ -371,7 +372,8 @@ def test_an_internal_error_is_not_taken_for_a_bad_image(
     def fail(*_: object) -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(Recipe, "apply_with_notes", fail)
+    monkeypatch.setattr(build, "_read", fail)
+    monkeypatch.setattr(build, "read_ordinary", lambda source, _: [None] * len(source))
     with pytest.raises(RuntimeError, match="a mistake"):
         build_shard(make_task(tmp_path))
 

@@ -1,0 +1,99 @@
+"""Read many ordinary image files in one call of the compiled module.
+
+It reads and checks files that are stored unchanged: plain PNGs and JPEGs with nothing but pixels.
+All others, and everything that is wrong with a file, are left to the source and the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.structure import PlainPng
+from shardkit.contracts import Entry, Images
+from shardkit.conversion.recipe import Recipe
+from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.system import native
+
+Prepared = tuple[Record, Mapping[str, int]]
+"""A record to store, and the notes on its image."""
+
+
+def read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
+    """Return the records of the images to store, or None for each that is left.
+
+    A record equals the result of `Recipe.apply_with_notes` for the record that the source reads.
+    """
+    try:
+        return _read_ordinary(source, recipe)
+    except MemoryError:  # one by one, they need less
+        return [None] * len(source)
+
+
+def _read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
+    compiled = native.module()
+    files = source.files() if compiled is not None and recipe.keeps_bytes else None
+    if compiled is None or files is None:
+        return [None] * len(source)
+    entries = source.entries
+    count, decode = len(source), recipe.check == "decode"
+    images, codes = np.zeros(count, _IMAGE), np.zeros(count, np.uint8)
+    contents = compiled.read_images(
+        files,
+        np.fromiter((entry.bytes for entry in entries), np.int64, count),
+        np.fromiter((entry.stamp for entry in entries), np.int64, count),
+        decode,
+        images.view(np.uint8),
+        codes,
+    )
+    return [
+        None
+        if code or (decode and not _decodes(content, image))
+        else _prepared(entry, content, image)
+        for code, entry, content, image in zip(
+            codes.tolist(), entries, contents, map(_Image._make, images.tolist()), strict=True
+        )
+    ]
+
+
+class _Image(NamedTuple):
+    """What the module states about an image: ``sk_image`` in ``native/convert.h``."""
+
+    width: int
+    height: int
+    kind: int
+    """Position in `IMAGE_FIELDS`."""
+    whole: int
+    """Whether it certainly decodes."""
+    channels: int
+    """Of a PNG, whose packed pixels are one range: offset and size, or 0."""
+    packed: int
+    packed_size: int
+
+
+def _decodes(content: bytes, image: _Image) -> bool:
+    """Return whether an image certainly decodes."""
+    if IMAGE_FIELDS[image.kind] == "png" and image.packed_size:
+        packed = content[image.packed : image.packed + image.packed_size]
+        return PlainPng(image.width, image.height, image.channels, packed).is_whole()
+    return bool(image.whole)
+
+
+def _prepared(entry: Entry, content: bytes, image: _Image) -> Prepared:
+    """Return the record of an image that is stored unchanged."""
+    path = dump_json(entry.path)
+    meta = b'{"height":%d,"path":%b,"width":%d}' % (image.height, path, image.width)
+    fields = {META_FIELD: meta}
+    if entry.label != NO_LABEL:
+        fields[LABEL_FIELD] = b"%d" % entry.label
+    fields[IMAGE_FIELDS[image.kind]] = content
+    return Record(entry.key, fields), _NO_NOTES
+
+
+_NO_NOTES: Mapping[str, int] = {}
+
+_IMAGE = np.dtype(
+    list(zip(_Image._fields, ("<u4", "<u4", "u1", "u1", "<u2", "<u4", "<u4"), strict=True))
+)

@@ -1,0 +1,117 @@
+"""The table of a shard: the key of each row, and the byte range of each field, in arrays.
+
+The compiled module makes it for tar and LMDB files that are exactly as shardkit writes them. It
+leaves all others to the readers in Python, which explain what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.contracts import Range
+
+Integers = npt.NDArray[np.int64]
+
+
+class Table(NamedTuple):
+    """Keys and byte ranges of the rows of a shard, or of some of them."""
+
+    text: bytes
+    """All keys, end to end, in UTF-8."""
+    ends: Integers
+    """The end of each key in ``text``, shape (rows,)."""
+    names: tuple[str, ...]
+    """The fields with byte ranges, sorted."""
+    offsets: Integers
+    """The offset of each field in the file, shape (rows, names); -1 where a row lacks it."""
+    lengths: Integers
+    """The length of each field, of the same shape."""
+    labels: Integers | None = None
+    """The labels, if the file stores them as numbers; -1 where there is none."""
+    start: int = 0
+    """The start of the first key in ``text``."""
+
+    def keys(self) -> list[str]:
+        """Return the key of each row.
+
+        Raises:
+            UnicodeDecodeError: If a key is not UTF-8.
+        """
+        bounds = [self.start, *self.ends.tolist()]
+        pairs = pairwise(bounds)
+        if self.text.isascii():
+            text = self.text.decode("ascii")
+            return [text[start:end] for start, end in pairs]
+        return [self.text[start:end].decode() for start, end in pairs]
+
+    def take(self, rows: range) -> Table:
+        """Return the table of some neighboring rows."""
+        part = slice(rows.start, rows.stop)
+        return self._replace(
+            ends=self.ends[part],
+            offsets=self.offsets[part],
+            lengths=self.lengths[part],
+            labels=None if self.labels is None else self.labels[part],
+            start=int(self.ends[rows.start - 1]) if rows.start else self.start,
+        )
+
+
+class TableRows(Sequence[Mapping[str, Range]]):
+    """The byte ranges of each row's fields, made on access."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._rows = range(len(table.ends))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> Mapping[str, Range]: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Mapping[str, Range]]: ...
+    def __getitem__(self, row: int | slice) -> Mapping[str, Range] | Sequence[Mapping[str, Range]]:
+        if isinstance(row, slice):
+            return [self[each] for each in self._rows[row]]
+        row = self._rows[row]
+        starts, sizes = self._table.offsets[row].tolist(), self._table.lengths[row].tolist()
+        return {
+            name: Range(start, size)
+            for name, start, size in zip(self._table.names, starts, sizes, strict=True)
+            if start >= 0
+        }
+
+
+class Walked(NamedTuple):
+    """What the compiled module found in a file."""
+
+    meta: Range
+    """The shard's metadata; of length 0 if there are none."""
+    raw_header: bytes
+    """The header of all raw pixels; empty without any."""
+    table: Table
+
+
+def as_walked(
+    found: tuple[tuple[int, int, list[bytes], bytes, bytes, bytes, bytes], bytes],
+) -> Walked:
+    """Return the result of ``walk_tar`` or ``walk_lmdb`` of the compiled module."""
+    (offset, length, stored, raw_header, text, starts, sizes), ends = found
+    names = [name.decode("latin-1") for name in stored]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    shape = len(ends) // 8, len(names)
+    offsets = np.frombuffer(starts, np.int64).reshape(shape)
+    lengths = np.frombuffer(sizes, np.int64).reshape(shape)
+    table = Table(
+        text=text,
+        ends=np.frombuffer(ends, np.int64),
+        names=tuple(names[number] for number in order),
+        offsets=np.ascontiguousarray(offsets[:, order]),
+        lengths=np.ascontiguousarray(lengths[:, order]),
+    )
+    return Walked(Range(offset, length), raw_header, table)

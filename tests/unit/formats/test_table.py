@@ -1,0 +1,151 @@
+"""The compiled walks of tar and LMDB files find what the readers in Python find, or nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkit.contracts import Format, ShardSpec
+from shardkit.dataset.index_builder import index_shard, open_records
+from shardkit.errors import CorruptShard
+from shardkit.formats.ranges import RangeReader
+from shardkit.record import Record, checksums, dump_json
+from shardkit.registry import get_format
+from shardkit.system import native
+
+RAW_SHAPE = (2, 3, 3)
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    if native.module() is None:
+        pytest.skip(f"no compiled module: {native.describe()}")
+
+
+@pytest.fixture(params=["hdf5", "lmdb", "webdataset"])
+def storage(request: pytest.FixtureRequest) -> Format:
+    return get_format(request.param)
+
+
+def records(count: int = 40) -> list[Record]:
+    """Return ordinary records, and some that only Python indexes."""
+    found = []
+    for number in range(count):
+        meta: dict[str, Any] = {"path": f"a/{number}.png", "width": number + 1, "height": 7}
+        fields = {"png": b"image %d" % number * (1 + number % 9 * 90), "cls": b"%d" % number}
+        if number % 5 == 1:
+            del fields["cls"]
+        if number % 7 == 2:
+            meta |= {"orientation": 6}
+        if number % 7 == 3:
+            meta["path"] = f'a/"{number}" é.png'
+        if number == 30:
+            fields["raw"] = bytes(18)
+            del fields["png"]
+        if number == 31:
+            fields["note"] = b"more"
+        found.append(
+            Record(
+                f"a/{number}é" if number == 33 else f"a/{number}",
+                {**fields, "json": dump_json(meta)},
+            )
+        )
+    return found
+
+
+def written(storage: Format, path: Path, content: list[Record]) -> Path:
+    writer = storage.write(path, ShardSpec(meta={"made": "here"}, raw_shape=RAW_SHAPE))
+    for record in content:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def outcome(storage: Format, path: Path) -> Any:
+    """Return all that a shard gives, or the error."""
+    sums: list[int] = []
+    try:
+        part = index_shard(storage, path, lambda _, found: sums.extend(found))
+        reader = storage.read(path)
+        ranges = [dict(reader.ranges()[row]) for row in range(len(reader))]
+        read = reader.read(range(len(reader)))
+        reader.close()
+    except CorruptShard as error:
+        return str(error).partition(" in row")[0]  # the module narrows the rows
+    assert sums == checksums(read)
+    return part.rows.tobytes(), part.keys, part.paths, sums, ranges, read, dict(reader.meta)
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
+    """Return a function that calls another one without the compiled module."""
+
+    def call(function: Callable[[], Any]) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "module", lambda: None)
+            return function()
+
+    return call
+
+
+def test_the_table_and_the_index_are_those_of_python(
+    storage: Format, tmp_path: Path, in_python: Callable[[Callable[[], Any]], Any]
+) -> None:
+    path = written(storage, tmp_path / "shard", records())
+    assert outcome(storage, path) == in_python(lambda: outcome(storage, path))
+    again = in_python(lambda: written(storage, tmp_path / "again", records()))
+    assert path.read_bytes() == again.read_bytes()
+
+
+def test_ordinary_records_need_no_python(storage: Format, tmp_path: Path) -> None:
+    ordinary = [each for each in records() if b'{"height":7,"path":"a/' in each.fields["json"]]
+    ordinary = [each for each in ordinary if each.key.isascii() and each.fields["json"].isascii()]
+    ordinary = [each for each in ordinary if b"\\" not in each.fields["json"]]
+    ordinary = [each for each in ordinary if b"orientation" not in each.fields["json"]]
+    path = written(storage, tmp_path / "shard", ordinary)
+    reader = storage.read(path)
+    assert isinstance(reader, RangeReader)
+    assert reader.table(range(len(ordinary))) is not None
+    reader.close()
+    with open_records(storage, path) as opened:
+        done, found = opened.index_known(range(5, len(ordinary)))
+    assert done.all()
+    assert found.keys == [each.key for each in ordinary[5:]]
+    assert found.checksums == checksums(ordinary[5:])
+
+
+@pytest.mark.parametrize("name", ["lmdb", "webdataset"])
+def test_a_damaged_file_gives_the_same_result_or_error(
+    name: str, tmp_path: Path, in_python: Callable[[Callable[[], Any]], Any]
+) -> None:
+    storage = get_format(name)
+    intact = written(storage, tmp_path / "intact", records(12)).read_bytes()
+    path, rng, errors = tmp_path / "shard", random.Random(3), 0
+    for number in range(150):
+        data = bytearray(intact)
+        if number % 10 == 0:
+            del data[rng.randrange(len(data)) :]
+        for _ in range(rng.randint(1, 4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.choice((0, 1, 2, 0xFF, rng.randrange(256)))
+        path.write_bytes(data)
+        found = outcome(storage, path)
+        assert found == in_python(lambda: outcome(storage, path))
+        errors += isinstance(found, str)
+    assert 20 < errors < 240
+
+
+@pytest.mark.parametrize("number", [0, 1, 20, 39])
+def test_a_part_of_a_shard(storage: Format, tmp_path: Path, number: int) -> None:
+    content = [each for each in records(42) if each.key.isascii()]
+    path = written(storage, tmp_path / "shard", content)
+    reader = storage.read(path)
+    assert isinstance(reader, RangeReader)
+    table = reader.table(range(number, len(reader)))
+    assert table is not None
+    assert table.keys() == [each.key for each in content[number:]]
+    reader.close()
