@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -24,6 +25,9 @@
 
 /* Encoded images and pixels are read with this many bytes to spare after them. */
 #define SLACK 16
+
+/* Bytes of pixels from which on a helper that copies from maps takes less time than it saves. */
+#define LEAST_MAPPED ((size_t)4 << 20)
 
 typedef struct {
     int64_t offset;
@@ -220,21 +224,38 @@ static enum sk_code decode_scaled(const sk_batch *batch, const entry *image, con
                      batch->tall_first, sample, piece->flip, &work->resize, out);
 }
 
+/* Find the piece of an image that becomes a sample. */
+static enum sk_code choose_piece(const sk_batch *batch, size_t number, const entry *image,
+                                 sk_piece *piece) {
+    if (batch->pieces != NULL)
+        *piece = batch->pieces[number];
+    else if (image->width != (uint32_t)batch->width || image->height != (uint32_t)batch->height)
+        return SK_SIZE;
+    else
+        *piece = (sk_piece){{0, 0, batch->width, batch->height}, 0, 0, 0};
+    return is_plausible(batch, image, piece) ? SK_DONE : SK_UNSUPPORTED;
+}
+
+/* Whether the pixels of a piece are copied and not scaled. */
+static int is_copied(const sk_batch *batch, const sk_piece *piece) {
+    return !piece->whole_height && piece->region.width == batch->width &&
+           piece->region.height == batch->height;
+}
+
+static uint8_t *sample_of(const sk_batch *batch, size_t number) {
+    return batch->out + number * 3 * (size_t)batch->width * (size_t)batch->height;
+}
+
 static enum sk_code fill_one(const sk_batch *batch, size_t number, int *announced,
                              workspace *work) {
     const entry image = entry_of(batch->entries + number * SK_ENTRY);
-    sk_piece piece = {{0, 0, batch->width, batch->height}, 0, 0, 0};
-    uint8_t *out = batch->out + number * 3 * (size_t)batch->width * (size_t)batch->height;
-    enum sk_code code;
+    uint8_t *out = sample_of(batch, number);
+    sk_piece piece;
+    enum sk_code code = choose_piece(batch, number, &image, &piece);
     int copied;
 
-    if (batch->pieces != NULL)
-        piece = batch->pieces[number];
-    else if (image.width != (uint32_t)batch->width || image.height != (uint32_t)batch->height)
-        return SK_SIZE;
-    if (!is_plausible(batch, &image, &piece)) return SK_UNSUPPORTED;
-    copied = !piece.whole_height && piece.region.width == batch->width &&
-             piece.region.height == batch->height;
+    if (code != SK_DONE) return code;
+    copied = is_copied(batch, &piece);
     if (image.kind == RAW && copied && image.width == (uint32_t)batch->width &&
         image.height == (uint32_t)batch->height) {
         code = read_image(batch, number, &image, announced, out);
@@ -250,10 +271,64 @@ static enum sk_code fill_one(const sk_batch *batch, size_t number, int *announce
     return code;
 }
 
-void sk_fill(const sk_batch *batch) {
+/* Whether an image's first and last bytes are in the page cache, and so, most likely, all others. */
+static int is_cached(int file, const entry *image) {
+    uint8_t byte;
+    return read_cached(file, image->offset, &byte, 1) &&
+           read_cached(file, image->offset + image->length - 1, &byte, 1);
+}
+
+/* Describe the copy that makes an image's sample, if its pixels only have to be copied from a map. */
+static int find_copy(const sk_batch *batch, size_t number, sk_copy *copy) {
+    const entry image = entry_of(batch->entries + number * SK_ENTRY);
+    const sk_map *map = &batch->maps[number];
+    size_t stride = 3 * (size_t)image.width;
+    sk_piece piece;
+
+    if (image.kind != RAW || choose_piece(batch, number, &image, &piece) != SK_DONE) return 0;
+    if (!is_copied(batch, &piece) || piece.flip) return 0;
+    if (image.length > map->size || (uint64_t)image.offset > map->size - image.length) return 0;
+    if (!is_cached(batch->files[number], &image)) return 0;
+    copy->from = map->data + image.offset + (size_t)piece.region.top * stride +
+                 3 * (size_t)piece.region.left;
+    copy->to = sample_of(batch, number);
+    copy->length = 3 * (size_t)piece.region.width;
+    copy->stride = stride;
+    copy->lines = piece.region.height;
+    copy->number = number;
+    if (copy->length == stride) { /* one long line */
+        copy->length *= (size_t)copy->lines;
+        copy->lines = 1;
+    }
+    return 1;
+}
+
+/* Copy what can be copied from maps, and return how many images that are. Other codes become
+ * SK_UNSUPPORTED or SK_READ. */
+static size_t fill_mapped(const sk_batch *batch) {
+    size_t found = 0, done = 0;
+    sk_copy *copies;
+
+    memset(batch->codes, SK_UNSUPPORTED, batch->count);
+    if (!SK_COPIES_MAPPED || batch->maps == NULL || batch->verify_raw) return 0;
+    if (batch->count * 3 * (size_t)batch->width * (size_t)batch->height < LEAST_MAPPED) return 0;
+    copies = malloc(batch->count * sizeof *copies);
+    if (copies == NULL) return 0;
+    for (size_t number = 0; number < batch->count; number++)
+        found += (size_t)find_copy(batch, number, &copies[found]);
+    if (found && sk_copy_mapped(copies, found, batch->codes))
+        for (size_t number = 0; number < batch->count; number++)
+            done += batch->codes[number] == SK_DONE;
+    free(copies);
+    return done;
+}
+
+size_t sk_fill(const sk_batch *batch) {
     workspace work = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}};
+    size_t mapped = fill_mapped(batch);
     int announced = 0;
     for (size_t number = 0; number < batch->count; number++) {
+        if (batch->codes[number] == SK_DONE) continue;
         if (batch->mark != NULL) *batch->mark = batch->rows[number];
         batch->codes[number] = (uint8_t)fill_one(batch, number, &announced, &work);
     }
@@ -261,4 +336,5 @@ void sk_fill(const sk_batch *batch) {
     sk_release(&work.line);
     sk_release(&work.pixels);
     sk_release(&work.resize);
+    return mapped;
 }

@@ -36,6 +36,25 @@ typedef struct {
 uint8_t *sk_reserve(sk_memory *memory, size_t size);
 void sk_release(sk_memory *memory);
 
+/* copy.c: copy from mapped files, without a signal in this process if a page is missing. */
+#if defined(__linux__) && defined(__x86_64__)
+#define SK_COPIES_MAPPED 1
+#else
+#define SK_COPIES_MAPPED 0 /* not implemented */
+#endif
+
+typedef struct {
+    const uint8_t *from;
+    uint8_t *to;
+    size_t length, stride; /* of each line; those of the copy have no gaps */
+    int32_t lines;
+    size_t number; /* of the image */
+} sk_copy;
+
+/* Copy pieces, and set the code of each image to SK_DONE, or SK_READ if a page of it or of an earlier
+ * one is missing. Returns 0 if no copy could be started. */
+int sk_copy_mapped(const sk_copy *copies, size_t count, uint8_t *codes);
+
 /* checksum.c: CRC-32 as zlib computes it. sk_crc32_prepare must run once before. */
 void sk_crc32_prepare(void);
 uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length);
@@ -84,10 +103,17 @@ typedef struct {
     int32_t whole_height, whole_width; /* 0: the image is not scaled as a whole */
 } sk_piece;
 
+/* A file that is mapped; 0 bytes if it is not. */
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+} sk_map;
+
 typedef struct {
     size_t count;
     const uint8_t *entries; /* SK_ENTRY bytes each, not aligned */
     const int32_t *files;   /* descriptors */
+    const sk_map *maps;     /* NULL, or the map of each image's file */
     const sk_piece *pieces; /* NULL: whole images */
     const int64_t *rows;    /* NULL, or values for `mark` */
     volatile int64_t *mark; /* NULL, or receives the row that is being read */
@@ -101,7 +127,8 @@ typedef struct {
     uint8_t *codes;    /* sk_code for each image */
 } sk_batch;
 
-void sk_fill(const sk_batch *batch);
+/* Returns how many images were copied from maps. */
+size_t sk_fill(const sk_batch *batch);
 
 /* Compare the check of each entry: 1 in `wrong` if it or the kind of the image is damaged. */
 void sk_check_entries(const uint8_t *entries, size_t count, int kinds, uint8_t *wrong);

@@ -6,7 +6,7 @@
 #include "module.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 2
+#define API 3
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -18,9 +18,10 @@ static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t
 }
 
 PyDoc_STRVAR(fill_doc,
-             "fill(out, height, width, entries, files, pieces, rows, mark, verify_encoded, "
+             "fill(out, height, width, entries, files, maps, pieces, rows, mark, verify_encoded, "
              "verify_raw, fast, bicubic, tall_first, oversample, codes)\n--\n\n"
-             "Fill a batch of images; see shardkit/dataset/filling.py.");
+             "Fill a batch of images, and return how many were copied from maps; see "
+             "shardkit/dataset/filling.py.");
 
 static int set_batch(sk_batch *batch, const Py_buffer *out, const Py_buffer *entries,
                      const Py_buffer *files, const Py_buffer *pieces, const Py_buffer *rows,
@@ -58,12 +59,15 @@ static int set_batch(sk_batch *batch, const Py_buffer *out, const Py_buffer *ent
 static PyObject *fill(PyObject *module, PyObject *arguments) {
     Py_buffer out = {0}, entries = {0}, files = {0}, pieces = {0}, rows = {0}, mark = {0},
               codes = {0};
+    PyObject *given_maps;
+    sk_map *maps = NULL;
     Py_buffer *buffers[] = {&out, &entries, &files, &pieces, &rows, &mark, &codes};
     sk_batch batch = {0};
+    size_t mapped = 0;
     int bicubic, ready;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "w*iiy*y*z*z*z*pppppdw*:fill", &out, &batch.height,
-                          &batch.width, &entries, &files, &pieces, &rows, &mark,
+    if (!PyArg_ParseTuple(arguments, "w*iiy*y*Oz*z*z*pppppdw*:fill", &out, &batch.height,
+                          &batch.width, &entries, &files, &given_maps, &pieces, &rows, &mark,
                           &batch.verify_encoded, &batch.verify_raw, &batch.fast, &bicubic,
                           &batch.tall_first, &batch.oversample, &codes))
         return NULL;
@@ -73,15 +77,20 @@ static PyObject *fill(PyObject *module, PyObject *arguments) {
         PyErr_SetString(PyExc_ValueError, "mark is read-only");
         ready = 0;
     }
+    if (ready && given_maps != Py_None) {
+        batch.maps = maps = PyMem_Calloc(batch.count ? batch.count : 1, sizeof *maps);
+        if (maps == NULL) PyErr_NoMemory();
+        ready = maps != NULL && sk_set_maps(maps, batch.count, given_maps);
+    }
     if (ready) {
         Py_BEGIN_ALLOW_THREADS
-        sk_fill(&batch);
+        mapped = sk_fill(&batch);
         Py_END_ALLOW_THREADS
     }
     for (size_t n = 0; n < sizeof buffers / sizeof *buffers; n++)
         if (buffers[n]->obj != NULL) PyBuffer_Release(buffers[n]);
-    if (!ready) return NULL;
-    Py_RETURN_NONE;
+    PyMem_Free(maps);
+    return ready ? PyLong_FromSize_t(mapped) : NULL;
 }
 
 PyDoc_STRVAR(check_entries_doc, "check_entries(entries, kinds, wrong)\n--\n\n"
@@ -132,6 +141,9 @@ static PyObject *resize(PyObject *module, PyObject *arguments) {
     return PyBool_FromLong(code == SK_DONE);
 }
 
+PyDoc_STRVAR(map_file_doc, "map_file(descriptor, size)\n--\n\n"
+                           "Return a map of a file for fill, or None if it cannot be mapped.");
+
 PyDoc_STRVAR(crc32_doc, "crc32(data, value)\n--\n\nReturn the CRC-32 of data, as zlib does.");
 
 static PyObject *crc32(PyObject *module, PyObject *arguments) {
@@ -150,6 +162,7 @@ static PyMethodDef methods[] = {
     {"check_entries", check_entries, METH_VARARGS, check_entries_doc},
     {"crc32", crc32, METH_VARARGS, crc32_doc},
     {"fill", fill, METH_VARARGS, fill_doc},
+    {"map_file", sk_map_file, METH_VARARGS, map_file_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,7 @@
 """Types of the compiled module; its source is in ``native/``."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -18,6 +19,7 @@ def fill(
     width: int,
     entries: Buffer,
     files: Buffer,
+    maps: list[Any] | None,
     pieces: Buffer | None,
     rows: Buffer | None,
     mark: Buffer | None,
@@ -28,7 +30,8 @@ def fill(
     tall_first: bool,
     oversample: float,
     codes: Buffer,
-) -> None: ...
+) -> int: ...
+def map_file(descriptor: int, size: int) -> Any | None: ...
 def check_entries(entries: Buffer, kinds: int, wrong: Buffer) -> None: ...
 def crc32(data: Buffer, value: int) -> int: ...
 def resize(

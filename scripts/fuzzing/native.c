@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define MOST (1 << 22)
@@ -86,6 +87,48 @@ static void fill(const uint8_t *data, size_t length, int file) {
     free(entries);
 }
 
+/* Copy pixels that are the file's bytes from a map of it, whole and in part, some beyond its end. */
+static void copy(size_t length, int file) {
+    enum { COUNT = 23, SIDE = 250 };
+    size_t sample = 3 * SIDE * SIDE, size = (size_t)8 << 20;
+    uint8_t *out = malloc(COUNT * sample), *entries = calloc(COUNT, SK_ENTRY), codes[COUNT];
+    uint8_t *data = mmap(NULL, size, PROT_READ, MAP_SHARED, file, 0);
+    sk_piece pieces[COUNT];
+    sk_map maps[COUNT];
+    int32_t files[COUNT];
+    sk_batch batch = {0};
+    if (out == NULL || entries == NULL || data == MAP_FAILED) abort();
+    for (size_t n = 0; n < COUNT; n++) {
+        uint8_t *entry = entries + n * SK_ENTRY;
+        uint32_t offset = (uint32_t)(n * length / COUNT), side = SIDE + (n % 3 == 0);
+        uint32_t bytes = 3 * side * side;
+        memcpy(entry, &offset, 4);
+        memcpy(entry + 8, &bytes, 4);
+        memcpy(entry + 20, &side, 4);
+        memcpy(entry + 24, &side, 4);
+        entry[28] = 7;
+        files[n] = file;
+        maps[n] = (sk_map){data, n % 7 ? size : 0};
+        pieces[n] = (sk_piece){{n % 3 == 0, 0, SIDE, SIDE}, n % 5 == 1, 0, 0};
+    }
+    batch.count = COUNT;
+    batch.entries = entries;
+    batch.files = files;
+    batch.maps = maps;
+    batch.pieces = pieces;
+    batch.height = batch.width = SIDE;
+    batch.out = out;
+    batch.codes = codes;
+    sk_fill(&batch);
+    for (size_t n = 0; n < COUNT; n++) { /* as if the end of each had been in memory */
+        sk_copy each = {data + n * length / COUNT, out + n * sample, sample, sample, 1, n};
+        sk_copy_mapped(&each, 1, codes);
+    }
+    munmap(data, size);
+    free(out);
+    free(entries);
+}
+
 static void resize(const uint8_t *data, size_t length) {
     static const int32_t sides[] = {1, 2, 3, 17, 40};
     sk_memory work = {NULL, 0};
@@ -139,6 +182,7 @@ int main(int count, char **names) {
                 }
             decode(data, length, 17, 9);
             fill(data, length, fileno(file));
+            if (n % 16 == 1) copy(length, fileno(file));
             resize(data, length);
         }
         free(data);

@@ -62,6 +62,7 @@ def fill(
         *out.shape[1:3],
         found.entries,
         np.array(found.descriptors(), np.int32),
+        found.maps(),
         numbers,
         None if mark is None else np.array(found.rows),
         mark,

@@ -14,12 +14,14 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from shardkit.contracts import ShardReader
 from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.record import Record
+from shardkit.system import native
 from shardkit.system.safe_paths import open_plain, opened
 
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
@@ -78,6 +80,15 @@ class ShardFile:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+    @cached_property
+    def map(self) -> Any:
+        """The mapped file for the compiled module; None without one or if it cannot be mapped.
+
+        Python never touches its pages: if the file is truncated, they raise SIGBUS.
+        """
+        compiled = native.module()
+        return None if compiled is None else compiled.map_file(self.descriptor, self._size)
 
     def read_cached(self, offset: int, buffer: memoryview) -> bool:
         """Fill ``buffer`` if all of it is in the page cache; return whether it was.

@@ -40,7 +40,10 @@ _Opened = TypeVar("_Opened")
 
 _RAW_CODE = IMAGE_FIELDS.index("raw")
 
-_DESCRIPTOR = attrgetter("descriptor")
+_DESCRIPTOR, _MAP = attrgetter("descriptor"), attrgetter("map")
+
+_MAPPED = 64 << 30
+"""Maximum bytes of a dataset to map: each process then needs up to 128 MiB of page tables."""
 
 _GAP = 16384
 """Maximum bytes between two images that share one readahead call."""
@@ -285,6 +288,16 @@ class ShardSet:
         """Whether each read compares the record's checksum."""
         return self._verify
 
+    @cached_property
+    def maps(self) -> bool:
+        """Whether the compiled module may copy from mapped shards.
+
+        It does so for raw pixels only, which take half the time, and whose checksums are not
+        compared.
+        """
+        is_raw = self.manifest.raw_shape is not None
+        return is_raw and not self._verify and int(self._sizes.sum()) <= _MAPPED
+
     def read_via_format(self, row: int) -> bytes:
         """Return an image that its shard does not store as plain bytes.
 
@@ -379,6 +392,10 @@ class LocatedRows:
     def descriptors(self) -> list[int]:
         """Return the file descriptor of each row's shard; they stay open as long as this object."""
         return list(map(_DESCRIPTOR, self._files))
+
+    def maps(self) -> list[Any] | None:
+        """Return the map of each row's shard for raw pixels that can be copied from there."""
+        return list(map(_MAP, self._files)) if self._shards.maps else None
 
     def _fill(self, number: int, data: memoryview) -> None:
         offset, file = self._offsets[number], self._files[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from helpers import Pixels
@@ -16,6 +16,7 @@ from shardkit.dataset.filling import Pieces, fill
 from shardkit.dataset.index import pack_row
 from shardkit.dataset.shardset import EncodedImage, LocatedRows
 from shardkit.errors import BadImage
+from shardkit.system import native
 from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
 
 
@@ -35,7 +36,9 @@ class Stored(NamedTuple):
 class Located:
     """Images in a temporary file, as `fill` needs `LocatedRows` to be."""
 
-    def __init__(self, images: Iterable[Stored], *, verifies: bool = True) -> None:
+    def __init__(
+        self, images: Iterable[Stored], *, verifies: bool = True, mapped: bool = False
+    ) -> None:
         packed = []
         with tempfile.TemporaryFile() as file:
             for data, width, height, field in images:
@@ -43,19 +46,25 @@ class Located:
                 file.write(data)
                 packed.append(pack_row(offset=offset, image=data, label=0, size=size, field=field))
             file.flush()
-            self._descriptor = os.dup(file.fileno())
+            self.descriptor = os.dup(file.fileno())
+            self.size = file.tell()
         self.entries = memoryview(bytearray(b"".join(packed)))
         self.rows = list(range(100, 100 + len(packed)))
         self.verifies = verifies
+        compiled = native.module()
+        self.map = compiled.map_file(self.descriptor, self.size) if compiled and mapped else None
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def descriptors(self) -> list[int]:
-        return [self._descriptor] * len(self)
+        return [self.descriptor] * len(self)
+
+    def maps(self) -> list[Any] | None:
+        return None if self.map is None else [self.map] * len(self)
 
     def as_rows(self) -> LocatedRows:
         return cast(LocatedRows, self)

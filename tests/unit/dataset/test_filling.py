@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,6 +236,117 @@ def test_checksums_are_compared() -> None:
             found.entries[32 + place] ^= 1
             out = np.empty((4, 28, 30, 3), np.uint8)
             assert fill(found.as_rows(), out, EXACT) == ([0, 1] if verifies else [])
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images of each batch were copied from maps."""
+    compiled, counts = native.module(), list[int]()
+    assert compiled is not None
+    spied = SimpleNamespace(
+        fill=lambda *given: counts.append(compiled.fill(*given)), map_file=compiled.map_file
+    )
+    monkeypatch.setattr(native, "module", lambda: spied)
+    return counts
+
+
+_WALL = 0x40000000  # <linux/wait.h>
+
+LARGE = 40
+"""Images of 200 x 200 pixels, which make a batch large enough for maps."""
+
+
+def mapped_images() -> tuple[Located, Any]:
+    """Return images in a mapped file, and their pixels."""
+    made = np.random.default_rng(7).integers(0, 256, (LARGE, 200, 200, 3), np.uint8)
+    images = [Stored(each.tobytes(), 200, 200, "raw") for each in made]
+    found = Located(images, verifies=False, mapped=True)
+    if found.map is None:
+        pytest.skip("nothing is copied from maps here")
+    return found, made
+
+
+@pytest.mark.parametrize("crop", [None, CenterCrop((200, 180)), CenterCrop((190, 200))])
+def test_raw_pixels_are_copied_from_maps(copied: list[int], crop: ImageOp | None) -> None:
+    found, made = mapped_images()
+    pieces = crop.pieces([200] * LARGE, [200] * LARGE, lambda _: Draws(0, 0)) if crop else []
+    expected = made if crop is None else made[(slice(None), *_slices(pieces[0]))]
+    out = np.zeros(expected.shape, np.uint8)
+
+    left = fill(found.as_rows(), out, EXACT, compiled_pieces(crop, pieces) if crop else None)
+
+    assert (left, copied) == ([], [LARGE])
+    np.testing.assert_array_equal(out, expected)
+
+
+def _slices(piece: Piece) -> tuple[slice, slice]:
+    return (
+        slice(piece.top, piece.top + piece.height),
+        slice(piece.left, piece.left + piece.width),
+    )
+
+
+def test_pixels_are_not_copied_from_maps_if_their_checksum_is_compared(copied: list[int]) -> None:
+    found, made = mapped_images()
+    found.verifies = True
+    out = np.zeros_like(made)
+
+    assert (fill(found.as_rows(), out, EXACT), copied) == ([], [0])
+    np.testing.assert_array_equal(out, made)
+
+
+def test_a_missing_page_of_a_map_ends_no_process(copied: list[int]) -> None:
+    """The file of the descriptors is complete, so the rest is read from there."""
+    found, made = mapped_images()
+    compiled, before = native.module(), signal.getsignal(signal.SIGBUS)
+    assert compiled is not None
+    whole, out = LARGE // 2, np.zeros_like(made)
+    with tempfile.TemporaryFile() as short:
+        short.write(made[:whole].tobytes())
+        short.flush()
+        found.map = compiled.map_file(short.fileno(), found.size)
+
+    assert fill(found.as_rows(), out, EXACT) == []
+
+    assert copied == [whole]
+    np.testing.assert_array_equal(out, made)
+    assert signal.getsignal(signal.SIGBUS) is before
+    with pytest.raises(ChildProcessError):  # the helper was waited for
+        os.waitpid(-1, os.WNOHANG | _WALL)
+
+
+def test_a_file_that_is_truncated_while_it_is_read_ends_no_process() -> None:
+    found, made = mapped_images()
+    content, stop = made.tobytes(), threading.Event()
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            os.truncate(found.descriptor, 0)
+            os.pwrite(found.descriptor, content, 0)
+
+    out, thread = np.zeros_like(made), threading.Thread(target=rewrite)
+    thread.start()
+    try:
+        for _ in range(60):
+            left = fill(found.as_rows(), out, EXACT)
+            whole = [number for number in range(LARGE) if number not in left]
+            assert (out[whole] == made[whole]).all()
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_maps_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = native.module()
+    assert compiled is not None
+    found, made = mapped_images()
+    for maps in ([found.map], [3] * LARGE, ()):
+        monkeypatch.setattr(found, "maps", partial(list, maps) if maps else tuple)
+        with pytest.raises(ValueError, match=r"maps|PyCapsule"):
+            fill(found.as_rows(), made, EXACT)
+    with open(tmp_path / "empty", "wb") as file:
+        assert compiled.map_file(file.fileno(), 0) is None
+        assert compiled.map_file(file.fileno(), 1 << 20) is None  # it is not open for reading
 
 
 def test_the_row_being_read_is_noted() -> None:

@@ -108,6 +108,7 @@ def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
             "width": 2,
             "entries": bytes(64),
             "files": np.zeros(2, np.int32),
+            "maps": None,
             "pieces": None,
             "rows": None,
             "mark": None,
