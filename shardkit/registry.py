@@ -79,6 +79,7 @@ _SOURCES = _Registry(
         "mnist": "shardkit.sources.mnist:SOURCE",
         "npy": "shardkit.sources.npy:SOURCE",
         "tfrecord": "shardkit.sources.tfrecord:SOURCE",
+        "webdataset": "shardkit.sources.webdataset:SOURCE",
     },
 )
 

@@ -149,7 +149,7 @@ class Cifar(FileSource):
                     listing.add(path, listing.labels.code(value), _PIXELS, view.stamp, spot)
 
         if reason := scanning(str(self._folder / file), scan):
-            listing.blame(file, reason)
+            listing.blame_rest(file, reason)
 
 
 def _layout_of(folder: Path) -> _Layout:

@@ -16,7 +16,7 @@ from typing import Any
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record, make_keys
-from shardkit.sources.images import image_field_of, image_record
+from shardkit.sources.images import IMAGE_SUFFIXES, image_field_of, image_record
 from shardkit.system.files import as_name, as_text, read_small, require_local
 from shardkit.system.text import is_within
 
@@ -24,14 +24,6 @@ SPLIT_NAMES = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 )
 """A source whose folders all have one of these names, in any case, holds splits."""
-
-_SUFFIXES = (
-    "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
-)
-IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
-"""Suffixes of image files. Such a file is an error if its content is not an image. A file with
-another suffix is an image if its content is one; otherwise it is left out and reported."""
-
 
 MAX_BYTES = 0x7FFFF000
 """Maximum size of an image file: Linux reads no more at once."""

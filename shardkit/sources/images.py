@@ -15,6 +15,13 @@ from shardkit.contracts import Entry
 from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 
+_SUFFIXES = (
+    "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
+)
+IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
+"""Suffixes of image files. Such a file is an error if its content is not an image. A file with
+another suffix is an image if its content is one; otherwise it is left out and reported."""
+
 
 def image_record(entry: Entry, data: bytes) -> Record:
     """Return the record of an encoded image, with its label and path.

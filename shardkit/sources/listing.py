@@ -46,7 +46,7 @@ class Listing:
             place: As `Entry.place`.
         """
         if path in self._paths:
-            self.blame(path, "another image has the same name")
+            self.blame(f"{path} (again)", "another image has the same name")
         elif size > MAX_IMAGE_BYTES:
             self.blame(path, f"it is larger than the limit of {MAX_IMAGE_BYTES:,} bytes")
         else:
@@ -59,6 +59,13 @@ class Listing:
     def blame(self, path: str, reason: str) -> None:
         """Report an image or file that cannot be listed."""
         self.problems.append(Problem(path=path, reason=reason))
+
+    def blame_rest(self, name: str, reason: str) -> None:
+        """Report a file that cannot be read to its end.
+
+        The path differs from a folder of the file's images: those listed are good.
+        """
+        self.blame(f"{name} (rest)", reason)
 
     def ignore(self, path: str, reason: str) -> None:
         """Report something that is not used."""

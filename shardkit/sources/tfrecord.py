@@ -135,7 +135,7 @@ class TFRecord(FileSource):
         for number, path in enumerate(self._files.paths):
             scan = functools.partial(self._list, number, listing, unused)
             if reason := scanning(path, scan):
-                listing.blame(self._files.names[number], reason)
+                listing.blame_rest(self._files.names[number], reason)
         labels = listing.labels.assign(classes, self._names, reopened=self._reopened)
         understood = {
             "files": f"{len(self._files.paths):,}, with {len(listing):,} records",

@@ -6,6 +6,7 @@ import gzip
 import io
 import re
 import struct
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from tars import PRODUCERS
 from tfrecord import TFRecordWriter
 
 from shardkit.sources.crc32c import crc32c
@@ -145,6 +147,24 @@ def make_npz(folder: Path, images: Images, *, packed: bool = False) -> Path:
     return folder / "x.npz"
 
 
+# Tar
+
+
+def make_tar(folder: Path, images: Images) -> Path:
+    files = {}
+    for name, data in images.items():
+        files[name] = data
+        files[name.replace(".png", ".cls")] = class_of(name).encode()
+    PRODUCERS["Python, GNU"](folder / "x.tar", files)
+    return folder / "x.tar"
+
+
+def spoil_tar(path: Path, image: str) -> None:
+    with tarfile.open(path) as archive:
+        member = archive.getmember(image)
+    overwrite(path, member.offset_data, member.size)
+
+
 def _row_of(image: str) -> int:
     return int(re.sub("[^0-9]", "", image.rpartition("/")[2]))
 
@@ -213,6 +233,7 @@ _TRAIN = {"split": "train"}
 
 MAKERS = {
     "imagefolder": Maker("imagefolder", make_folder_of, _spoil_file, _SMALL),
+    "webdataset": Maker("webdataset", make_tar, spoil_tar, _SMALL),
     "tfrecord": Maker("tfrecord", make_tfrecord, spoil_tfrecord, _SMALL),
     "cifar": Maker("cifar", make_cifar10, spoil_cifar, _pictures(32, 32, 3), _TRAIN, True),
     "mnist": Maker(

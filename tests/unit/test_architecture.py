@@ -95,8 +95,8 @@ INSIDE = {
     "sampling": ("order ranks",),
     "sources": (
         "crc32c images inputs labels tf_example",
-        "imagefolder listing npy_files",
-        "cifar mnist npy tfrecord",
+        "imagefolder listing npy_files tar_members",
+        "cifar mnist npy tfrecord webdataset",
     ),
     "system": (
         "bootstrap machine native safe_paths scratch text",

@@ -10,7 +10,8 @@ from helpers import encoded, jpeg, make_tree, picture, png
 from shardkit.contracts import Scan
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import unquote_key
-from shardkit.sources.imagefolder import IMAGE_SUFFIXES, TOO_LARGE, scan_imagefolder
+from shardkit.sources.imagefolder import TOO_LARGE, scan_imagefolder
+from shardkit.sources.images import IMAGE_SUFFIXES
 
 JPEG = jpeg()
 PNG = png()

@@ -1,0 +1,299 @@
+"""The members of tar archives that any program wrote, found by walking their headers.
+
+`shardkit.formats.webdataset` reads shardkit's own archives and refuses what it does not write. This
+walk accepts all that GNU tar, bsdtar, busybox, cpio and Python write, and reports the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from shardkit.errors import BadImage
+from shardkit.sources.inputs import View
+from shardkit.system.text import quoted
+
+MAX_SPARSE = 1 << 26
+"""Maximum size of a sparse file: its holes take no space, so a small archive could state any."""
+
+_BLOCK = 512
+_LONGEST_EXTENSION = 1 << 20
+_MOST_PIECES = 1 << 16
+_PIECE = 1 << 20
+
+_FILES = (b"0", b"\0", b"7", b"S")
+_SPARSE = b"S"
+_LINKS = {b"1": "a hard link", b"2": "a symbolic link"}
+_WITHOUT_CONTENT = {b"3": "a device", b"4": "a device", b"5": "a folder", b"6": "a pipe"}
+_EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
+_DECIMAL = re.compile(rb"[0-9]{1,18}")
+_PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
+
+
+class Piece(NamedTuple):
+    """A part of a member's content."""
+
+    position: int
+    """Where it is in the content; between pieces are zeros."""
+    offset: int
+    """Where it is in the archive."""
+    length: int
+
+
+class Member(NamedTuple):
+    """One member of an archive."""
+
+    start: int
+    """Offset of its first header."""
+    name: str
+    what: str
+    """What it is other than a file, such as "a folder", or ""."""
+    size: int
+    pieces: tuple[Piece, ...]
+
+
+class _Header(NamedTuple):
+    """The header of a member, and what its extension headers state."""
+
+    start: int
+    name: bytes
+    kind: bytes
+    size: int
+    content: int
+    """Offset of its content."""
+    block: bytes
+    said: Sequence[tuple[bytes, bytes]]
+    """Records of its PAX header, in order."""
+
+
+class _Content(NamedTuple):
+    """The content of a member."""
+
+    start: int
+    """Offset of the bytes that the member's header counts."""
+    size: int
+    pieces: tuple[Piece, ...]
+
+
+def members(view: View, start: int = 0) -> Iterator[Member]:
+    """Yield the members of an archive from an offset on.
+
+    Raises:
+        BadImage: At the first byte that cannot be read: a truncated or damaged archive.
+    """
+    offset = start
+    while (header := _header(view, offset)) is not None:
+        what = _LINKS.get(header.kind) or _WITHOUT_CONTENT.get(header.kind, "")
+        if not what and header.kind not in _FILES:
+            what = f"of the type {quoted(header.kind)}"
+        found = _content_of(view, header)
+        name = header.name.decode("utf-8", "surrogateescape")
+        if header.kind == b"\0" and name.endswith("/"):  # so folders were marked once
+            what = "a folder"
+        stored = 0 if header.kind in (*_LINKS, *_WITHOUT_CONTENT) else header.size
+        end = found.start + stored
+        if end > view.size:
+            raise BadImage(f"the archive is truncated in the member {quoted(name)}")
+        yield Member(header.start, name, what, found.size, found.pieces)
+        offset = end + -stored % _BLOCK
+    _check_end(view, offset)
+
+
+def content(view: View, member: Member) -> bytes:
+    """Return the content of a member.
+
+    Raises:
+        BadImage: If the archive is truncated in it, or it is a sparse file over `MAX_SPARSE`.
+    """
+    if len(member.pieces) == 1 and member.pieces[0].length == member.size:
+        data = view.read(member.pieces[0].offset, member.size)
+    else:
+        if member.size > MAX_SPARSE:
+            raise BadImage(f"it is a sparse file of over {MAX_SPARSE:,} bytes")
+        buffer = bytearray(member.size)
+        for piece in member.pieces:
+            found = view.read(piece.offset, piece.length)
+            if len(found) < piece.length:
+                raise BadImage("the archive is truncated in it")
+            buffer[piece.position : piece.position + piece.length] = found
+        data = bytes(buffer)
+    if len(data) != member.size:
+        raise BadImage("the archive is truncated in it")
+    return data
+
+
+def _header(view: View, offset: int) -> _Header | None:
+    """Return the next member's header, after all extension headers; None at the end."""
+    start, name = offset, b""
+    said: list[tuple[bytes, bytes]] = []
+    while True:
+        block = view.read(offset, _BLOCK)
+        if not block.strip(b"\0"):
+            if said or name:
+                raise BadImage(f"the archive is truncated at byte {offset}")
+            return None
+        if len(block) < _BLOCK:
+            raise BadImage(f"the archive is truncated at byte {offset}")
+        kind, size = _parse(block, offset)
+        if kind not in _EXTENSIONS:
+            break
+        text = _extension(view, offset + _BLOCK, size)
+        if kind == b"L":
+            name = text.partition(b"\0")[0]
+        elif kind in (b"x", b"X"):
+            said += _pax_records(text, offset)
+        elif kind == b"g":
+            _check_global(text, offset)
+        offset += _BLOCK + size + -size % _BLOCK
+    stated = dict(said)
+    if b"size" in stated:
+        size = _decimal(stated[b"size"], offset)
+    name = stated.get(b"GNU.sparse.name") or stated.get(b"path") or name or _name(block)
+    return _Header(start, name, kind, size, offset + _BLOCK, block, said)
+
+
+def _extension(view: View, offset: int, size: int) -> bytes:
+    if size > _LONGEST_EXTENSION:
+        raise BadImage(f"the header at byte {offset} has {size} bytes")
+    text = view.read(offset, size)
+    if len(text) < size:
+        raise BadImage(f"the archive is truncated at byte {offset}")
+    return text
+
+
+def _check_global(text: bytes, offset: int) -> None:
+    """Refuse a header for all members that changes more than comments and times."""
+    for keyword, _ in _pax_records(text, offset):
+        if keyword in (b"path", b"size") or keyword.startswith(b"GNU.sparse"):
+            raise BadImage(f"the PAX header at byte {offset} sets {quoted(keyword)} of all members")
+
+
+def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
+    """Return the type and size in a header, after comparing its checksum."""
+    stated = _number(block[148:156], offset)
+    unsigned = sum(block) - sum(block[148:156]) + 8 * 0x20
+    high = sum(byte > 127 for byte in block) - sum(byte > 127 for byte in block[148:156])
+    if stated not in (unsigned, unsigned - 256 * high):  # some programs summed signed bytes
+        raise BadImage(f"the archive is damaged, or not a tar file, at byte {offset}")
+    return block[156:157], _number(block[124:136], offset)
+
+
+def _number(field: bytes, offset: int) -> int:
+    """Return a number: octal, or binary if it is too large for that."""
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    digits = field.partition(b"\0")[0].strip()
+    if not re.fullmatch(rb"[0-7]{0,12}", digits):
+        raise BadImage(f"the header at byte {offset} has no number in {quoted(field)}")
+    return int(digits or b"0", 8)
+
+
+def _decimal(value: bytes, offset: int) -> int:
+    if not _DECIMAL.fullmatch(value):
+        raise BadImage(f"the header at byte {offset} has no number in {quoted(value)}")
+    return int(value)
+
+
+def _name(block: bytes) -> bytes:
+    """Return a member's name; POSIX archives store long ones in two parts."""
+    name = block[:100].partition(b"\0")[0]
+    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
+    return prefix + b"/" + name if prefix else name
+
+
+def _pax_records(text: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
+    start = 0
+    while start < len(text) and text[start:].strip(b"\0"):
+        match = _PAX_LENGTH.match(text, start)
+        end = start + int(match[1]) if match else 0
+        keyword, equals, value = text[match.end() if match else end : end - 1].partition(b"=")
+        if not equals or text[end - 1 : end] != b"\n":
+            raise BadImage(f"the PAX header at byte {offset} is damaged")
+        yield keyword, value
+        start = end
+
+
+def _content_of(view: View, header: _Header) -> _Content:
+    """Return the content of a member: its size, and where it is."""
+    start = header.content
+    if header.kind in (*_LINKS, *_WITHOUT_CONTENT):
+        return _Content(start, 0, ())
+    stated = dict(header.said)
+    if header.kind == _SPARSE:
+        return _old_sparse(view, header)
+    if stated.get(b"GNU.sparse.major") == b"1":
+        return _sparse_map_in_content(view, header, stated)
+    if b"GNU.sparse.size" in stated:
+        size = _decimal(stated[b"GNU.sparse.size"], header.start)
+        if b"GNU.sparse.map" in stated:
+            numbers = [*filter(None, stated[b"GNU.sparse.map"].split(b","))]
+        else:
+            wanted = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
+            numbers = [value for keyword, value in header.said if keyword in wanted]
+        return _Content(start, size, _pieces(header, start, size, numbers))
+    return _Content(start, header.size, (Piece(0, start, header.size),))
+
+
+def _sparse_map_in_content(view: View, header: _Header, stated: dict[bytes, bytes]) -> _Content:
+    """Return the content of a member that starts with lines of decimal numbers, its map."""
+    size = _decimal(stated.get(b"GNU.sparse.realsize", b""), header.start)
+    text = b""
+    count = None
+    while count is None or text.count(b"\n") < 1 + 2 * count:
+        block = view.read(header.content + len(text), _BLOCK)
+        if len(block) < _BLOCK or len(text) > header.size:
+            raise BadImage(f"the sparse file at byte {header.start} has no map")
+        text += block
+        if count is None and b"\n" in text:
+            count = _decimal(text.partition(b"\n")[0], header.start)
+            if count > _MOST_PIECES:
+                raise BadImage(f"the sparse file at byte {header.start} has {count} pieces")
+    numbers = text.split(b"\n")[1 : 1 + 2 * count]
+    start = header.content + len(text)
+    return _Content(header.content, size, _pieces(header, start, size, numbers))
+
+
+def _old_sparse(view: View, header: _Header) -> _Content:
+    """Return the content of a member of GNU's own type, whose map is in its headers."""
+    size = _number(header.block[483:495], header.start)
+    numbers = _sparse_pairs(header.block[386:482], header.start)
+    start, more = header.content, header.block[482]
+    while more:
+        block = view.read(start, _BLOCK)
+        if len(block) < _BLOCK or len(numbers) > 2 * _MOST_PIECES:
+            raise BadImage(f"the sparse file at byte {header.start} has no map")
+        numbers += _sparse_pairs(block[:504], header.start)
+        start, more = start + _BLOCK, block[504]
+    return _Content(start, size, _pieces(header, start, size, numbers))
+
+
+def _sparse_pairs(table: bytes, offset: int) -> list[bytes]:
+    fields = [table[place : place + 12] for place in range(0, len(table), 12)]
+    used = [field for field in fields if field.strip(b"\0")]
+    return [b"%d" % _number(field, offset) for field in used]
+
+
+def _pieces(header: _Header, offset: int, size: int, numbers: Sequence[bytes]) -> tuple[Piece, ...]:
+    """Return the pieces of a sparse file from the pairs of position and length."""
+    pieces = []
+    before = 0
+    for place in range(0, len(numbers) - 1, 2):
+        position, length = (_decimal(each, header.start) for each in numbers[place : place + 2])
+        if position < before or position + length > size:
+            raise BadImage(f"the sparse file at byte {header.start} has a map that is damaged")
+        pieces.append(Piece(position, offset, length))
+        offset, before = offset + length, position + length
+    return tuple(pieces)
+
+
+def _check_end(view: View, offset: int) -> None:
+    """Refuse an archive without its end: only this finds a truncation between members."""
+    if view.size - offset < _BLOCK:
+        raise BadImage("the archive ends without its end marker, so it may be truncated")
+    for start in range(offset, view.size, _PIECE):
+        if view.read(start, _PIECE).strip(b"\0"):
+            raise BadImage(
+                f"bytes follow the end of the archive at byte {offset}: archives that were joined "
+                "are not read further"
+            )

@@ -1,0 +1,373 @@
+"""Tar archives of samples in WebDataset's way, from any program, as a source."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.errors import BadImage, UsageError
+from shardkit.record import NO_LABEL, Record
+from shardkit.sources.images import IMAGE_SUFFIXES, image_record
+from shardkit.sources.inputs import (
+    CHANGED,
+    View,
+    find_files,
+    place,
+    place_of,
+    reading,
+    scanning,
+    stem,
+)
+from shardkit.sources.labels import LabelValues, Value, read_classes
+from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.tar_members import Member, content, members
+from shardkit.system.text import quoted
+
+_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+GROUPINGS = ("webdataset", "huggingface", "basename")
+
+_FIRST_DOT = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)\Z", re.DOTALL)
+_LAST_DOT = re.compile(r"((?:.*/)?[^/]+)\.([^./]*)\Z", re.DOTALL)
+_META = re.compile(r"__[^/]*__(/|\Z)")
+"""Members that WebDataset skips."""
+
+_MOST_TEXT = 1 << 20
+"""Maximum bytes of a member with the label."""
+
+_FIRST_MEMBERS = 64
+"""Members from which the way to label is inferred."""
+
+
+class WebDataset(FileSource):
+    """Tar archives in which the members ``KEY.SUFFIX`` of one sample share their key.
+
+    Unlike WebDataset's own reader, this one finds members that are not adjacent, and reports
+    truncated archives, repeated members and samples without image or label instead of passing over
+    them. Samples are in the order of their first members. Archives that end in ``.gz`` or ``.tgz``
+    are unpacked to a temporary file.
+
+    Args:
+        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
+        grouping: How names are divided. ``webdataset``: at the first dot after the last slash, with
+            the suffix in lower case. ``huggingface``: the same, but suffixes differ by case.
+            ``basename``: at the last dot.
+        image: The suffix of the image; None takes the only member whose suffix is that of an image.
+        label: Where the label is: ``cls`` or another suffix, for an integer or text;
+            ``json:/path``, for a value in a JSON object; ``folder``, for the part of the key before
+            the last slash; or ``none``. None takes ``cls`` if the first samples have one.
+        classes: A text file with a class name in each line.
+    """
+
+    kind = "webdataset"
+
+    def __init__(
+        self,
+        pattern: str | Path,
+        *,
+        grouping: str = "webdataset",
+        image: str | None = None,
+        label: str | None = None,
+        classes: str | None = None,
+        _reopened: bool = False,
+    ) -> None:
+        if grouping not in GROUPINGS:
+            raise UsageError(
+                f"--grouping {grouping} is unknown; choose from {', '.join(GROUPINGS)}"
+            )
+        self._files = find_files(pattern, _SUFFIXES)
+        self._grouping = grouping
+        self._image = image
+        self._names = read_classes(classes)
+        self._reopened = _reopened
+        self._label = label or self._infer_label()
+        options = {
+            "grouping": grouping,
+            "image": image,
+            "label": self._label,
+            "class_names": True if classes or _reopened else None,
+        }
+        super().__init__(pattern, options)
+
+    @classmethod
+    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> WebDataset:
+        """Open the archives that a dataset was made from."""
+        options = next(iter(described.values()))
+        return cls(
+            path,
+            grouping=options.get("grouping", "webdataset"),
+            image=options.get("image"),
+            label=options.get("label"),
+            _reopened=bool(options.get("class_names")),
+        )
+
+    def paths(self) -> Sequence[Path]:
+        """Return the archives."""
+        return [Path(path) for path in self._files.paths]
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        number, offset = place_of(entry.place)
+        with reading(self._files.paths[number], entry.stamp) as view:
+            member = next(members(view, offset), None)
+            if member is None or member.size != entry.bytes:
+                raise BadImage(CHANGED)
+            return image_record(entry, content(view, member))
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the archive and the offset of the image's first header."""
+        number, offset = place_of(entry.place)
+        return f"{self._files.paths[number]} at byte {offset}"
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the samples of all archives, in order.
+
+        Raises:
+            UsageError: If there are no samples, or labels are out of range.
+        """
+        listing = Listing(LabelValues())
+        listing.ignored += self._files.others
+        found = _Found()
+        for number, path in enumerate(self._files.paths):
+            samples: dict[str, _Sample] = {}
+            stamps: list[int] = []
+            walk = functools.partial(self._walk, number, listing, samples, stamps)
+            reason = scanning(path, walk)
+            self._choose(number, listing, samples, found, stamps[0] if stamps else 0)
+            if reason:
+                listing.blame_rest(self._files.names[number], reason)
+        found.add_to(listing, [stem(name, _SUFFIXES) for name in self._files.names])
+        labels = listing.labels.assign(classes, self._names, reopened=self._reopened)
+        images = ", ".join(f"{name} ({count:,})" for name, count in found.images.most_common())
+        unused = ", ".join(f"{name} ({count:,})" for name, count in found.unused.most_common(20))
+        understood = {
+            "archives": f"{len(self._files.paths):,}, with {len(listing):,} samples grouped by the "
+            f"rule {self._grouping}",
+            "image": images or "none",
+            "label": f"{self._label}: {listing.labels.describe()}",
+            "unused": unused or "no member",
+        }
+        return scan_of(self, {"": listing}, labels, understood)
+
+    def _walk(
+        self,
+        number: int,
+        listing: Listing,
+        samples: dict[str, _Sample],
+        stamps: list[int],
+        view: View,
+    ) -> None:
+        """Collect the samples of one archive."""
+        stamps.append(view.stamp)
+        for member in members(view):
+            if member.what == "a folder":
+                continue
+            parts = self._divide(member.name)
+            if parts is None or member.what:
+                why = member.what or "its name has no key and suffix"
+                listing.ignore(f"{self._files.names[number]}:{member.name}", why)
+                continue
+            key, suffix = parts
+            sample = samples.setdefault(key, _Sample())
+            if suffix in sample.fields:
+                sample.repeated.append(member.name)
+                continue
+            sample.fields[suffix] = member
+            if suffix == self._label.partition(":")[0]:
+                sample.value = self._value(view, member)
+
+    def _divide(self, name: str) -> tuple[str, str] | None:
+        """Return key and suffix of a member's name, or None if WebDataset skips it."""
+        if _META.match(name):
+            return None
+        match = (_LAST_DOT if self._grouping == "basename" else _FIRST_DOT).match(name)
+        if match is None or not match[2]:
+            return None
+        return match[1], match[2] if self._grouping == "huggingface" else match[2].lower()
+
+    def _value(self, view: View, member: Member) -> Value | BadImage:
+        """Return the label in a member, or what is wrong with it."""
+        if member.size > _MOST_TEXT:
+            return BadImage(f"its {self._label} has {member.size} bytes, too many for a label")
+        try:
+            text = content(view, member).decode()
+            if ":" not in self._label:
+                return _checked_label(text.strip(), self._label)
+            value = json.loads(text)
+            for part in self._label.partition(":")[2].strip("/").split("/"):
+                value = value[int(part) if isinstance(value, list) else part]
+            return _checked_label(value, self._label)
+        except BadImage as error:
+            return error
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+            return BadImage(f"its sample has no label at {self._label}")
+
+    def _choose(
+        self,
+        number: int,
+        listing: Listing,
+        samples: Mapping[str, _Sample],
+        found: _Found,
+        stamp: int,
+    ) -> None:
+        """Find image and label of each sample of an archive."""
+        archive = self._files.names[number]
+        used = self._label.partition(":")[0]
+        for key, sample in samples.items():
+            for name in sample.repeated:
+                listing.blame(
+                    f"{archive}:{name} (again)", "the archive has two members of this name"
+                )
+            try:
+                suffix = self._image_of(sample)
+                code = self._code(key, sample, listing)
+            except BadImage as error:
+                listing.blame(f"{archive}:{key}", str(error))
+                continue
+            found.images[suffix] += 1
+            found.unused.update(sample.fields.keys() - {suffix, used})
+            image = sample.fields[suffix]
+            found.add(_plain(image.name), code, image.size, stamp, place(number, image.start))
+
+    def _image_of(self, sample: _Sample) -> str:
+        if self._image is not None:
+            if self._image not in sample.fields:
+                has = ", ".join(sample.fields)
+                raise BadImage(f"its sample has no member {self._image}; it has {has}")
+            return self._image
+        suffixes = [name for name in sample.fields if _is_image_suffix(name)]
+        if len(suffixes) == 1:
+            return suffixes[0]
+        if suffixes:
+            raise BadImage(
+                f"its sample has {len(suffixes)} images ({', '.join(suffixes)}): choose one with "
+                "--image"
+            )
+        raise BadImage(f"its sample has no image; it has {', '.join(sample.fields)}")
+
+    def _code(self, key: str, sample: _Sample, listing: Listing) -> int:
+        if self._label == "none":
+            return NO_LABEL
+        value = sample.value
+        if self._label == "folder":
+            value = _plain(key).rpartition("/")[0] or BadImage("it is not in a folder")
+        if value is None:
+            value = BadImage(f"its sample has no member {self._label.partition(':')[0]}")
+        if isinstance(value, BadImage):
+            raise value
+        return listing.labels.code(value)
+
+    def _infer_label(self) -> str:
+        """Return ``cls`` if the first samples have one."""
+        suffixes: set[str] = set()
+
+        def look(view: View) -> None:
+            for member in itertools.islice(members(view), _FIRST_MEMBERS):
+                suffixes.update((self._divide(member.name) or ("", ""))[1:])
+
+        scanning(self._files.paths[0], look)
+        return "cls" if "cls" in suffixes else "none"
+
+
+@dataclass
+class _Sample:
+    """The members of one sample."""
+
+    fields: dict[str, Member] = field(default_factory=dict)
+    repeated: list[str] = field(default_factory=list)
+    value: Value | BadImage | None = None
+
+
+class _Found:
+    """The images of all archives, before it is known whether their names are unique."""
+
+    def __init__(self) -> None:
+        self.images: Counter[str] = Counter()
+        self.unused: Counter[str] = Counter()
+        self._names: list[str] = []
+        self._numbers = array("q")
+
+    def add(self, name: str, *numbers: int) -> None:
+        """Add an image by its name and the other arguments of `Listing.add`."""
+        self._names.append(name)
+        self._numbers.extend(numbers)
+
+    def add_to(self, listing: Listing, archives: Sequence[str]) -> None:
+        """List all images; if names repeat, each after the name of its archive."""
+        unique = len(set(self._names)) == len(self._names)
+        for name, numbers in zip(self._names, _by_four(self._numbers), strict=True):
+            path = name if unique else f"{archives[place_of(numbers[3])[0]]}/{name}"
+            listing.add(path, *numbers)
+
+
+def _by_four(numbers: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    each = iter(numbers)
+    return zip(each, each, each, each, strict=True)
+
+
+def _plain(name: str) -> str:
+    """Return a member's name without ``./`` or slashes in front."""
+    return re.sub(r"\A(?:\.?/+)+", "", name) or name
+
+
+def _is_image_suffix(name: str) -> bool:
+    return f".{name.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES
+
+
+def _checked_label(value: object, where: str) -> Value:
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
+    return value
+
+
+SOURCE = SourceKind(
+    name=WebDataset.kind,
+    title="Convert WebDataset tar files of other programs.",
+    help="""Convert the samples in tar archives to a dataset in DST.
+
+    SRC is an archive, a folder of them, or quoted names with {000..999}, * or ?. The members of a
+    sample share the name up to the first dot, and need not be adjacent. Truncated archives,
+    repeated members, and samples without image or label are reported.
+
+    \b
+    Examples:
+      shardkit convert webdataset 'train-{000..146}.tar' dataset --to lmdb --dry-run
+      shardkit convert webdataset laion dataset --to webdataset --image jpg --label json:/class
+      shardkit convert webdataset folder.tar dataset --to lmdb --grouping basename --label folder
+    """,
+    options=(
+        SourceOption(
+            flags="--grouping",
+            default="webdataset",
+            metavar="webdataset|huggingface|basename",
+            help="Rule that divides names: at the first dot; the same, but suffixes differ by "
+            "case; or at the last dot.",
+        ),
+        SourceOption(
+            flags="--image",
+            metavar="SUFFIX",
+            help="Suffix of the image.  [default: the only one of an image]",
+        ),
+        SourceOption(
+            flags="--label",
+            metavar="SUFFIX|json:/PATH|folder|none",
+            help="Where the label is: a member with an integer or text, a value in a JSON member, "
+            "or the folder in the name.  [default: cls, or none]",
+        ),
+        SourceOption(
+            flags="--classes",
+            metavar="FILE",
+            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
+        ),
+    ),
+    open=WebDataset,
+    find=WebDataset.find,
+)

@@ -1,0 +1,211 @@
+"""Tar archives as a source: grouping, labels, and all that is reported."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import png, run_main
+from tars import PRODUCERS
+
+from shardkit import UsageError, convert, open_dataset, verify
+from shardkit.contracts import Scan
+from shardkit.errors import BadImages
+from shardkit.registry import get_source
+
+A, B, C = (png(8, 6, seed) for seed in range(3))
+
+
+def tar(path: Path, *files: tuple[str, bytes]) -> Path:
+    """Write files in this order; names may repeat."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def scan(path: str | Path, **options: Any) -> Scan:
+    return get_source("webdataset").open(path, **options).scan()
+
+
+def rows(found: Scan) -> list[tuple[str, bytes, str | None]]:
+    """Return path, image and class of each sample."""
+    records = found.splits[""].read(range(len(found.splits[""])))
+    names = found.classes or ()
+    return [
+        (r.meta["path"], r.fields["png"], names[r.label] if r.label >= 0 else None) for r in records
+    ]
+
+
+def problems(found: Scan) -> dict[str, str]:
+    return {problem.path: problem.reason for problem in found.problems[""]}
+
+
+def test_members_of_a_sample_need_not_be_adjacent(tmp_path: Path) -> None:
+    path = tar(
+        tmp_path / "x.tar",
+        ("b.png", B),
+        ("a.png", A),
+        ("./a.cls", b"x"),
+        ("a.cls", b"7\n"),
+        ("b.cls", b"3"),
+    )
+    found = scan(path)
+    assert rows(found) == [("b.png", B, "3"), ("a.png", A, "7")]
+    assert found.classes == tuple("01234567")
+    assert problems(found) == {"x.tar:./a": "its sample has no image; it has cls"}
+
+
+def test_each_grouping_divides_names_by_its_rule(tmp_path: Path) -> None:
+    path = tar(
+        tmp_path / "x.tar",
+        ("v1.0/img.001.png", A),
+        ("v1.0/img.001.cls", b"1"),
+        ("v1.0/img.002.PNG", B),
+        ("v1.0/img.002.cls", b"0"),
+    )
+    assert [row[0] for row in rows(scan(path, grouping="basename"))] == [
+        "v1.0/img.001.png",
+        "v1.0/img.002.PNG",
+    ]
+    (reason,) = problems(scan(path, label="none")).values()
+    assert reason.startswith("its sample has 2 images (001.png, 002.png): choose one with --image")
+    chosen = scan(path, grouping="huggingface", image="002.PNG", label="001.cls")
+    assert rows(chosen) == [("v1.0/img.002.PNG", B, "1")]
+    with pytest.raises(UsageError, match="choose from webdataset, huggingface, basename"):
+        scan(path, grouping="other")
+
+
+def test_labels_come_from_members_json_or_folders(tmp_path: Path) -> None:
+    path = tar(
+        tmp_path / "x.tar",
+        ("cat/1.png", A),
+        ("cat/1.json", b'{"info": {"ids": [4, 2]}, "name": "tiger"}'),
+        ("dog/2.png", B),
+        ("dog/2.json", b'{"info": {"ids": [1]}, "name": 1.5}'),
+    )
+    assert rows(scan(path)) == [("cat/1.png", A, None), ("dog/2.png", B, None)]
+    assert scan(path).understood["unused"] == "json (2)"
+    assert rows(scan(path, label="folder")) == [("cat/1.png", A, "cat"), ("dog/2.png", B, "dog")]
+    assert [row[2] for row in rows(scan(path, label="json:/info/ids/0"))] == ["4", "1"]
+    found = scan(path, label="json:/name")
+    assert rows(found) == [("cat/1.png", A, "tiger")]
+    assert "neither an integer nor a text" in problems(found)["x.tar:dog/2"]
+    assert (
+        "no label at json:/info/ids/1"
+        in problems(scan(path, label="json:/info/ids/1"))["x.tar:dog/2"]
+    )
+    (tmp_path / "names.txt").write_text("zero\none\ntwo\nthree\nfour\n")
+    named = scan(path, label="json:/info/ids/0", classes=str(tmp_path / "names.txt"))
+    assert named.classes == ("zero", "one", "two", "three", "four")
+    assert [row[2] for row in rows(named)] == ["four", "one"]
+    (tmp_path / "names.txt").write_text("zero\none\n")
+    with pytest.raises(UsageError, match="the label 4 has no name: --classes gives 2"):
+        scan(path, label="json:/info/ids/0", classes=str(tmp_path / "names.txt"))
+
+
+def test_everything_that_is_left_out_is_named(tmp_path: Path) -> None:
+    path = tar(
+        tmp_path / "x.tar",
+        ("a.png", A),
+        ("a.cls", b"0"),
+        ("a.png", B),
+        ("b.png", B),
+        ("README", b"read me"),
+        ("__info__", b"{}"),
+        ("c.txt", b"caption"),
+        ("d.png", C),
+        ("d.cls", b" "),
+    )
+    with tarfile.open(path, "a") as archive:
+        link = tarfile.TarInfo("e.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.png"
+        archive.addfile(link)
+    found = scan(path)
+    assert rows(found) == [("a.png", A, "0")]
+    assert problems(found) == {
+        "x.tar:a.png (again)": "the archive has two members of this name",
+        "x.tar:b": "its sample has no member cls",
+        "x.tar:c": "its sample has no image; it has txt",
+        "x.tar:d": "its label at cls is '', neither an integer nor a text",
+    }
+    ignored = {problem.path: problem.reason for problem in found.ignored[""]}
+    assert ignored == {
+        "x.tar:README": "its name has no key and suffix",
+        "x.tar:__info__": "its name has no key and suffix",
+        "x.tar:e.png": "a hard link",
+    }
+    with pytest.raises(BadImages, match="4 bad files"):
+        convert(found.source, tmp_path / "made", to="lmdb")
+    convert(found.source, tmp_path / "made", to="lmdb", on_error="skip")
+    assert verify(tmp_path / "made", against=path).findings == []
+    assert len(open_dataset(tmp_path / "made")) == 1
+
+
+def test_several_archives_are_one_dataset(tmp_path: Path) -> None:
+    for number, data in enumerate((A, B, C)):
+        tar(tmp_path / f"x-{number:03d}.tar", ("000.png", data), ("000.cls", b"%d" % number))
+    (tmp_path / "sizes.json").write_text("{}")
+    expected = [(f"x-{n:03d}/000.png", data, str(n)) for n, data in enumerate((A, B, C))]
+    for pattern in ("x-{000..002}.tar", "x-*.tar", "x-00[0-2].tar", "x-{000,001,002}.tar", ""):
+        assert rows(scan(tmp_path / pattern)) == expected
+    assert [p.path for p in scan(tmp_path).ignored[""]] == ["sizes.json"]
+    (tmp_path / "x-001.tar").unlink()
+    with pytest.raises(UsageError, match=r"1 files of .* are missing: .*x-001\.tar"):
+        scan(tmp_path / "x-{000..002}.tar")
+    with pytest.raises(UsageError, match="does not exist"):
+        scan(tmp_path / "y.tar")
+    with pytest.raises(UsageError, match="twice"):
+        scan(tmp_path / "x-{000,000}.tar")
+
+
+def test_a_truncated_archive_keeps_its_good_samples(tmp_path: Path) -> None:
+    path = tar(tmp_path / "x.tar", ("a.png", A), ("b.png", B), ("c.png", C))
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(C) + 10])
+    found = scan(path)
+    assert [row[0] for row in rows(found)] == ["a.png", "b.png"]
+    assert problems(found) == {"x.tar (rest)": "the archive is truncated in the member 'c.png'"}
+    convert(found.source, tmp_path / "made", to="hdf5", on_error="skip")
+    assert verify(tmp_path / "made", against=path).findings == []
+
+
+def test_compressed_and_sparse_archives_are_read(tmp_path: Path) -> None:
+    plain = tar(tmp_path / "x.tar", ("a.png", A), ("b.png", B))
+    (tmp_path / "y.tar.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert rows(scan(tmp_path / "y.tar.gz")) == rows(scan(plain))
+    bmp = b"BM" + bytes(8) + bytes([54, 0, 0, 0, 40]) + bytes(300_000)
+    PRODUCERS["GNU tar, sparse 1.0"](tmp_path / "z.tar", {"a.bmp": bmp})
+    assert (tmp_path / "z.tar").stat().st_size < 50_000
+    (record,) = scan(tmp_path / "z.tar").splits[""].read([0])
+    assert record.fields["bmp"] == bmp
+    (tmp_path / "y.tar.gz").write_bytes(gzip.compress(plain.read_bytes())[:-20])
+    assert "truncated" in problems(scan(tmp_path / "y.tar.gz"))["y.tar.gz (rest)"]
+
+
+def test_the_command_shows_how_archives_are_understood(tmp_path: Path) -> None:
+    path = tar(tmp_path / "x.tar", ("a.png", A), ("a.cls", b"1"), ("a.txt", b"hello"))
+    done = run_main("convert", "webdataset", path, tmp_path / "made", "--to", "lmdb", "--dry-run")
+    assert done.returncode == 0
+    for line in (
+        "  archives  1, with 1 samples grouped by the rule webdataset",
+        "  image     png (1)",
+        "  label     cls: 1 numbers from 1 to 1",
+        "  unused    txt (1)",
+        "  first     a.png, 1",
+    ):
+        assert line in done.stdout.splitlines()
+    done = run_main(
+        "convert", "webdataset", tmp_path / "no-{0..3}.tar", tmp_path / "m", "--to", "lmdb"
+    )
+    assert done.returncode == 2
+    assert "4 files of" in done.stderr
+    done = run_main("convert", "webdataset", path, tmp_path / "m", "--to=lmdb", "--label=json:/x")
+    assert done.returncode == 1
+    assert "its sample has no member json" in done.stderr
