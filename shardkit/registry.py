@@ -75,7 +75,9 @@ _SOURCES = _Registry(
     SourceKind,
     {
         "cifar": "shardkit.sources.cifar:SOURCE",
+        "hdf5": "shardkit.sources.hdf5:SOURCE",
         "imagefolder": "shardkit.sources.imagefolder:SOURCE",
+        "lmdb": "shardkit.sources.lmdb:SOURCE",
         "mnist": "shardkit.sources.mnist:SOURCE",
         "npy": "shardkit.sources.npy:SOURCE",
         "tfrecord": "shardkit.sources.tfrecord:SOURCE",

@@ -14,7 +14,7 @@ from shardkit.record import Record
 from shardkit.sources.images import pixel_record
 from shardkit.sources.inputs import View, place, place_of, reading, scanning
 from shardkit.sources.labels import LabelValues, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of, split_names
+from shardkit.sources.listing import ListedSource, Listing, scan_of, split_names
 
 _SHAPE = (3, 32, 32)
 """Channels, rows and columns of an image, in the order of its bytes."""
@@ -48,7 +48,7 @@ _CIFAR100 = _Layout(
 )
 
 
-class Cifar(FileSource):
+class Cifar(ListedSource):
     """The binary version of CIFAR-10 or CIFAR-100; images become PNG files.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from typing import BinaryIO
 
@@ -41,12 +42,36 @@ def is_image(head: bytes) -> bool:
     return sniff(head) is not None
 
 
+def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
+    """Return the order of the axes of an array that is an image: ``HW``, ``HWC`` or ``CHW``.
+
+    Raises:
+        BadImage: If such an array is not an image with 1, 3 or 4 channels.
+    """
+    if np.dtype(dtype) != np.uint8:
+        raise BadImage(
+            f"its values are {np.dtype(dtype)}, not uint8: convert them, such as with "
+            "(255 * x).round().astype('uint8')"
+        )
+    sides = "x".join(map(str, shape))
+    if 0 in shape:
+        raise BadImage(f"it has no pixels: {sides}")
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        return "HWC"
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return "CHW"
+    raise BadImage(f"its shape is not that of an image with 1, 3 or 4 channels: {sides or 'none'}")
+
+
 def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
     """Return the record of decoded pixels, losslessly encoded as a PNG file.
 
     Args:
         entry: The image.
-        pixels: Values of shape (height, width), (height, width, 1) or (height, width, 3).
+        pixels: Values of shape (height, width), or (height, width, channels) with 1, 3 or 4
+            channels.
 
     Raises:
         BadImage: If PNG does not support an image of this size.

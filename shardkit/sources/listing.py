@@ -104,7 +104,7 @@ def scan_of(
     )
 
 
-class FileSource:
+class ListedSource:
     """What sources made of a few files share: all of `shardkit.contracts.Source` but the content.
 
     Args:

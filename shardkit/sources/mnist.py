@@ -17,7 +17,7 @@ from shardkit.record import Record
 from shardkit.sources.images import pixel_record
 from shardkit.sources.inputs import View, place, place_of, reading
 from shardkit.sources.labels import LabelValues, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of, split_names
+from shardkit.sources.listing import ListedSource, Listing, scan_of, split_names
 from shardkit.system.files import as_text
 
 _NAME = re.compile(r"(?:.*[-_])?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?\Z")
@@ -35,7 +35,7 @@ class _Pair(NamedTuple):
     labels: str
 
 
-class Mnist(FileSource):
+class Mnist(ListedSource):
     """A folder of IDX files, perhaps compressed; images become grayscale PNG files.
 
     Args:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record
-from shardkit.sources.images import pixel_record
+from shardkit.sources.images import image_axes, pixel_record
 from shardkit.sources.inputs import place, place_of, reading
 from shardkit.sources.labels import LabelValues, Value, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.npy_files import Array, members, opened, parse_header, values
 from shardkit.system.files import as_name, as_text, require_local
 
@@ -40,7 +40,7 @@ class _Pair(NamedTuple):
     labels: str | None
 
 
-class Npy(FileSource):
+class Npy(ListedSource):
     """Images in NumPy's files; they become PNG files. Nothing is unpickled.
 
     An .npz file, or a folder with .npy files, has an array of all images and one of all labels:
@@ -242,23 +242,9 @@ def _checked(pairs: dict[str, _Pair], arrays: Sequence[str], path: str) -> dict[
 
 def _axes(array: Array) -> str:
     """Return the order of the axes of one image, or raise if these are no images."""
-    shape = array.shape[1:]
-    if array.dtype != np.uint8:
-        raise BadImage(
-            f"its values are {array.dtype}, not uint8: convert them, such as with "
-            "(255 * x).round().astype('uint8')"
-        )
     if array.fortran:
         raise BadImage("it is in Fortran order: save np.ascontiguousarray(x)")
-    if 0 in shape:
-        raise BadImage(f"it has no pixels: {array}")
-    if len(shape) == 2:
-        return "HW"
-    if len(shape) == 3 and shape[2] in (1, 3, 4):
-        return "HWC"
-    if len(shape) == 3 and shape[0] in (1, 3):
-        return "CHW"
-    raise BadImage(f"its shape is not that of images with 1, 3 or 4 channels: {array}")
+    return image_axes(array.dtype, array.shape[1:])
 
 
 def _as_row(array: Array) -> Array:

@@ -24,7 +24,7 @@ from shardkit.sources.inputs import (
     stem,
 )
 from shardkit.sources.labels import LabelValues, Value, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.tf_example import Feature, features
 from shardkit.system.text import quoted
 
@@ -39,7 +39,7 @@ _LABELS = ("image/class/label", "label", "class", "label/class")
 """Usual names of the feature with the label."""
 
 
-class TFRecord(FileSource):
+class TFRecord(ListedSource):
     """TFRecord files, each record a tf.train.Example with an encoded image.
 
     Files that end in ``.gz`` are unpacked to a temporary file. Every checksum is compared. Images

@@ -28,7 +28,7 @@ from shardkit.sources.inputs import (
     stem,
 )
 from shardkit.sources.labels import LabelValues, Value, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.tar_members import Member, content, members
 from shardkit.system.text import quoted
 
@@ -47,7 +47,7 @@ _FIRST_MEMBERS = 64
 """Members from which the way to label is inferred."""
 
 
-class WebDataset(FileSource):
+class WebDataset(ListedSource):
     """Tar archives in which the members ``KEY.SUFFIX`` of one sample share their key.
 
     Unlike WebDataset's own reader, this one finds members that are not adjacent, and reports

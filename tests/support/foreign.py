@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
+import lmdb
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -165,6 +167,53 @@ def spoil_tar(path: Path, image: str) -> None:
     overwrite(path, member.offset_data, member.size)
 
 
+# LMDB and HDF5
+
+
+def make_lmdb(folder: Path, images: Images) -> Path:
+    """Write an environment in which every key is the name of an image."""
+    return write_lmdb(folder, {name.encode(): data for name, data in images.items()})
+
+
+def write_lmdb(folder: Path, values: Mapping[bytes, bytes]) -> Path:
+    with lmdb.open(str(folder), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for key, value in values.items():
+            txn.put(key, value)
+    return folder
+
+
+def spoil_lmdb(path: Path, image: str) -> None:
+    write_lmdb(path, {image.encode(): b"not an image"})
+
+
+def make_hdf5(folder: Path, images: Images) -> Path:
+    """Write encoded images of variable length."""
+    with h5py.File(folder / "x.h5", "w") as file:
+        kind = h5py.vlen_dtype(np.uint8)
+        rows = file.create_dataset("jpeg", (len(images),), kind)
+        for row, data in enumerate(images.values()):
+            rows[row] = np.frombuffer(data, np.uint8)
+        file["label"] = [class_of(name) for name in images]
+    return folder / "x.h5"
+
+
+def make_hdf5_arrays(folder: Path, images: Images) -> Path:
+    with h5py.File(folder / "x.h5", "w") as file:
+        pixels = np.stack([pixels_of(data) for data in images.values()])
+        file.create_dataset("x", data=pixels, chunks=(2, *pixels.shape[1:]), compression="gzip")
+        file["y"] = [class_of(name) for name in images]
+    return folder / "x.h5"
+
+
+def spoil_hdf5(path: Path, image: str) -> None:
+    row = _row_of(image)
+    with h5py.File(path, "r+") as file:
+        if "jpeg" in file:
+            file["jpeg"][row] = np.frombuffer(b"not an image", np.uint8)
+        else:
+            file["x"][row] = file["x"][row] ^ 1
+
+
 def _row_of(image: str) -> int:
     return int(re.sub("[^0-9]", "", image.rpartition("/")[2]))
 
@@ -234,6 +283,11 @@ _TRAIN = {"split": "train"}
 MAKERS = {
     "imagefolder": Maker("imagefolder", make_folder_of, _spoil_file, _SMALL),
     "webdataset": Maker("webdataset", make_tar, spoil_tar, _SMALL),
+    "lmdb": Maker("lmdb", make_lmdb, spoil_lmdb, _SMALL, {"label": "folder"}),
+    "hdf5": Maker("hdf5", make_hdf5, spoil_hdf5, _SMALL, {"labels": "label", "images": "jpeg"}),
+    "hdf5 arrays": Maker(
+        "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"labels": "y"}, pixels=True
+    ),
     "tfrecord": Maker("tfrecord", make_tfrecord, spoil_tfrecord, _SMALL),
     "cifar": Maker("cifar", make_cifar10, spoil_cifar, _pictures(32, 32, 3), _TRAIN, True),
     "mnist": Maker(

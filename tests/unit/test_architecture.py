@@ -94,9 +94,9 @@ INSIDE = {
     ),
     "sampling": ("order ranks",),
     "sources": (
-        "crc32c images inputs labels tf_example",
+        "crc32c hdf5_reader images inputs labels library_process lmdb_reader tf_example",
         "imagefolder listing npy_files tar_members",
-        "cifar mnist npy tfrecord webdataset",
+        "cifar hdf5 lmdb mnist npy tfrecord webdataset",
     ),
     "system": (
         "bootstrap machine native safe_paths scratch text",
@@ -146,8 +146,8 @@ APART = (("torch", "verification"), ("torch", "conversion"), ("formats", "codecs
 
 HEAVY = {
     "torch": ("torch", "measure", "codecs.scaling"),  # the recipe loads that module on demand
-    "h5py": ("formats",),
-    "lmdb": ("formats",),
+    "h5py": ("formats", "sources.hdf5_reader"),
+    "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
     "matplotlib": (),  # an extra: loaded by the one function that draws
 }

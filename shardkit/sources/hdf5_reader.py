@@ -1,0 +1,117 @@
+"""Rows of other programs' HDF5 files; runs in the child of `library_process`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from shardkit.errors import BadImage
+
+MAX_ROW = 1 << 31
+"""Maximum bytes of one row."""
+
+
+_OPEN: dict[str, tuple[int, Any]] = {}
+"""Open files by path, each with its stamp when it was opened."""
+_MOST_OPEN = 64
+
+
+def _open(path: str, stamp: int) -> Any:
+    if _OPEN.get(path, (None,))[0] != stamp:
+        if path in _OPEN:
+            _OPEN.pop(path)[1].close()  # it has changed
+        elif len(_OPEN) == _MOST_OPEN:
+            _OPEN.pop(next(iter(_OPEN)))[1].close()
+        _OPEN[path] = stamp, h5py.File(path, "r", locking=False)
+    return _OPEN[path][1]
+
+
+def datasets(path: str, stamp: int) -> bytes:
+    """Return as JSON name, shape and type of each dataset of the file."""
+    found = [
+        (name, list(each.shape or ()), _type(each)) for name, each in _walk(_open(path, stamp))
+    ]
+    return json.dumps(found).encode()
+
+
+def sizes(path: str, stamp: int, name: str, start: int, count: int) -> bytes:
+    """Return as JSON the size of each encoded image of some rows."""
+    data = _dataset(path, stamp, name)
+    rows = data[start : start + count]
+    return json.dumps([len(_encoded(data, row)) for row in rows]).encode()
+
+
+def labels(path: str, stamp: int, name: str) -> bytes:
+    """Return as JSON the labels of all rows: integers or texts."""
+    data = _dataset(path, stamp, name)
+    if data.shape[1:] not in ((), (1,)):
+        raise BadImage(f"{name} has the shape {data.shape}, not one label for each image")
+    values = data[:].reshape(-1)
+    if values.dtype.kind in "iub":
+        return json.dumps([int(value) for value in values]).encode()
+    if values.dtype.kind not in "OS":
+        raise BadImage(f"{name} has values of the type {_type(data)}, neither integers nor texts")
+    texts = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    return json.dumps([text.decode("utf-8", "surrogateescape") for text in texts]).encode()
+
+
+def read(path: str, stamp: int, name: str, row: int) -> bytes:
+    """Return one row: an encoded image, or the values of an array in C order."""
+    data = _dataset(path, stamp, name)
+    if not 0 <= row < data.shape[0]:
+        raise BadImage(f"{name} has only {data.shape[0]} rows")
+    value = data[row]
+    return np.ascontiguousarray(value).tobytes() if data.ndim > 1 else _encoded(data, value)
+
+
+def _encoded(data: Any, value: Any) -> bytes:
+    """Return the encoded image in one value of a dataset with one axis."""
+    if isinstance(value, np.ndarray):
+        return bytes(value.tobytes())
+    if isinstance(value, np.void):
+        return bytes(value.tobytes()).rstrip(b"\0")
+    return bytes(value)  # fixed or variable length; zeros at the end of a fixed one are gone
+
+
+def _type(data: Any) -> str:
+    """Return ``bytes`` for values of encoded images, or the name of a type of numbers."""
+    of_items = h5py.check_vlen_dtype(data.dtype)
+    if of_items is not None and np.dtype(of_items).itemsize == 1:
+        return "bytes"
+    if h5py.check_string_dtype(data.dtype) is not None or data.dtype.kind == "V":
+        return "bytes" if not data.dtype.names else "other"
+    return str(data.dtype) if data.dtype.kind in "iufb" else "other"
+
+
+def _walk(group: Any, prefix: str = "", depth: int = 8) -> Iterator[tuple[str, Any]]:
+    """Yield the datasets of a group; links to other files are not followed."""
+    for name in group:
+        link = group.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            continue
+        found = group.get(name)
+        if isinstance(found, h5py.Dataset):
+            yield prefix + name, found
+        elif isinstance(found, h5py.Group) and depth:
+            yield from _walk(found, f"{prefix}{name}/", depth - 1)
+
+
+def _dataset(path: str, stamp: int, name: str) -> Any:
+    """Return a dataset whose values are all in this file."""
+    found = _open(path, stamp)
+    for part in name.strip("/").split("/"):
+        link = found.get(part, getlink=True) if isinstance(found, h5py.Group) else None
+        if not isinstance(link, h5py.HardLink):
+            raise BadImage(f"there is no dataset {name}")
+        found = found[part]
+    if not isinstance(found, h5py.Dataset) or not found.shape:
+        raise BadImage(f"{name} is not a dataset with rows")
+    if found.external or found.is_virtual:
+        raise BadImage(f"the values of {name} are in other files")
+    if found.ndim > 1 and found.dtype.itemsize * np.prod(found.shape[1:], dtype=object) > MAX_ROW:
+        raise BadImage(f"the rows of {name} have over {MAX_ROW} bytes")
+    return found
