@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shardkit.cli.show import amount
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
-from shardkit.measure.doctor.groups import Group
-from shardkit.measure.doctor.judgement import Cause, Diagnosis, Range, Rated
-from shardkit.measure.doctor.pipeline import Setup
+from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, Range, Rated
+from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
+from shardkit.measure.doctor.stored import Group
 from shardkit.measure.runner.gil import HOLDS
 from shardkit.system.formatting import significant
 from shardkit.system.text import printable
@@ -27,36 +27,35 @@ _MOST_LINES = 16
 _NOISY = 0.15
 """Variation of the loader's rate between rounds from which figures are rough."""
 
+_ALONE = 0.15
+"""The next stage is named, too, if its fraction is within this of the longest one's."""
+
 
 def report_lines(report: DoctorReport) -> list[str]:
     """Return the report: the verdict first, and what to do last."""
-    diagnosis, setup, profile = report.diagnosis, report.setup, report.profile
-    if diagnosis is None or setup is None or profile is None:
-        return _lines("machine", _checks(report.findings)) + _finding_lines(report.findings, "ok")
-    cause = _cause(diagnosis.cause, setup)
-    if profile.group is not None and diagnosis.cause.stage == profile.longest:
-        cause += f"; {_group(profile.group)}"
-    before = _lines("GPU", _gpu(report, diagnosis, setup))
-    before += _lines("slowest" if diagnosis.status == "fed" else "cause", cause)
+    diagnosis, profile = report.diagnosis, report.profile
+    if diagnosis is None or profile is None:
+        found = [each for each in report.findings if each.severity != "ok"]
+        return _lines("machine", _checks(report.findings)) + _finding_lines(found)
+    before = _lines("GPU", _gpu(diagnosis, profile))
+    name = "slowest" if diagnosis.status == "fed" else "cause"
+    before += _lines(name, _cause(diagnosis.cause, profile))
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
     after += _next(report, diagnosis)
-    return before + _remedies(report, diagnosis, _MOST_LINES - len(before) - len(after)) + after
+    return before + _remedies(diagnosis, _MOST_LINES - len(before) - len(after)) + after
 
 
 def verbose_lines(report: DoctorReport) -> list[str]:
-    """Return the time of all stages, and all checks of the machine."""
-    lines = []
-    if report.profile is not None:
-        for name, stage in report.profile.stages.items():
-            lines.append(
-                f"  {name:<9} {_ms(stage.seconds):>10} per image, "
-                f"{_percent(report.profile.fraction(name))}; p50 {_ms(stage.p50)}, "
-                f"p95 {_ms(stage.p95)}; {_percent(stage.busy)} of it on a CPU"
-            )
-        lines += _finding_lines(report.findings, "")
-    versions = (f"{name} {version or '?'}" for name, version in report.facts.versions.items())
-    return lines + _lines("versions", ", ".join(versions))
+    """Return the time of all stages, and all checks of the machine that are not in the report."""
+    if report.profile is None:
+        return _finding_lines(each for each in report.findings if each.severity == "ok")
+    stages = [
+        f"  {name:<9} {_ms(stage.seconds):>10} per image, {report.profile.fraction(name):.0%}; "
+        f"computes {stage.busy:.0%} of it"
+        for name, stage in report.profile.stages.items()
+    ]
+    return stages + _finding_lines(report.findings)
 
 
 def _lines(name: str, text: str, indent: int = _INDENT) -> list[str]:
@@ -70,25 +69,24 @@ def _lines(name: str, text: str, indent: int = _INDENT) -> list[str]:
     )
 
 
-def _gpu(report: DoctorReport, diagnosis: Diagnosis, setup: Setup) -> str:
-    rate = f"the loader gives {_spread(diagnosis.delivered)}"
-    if diagnosis.needed is None or report.step_seconds is None or diagnosis.waiting is None:
-        longest = setup.batch_size / diagnosis.delivered.median
+def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
+    size, rate = profile.setup.batch_size, f"the loader gives {_spread(diagnosis.delivered)}"
+    if diagnosis.needed is None or profile.step_seconds is None or diagnosis.waiting is None:
         return (
-            f"unknown without a training step: {rate} images/s, so a step of a batch of "
-            f"{setup.batch_size} that is shorter than {_ms(longest)} waits. Add --step-ms T or "
-            "--model"
+            f"unknown without a training step: {rate} images/s, so the GPU waits if a step with a "
+            f"batch of {size} is shorter than {_ms(size / diagnosis.delivered.median)}. Add "
+            "--step-ms T or --model"
         )
     needs = (
-        f"a step of {_ms(report.step_seconds)} for a batch of {setup.batch_size} needs "
+        f"a step of {_ms(profile.step_seconds)} with a batch of {size} needs "
         f"{diagnosis.needed:,.0f} images/s; {rate}"
     )
-    if diagnosis.status == "fed":
-        return f"does not wait for data: {needs}"
-    low, high = diagnosis.waiting
-    if diagnosis.status == "starved":
-        return f"waits {_range(low, high)} of the time: {needs}"
-    return f"undecided, it waits {_range(low, high)} of the time: {needs}{_longer(diagnosis)}"
+    waits = " to ".join(dict.fromkeys(f"{part:.0%}" for part in diagnosis.waiting))
+    return {
+        "fed": f"does not wait for data: {needs}",
+        "starved": f"waits {waits} of the time: {needs}",
+        "undecided": f"undecided, waits {waits} of the time: {needs}{_longer(diagnosis)}",
+    }[diagnosis.status]
 
 
 def _longer(diagnosis: Diagnosis) -> str:
@@ -97,74 +95,87 @@ def _longer(diagnosis: Diagnosis) -> str:
         return ""
     if diagnosis.decisive_seconds > _LONGEST:
         return " (too close for a longer run)"
-    return f" (decisive: --budget {_duration(diagnosis.decisive_seconds + _OVERHEAD)})"
+    return f" (decisive: {_budget(diagnosis.decisive_seconds)})"
 
 
-def _cause(cause: Cause, setup: Setup) -> str:
-    name = _stage(cause.stage, setup)
-    if cause.stage == "torch threads":
-        return f"{name}: without them loading is faster (see below)"
-    text = f"{name} takes {_percent(cause.fraction)} of an image's time"
-    if cause.next_stage:
-        text += f", and {_stage(cause.next_stage, setup)} {_percent(cause.next_fraction)}"
-    text += f" (p50 {_ms(cause.p50)}, p95 {_ms(cause.p95)}); it "
-    if cause.stage == "read" and not cause.waits:
-        return f"{text}copies from the page cache, so a faster disk does not help"
-    if cause.waits:
-        return f"{text}waits, for a disk, a network or a sleep, rather than computes"
-    text += "computes"
-    if cause.held is None or cause.held < HOLDS:
-        return f"{text} and releases the GIL"
-    text += f" and holds the GIL {_percent(cause.held)} of that time, so threads do not help"
-    return text + (", but worker processes, as here, can" if setup.engine == "process" else "")
+def _budget(seconds: float) -> str:
+    seconds += _OVERHEAD
+    return (
+        f"--budget {math.ceil(seconds / 60)}m"
+        if seconds > 90
+        else f"--budget {math.ceil(seconds)}s"
+    )
 
 
-def _stage(stage: str, setup: Setup) -> str:
-    names = {
+def _cause(cause: str, profile: Profile) -> str:
+    if cause == TORCH_THREADS:
+        return "each loader thread starts PyTorch threads, which compete for the CPUs"
+    stage, setup = profile.stages[cause], profile.setup
+    text = f"{_stage(cause, profile)} takes {profile.fraction(cause):.0%} of an image's time"
+    for other in profile.stages:
+        if other != cause and profile.fraction(other) > profile.fraction(cause) - _ALONE:
+            text += f", {_stage(other, profile)} {profile.fraction(other):.0%}"
+    text += f" (p50 {_ms(profile.p50)}, p95 {_ms(profile.p95)}); it "
+    if stage.busy < WAITS:
+        text += "waits, for a disk, a network or a sleep, rather than computes"
+    elif cause == "read":
+        text += "copies from memory, so a faster disk does not help"
+    elif cause not in OWN_CODE or profile.held < HOLDS:
+        text += "computes and releases the GIL"
+    else:
+        text += (
+            f"computes and holds the GIL {profile.held:.0%} of that time, so threads do not help"
+        )
+        text += ", but worker processes, as here, can" if setup.engine == "process" else ""
+    return text + (f"; {_group(profile.group)}" if profile.group else "")
+
+
+def _stage(stage: str, profile: Profile) -> str:
+    setup = profile.setup
+    return {
         "read": "reading",
-        "decode": "decoding",
+        "decode": "decoding" if profile.kind != "raw" else "copying raw pixels",
         "dataset": f"the dataset ({setup.dataset}.__getitem__)",
         "transform": f"the transform {setup.transform}",
         "collate": f"the collate function {setup.collate}" if setup.collate else "collating",
         "transport": "sending batches from worker processes",
-        "torch threads": "each loader thread starts PyTorch threads, which compete for the CPUs",
-    }
-    return names[stage]
+    }[stage]
 
 
 def _group(group: Group) -> str:
-    who = {
-        "class": f"class {group.name!r}",
-        "encoding": f"{group.name.upper()} images",
-        "size": "the largest images",
+    who, take = {
+        "class": (f"class {group.name!r}", "takes"),
+        "encoding": (f"{group.name.upper()} images", "take"),
+        "size": ("the largest images", "take"),
     }[group.by]
     detail = "" if group.by == "encoding" else f"{group.kind.upper()}, "
     return (
-        f"{who} ({_percent(group.images)} of the images; {detail}"
-        f"{significant(group.megapixels)} megapixels) take {_percent(group.time)} of that"
-    ).replace(") take", ") takes" if group.by == "class" else ") take")
+        f"{who} ({group.images:.0%} of the images; {detail}"
+        f"{significant(group.megapixels)} megapixels) {take} {group.time:.0%} of the time"
+    )
 
 
-def _remedies(report: DoctorReport, diagnosis: Diagnosis, most: int) -> list[str]:
+def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
     """Return the ranked remedies, as many as fit, and those that do not help."""
     if diagnosis.status == "fed":
         return _lines("remedies", "none needed")
-    rest = {
-        f"too noisy to tell{_longer(diagnosis)}": diagnosis.unclear,
-        "no gain": diagnosis.without_gain,
-        "failed": report.failed,
-    }
-    last = "; ".join(f"{why}: {', '.join(names)}" for why, names in rest.items() if names)
-    if not diagnosis.remedies:
+    verdicts = {"unclear": f"too noisy to tell{_longer(diagnosis)}", "no gain": "no gain"}
+    rest = []
+    for verdict in ("unclear", "no gain", "failed"):
+        names = [each.remedy.name for each in diagnosis.remedies if each.verdict == verdict]
+        rest += [f"{verdicts.get(verdict, verdict)}: {', '.join(names)}"] if names else []
+    gains = [(each, each.rate) for each in diagnosis.remedies if each.verdict == "gain"]
+    rows = [(_spread(rate), _effect(each, diagnosis), each.remedy) for each, rate in gains if rate]
+    last = "; ".join(rest)
+    if not rows:
         return _lines("remedies", last or "none measured: the loader kept up at first")
-    effects = [_effect(each, diagnosis) for each in diagnosis.remedies]
-    rates = [_spread(each.rate) for each in diagnosis.remedies]
-    first, second = (max(map(len, [*column, "images/s"])) for column in (rates, effects))
+    first, second = (max(len(str(row[n])) for row in rows) for n in range(2))
+    first = max(first, len("images/s"))
     lines = _lines("remedies", f"{'images/s':<{first}}  {'GPU' if diagnosis.needed else 'speedup'}")
-    for rate, effect, each in zip(rates, effects, diagnosis.remedies, strict=True):
-        price = f" ({each.remedy.price})" if each.remedy.price else ""
+    for rate, effect, remedy in rows:
         cells = f"{rate:<{first}}  {effect:<{second}}  "
-        lines += _lines("", f"{cells}{each.remedy.what}{price}", _INDENT + len(cells))
+        price = f" ({remedy.price})" if remedy.price else ""
+        lines += _lines("", f"{cells}{remedy.name}{price}", _INDENT + len(cells))
     more = _lines("", last) if last else []
     if len(lines) + len(more) > most:
         lines = [*lines[: most - len(more) - 1], " " * _INDENT + "... (--json lists all)"]
@@ -173,20 +184,22 @@ def _remedies(report: DoctorReport, diagnosis: Diagnosis, most: int) -> list[str
 
 def _effect(rated: Rated, diagnosis: Diagnosis) -> str:
     """Return what a remedy changes: the GPU's wait, or without a step the speedup."""
+    assert rated.rate is not None
     if diagnosis.needed is None:
         return f"{rated.rate.median / diagnosis.delivered.median:.1f}x"
-    waits = _percent(max(0.0, 1 - rated.rate.median / diagnosis.needed))
-    return {"yes": "no wait", "no": f"waits {waits}", "unclear": "borderline"}[rated.enough]
+    waits = f"still waits {max(0.0, 1 - rated.rate.median / diagnosis.needed):.0%}"
+    return {"yes": "enough", "no": waits, "unclear": "borderline"}[rated.enough]
 
 
 def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
-    rate = diagnosis.delivered
-    busy = report.facts.load.disturbs or rate.variation > _NOISY
-    level = "low, repeat on an idle machine" if busy else "good"
-    text = f"{level}: {report.facts.load}; {amount(rate.rounds, 'round')} vary by "
-    text += _percent(rate.variation)
-    if report.sample:
-        text += f"; {report.sample:,} of {report.images:,} images converted"
+    rate, load = diagnosis.delivered, report.load
+    busy = (load is not None and load.disturbs) or rate.variation > _NOISY
+    text = "low, repeat on an idle machine: " if busy else "good: "
+    if load is not None:
+        text += f"other processes used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
+    text += f"{amount(rate.rounds, 'round')} vary by {rate.variation:.0%}"
+    if report.sample and report.profile is not None:
+        text += f"; {report.sample:,} of {report.profile.images:,} images converted"
     return text
 
 
@@ -194,49 +207,44 @@ def _checks(findings: Sequence[Finding]) -> str:
     parts = []
     for severity in ("problem", "warning", "note"):
         found = [each.what for each in findings if each.severity == severity]
-        if found and severity == "note":
-            parts.append(f"{amount(len(found), 'note')}")
-        elif found:
-            parts.append(f"{severity}: {'; '.join(found)}")
+        if found:
+            notes = amount(len(found), "note")
+            parts.append(notes if severity == "note" else f"{severity}: {'; '.join(found)}")
     fine = sum(each.severity == "ok" for each in findings)
     return "; ".join([*parts, f"{amount(fine, 'check')} passed"])
 
 
-def _finding_lines(findings: Sequence[Finding], hidden: str) -> list[str]:
+def _finding_lines(findings: Iterable[Finding]) -> list[str]:
     lines = []
     for each in findings:
-        if each.severity != hidden:
-            text = f"{each.what} ({each.evidence})" + (f": {each.remedy}" if each.remedy else "")
-            lines += _lines(f"  {each.severity}", text)
+        text = f"{each.what} ({each.evidence})" + (f": {each.remedy}" if each.remedy else "")
+        lines += _lines(f"  {each.severity}", text)
     return lines
 
 
 def _next(report: DoctorReport, diagnosis: Diagnosis) -> list[str]:
-    if report.command:
-        lines = [f"{'next':<{_INDENT}}{printable(report.command)}"]  # one line, to copy
-        return lines + [f"{'':<{_INDENT}}{printable(hint)}" for hint in report.hints]
+    """Return what to do: a command on one line, to copy, or a sentence."""
+    lines = [f"{'next':<{_INDENT}}{printable(report.command)}"] if report.command else []
+    lines += [f"{'':<{_INDENT}}{printable(hint)}" for hint in report.hints]
+    best = diagnosis.recommended
+    if best is not None and best.enough == "no":
+        then = diagnosis.advice or "more or faster CPUs"
+        return lines + _lines("", f"that is not enough; then: {then}")
+    if lines:
+        return lines
     if diagnosis.status == "fed":
         return _lines("next", "nothing: faster loading would not make training faster")
-    if diagnosis.status == "undecided":
-        return _lines("next", "measure again on an idle machine, or with a longer --budget")
-    return _lines("next", diagnosis.advice or "faster or more CPUs: no measured change helps")
+    if diagnosis.decisive_seconds is not None:
+        longer = _budget(min(diagnosis.decisive_seconds, _LONGEST))
+        return _lines(
+            "next", f"repeat with {longer}, on an idle machine: the rounds differ too much"
+        )
+    return _lines("next", diagnosis.advice or "more or faster CPUs: no measured change helps")
 
 
 def _spread(rate: Range) -> str:
     return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
 
 
-def _range(low: float, high: float) -> str:
-    return " to ".join(dict.fromkeys((_percent(low), _percent(high))))
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _duration(seconds: float) -> str:
-    return f"{math.ceil(seconds / 60)}m" if seconds > 90 else f"{math.ceil(seconds)}s"
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f}%"

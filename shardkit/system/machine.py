@@ -90,6 +90,28 @@ def other_load(seconds: float = 0.3) -> OtherLoad:
     return OtherLoad(busy=percent / 100 * present, present=present)
 
 
+class CpuMeter:
+    """Measures the CPU use of other processes from its creation on."""
+
+    def __init__(self) -> None:
+        self._start = _cpu_times()
+
+    def other_load(self) -> OtherLoad:
+        """Return the load so far, without this process and its children that have ended."""
+        now, all_cpus, own = (new - old for new, old in zip(_cpu_times(), self._start, strict=True))
+        busy = max(0.0, all_cpus - own) / max(now, 1e-9)
+        return OtherLoad(busy=busy, present=os.cpu_count() or 1)
+
+
+def _cpu_times() -> tuple[float, float, float]:
+    """Return the time, the seconds that all CPUs computed, and those for this process."""
+    times, own = psutil.cpu_times(), os.times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Guests' time is part of the users'.
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return own.elapsed, sum(times) - idle - guests, sum(own[:4])
+
+
 def filesystem(path: Path) -> tuple[str, str]:
     """Return the type of the file system of ``path`` and its mount point.
 

@@ -72,9 +72,9 @@ INSIDE = {
     ),
     "measure.doctor": (
         "stored",
-        "groups pipeline",
-        "machine profile sample",
-        "checks remedies",
+        "pipeline",
+        "checks profile",
+        "remedies",
         "judgement",
         "doctor",
     ),

@@ -1,35 +1,51 @@
-"""The checks of the machine: a table of rules, each of which judges the facts."""
+"""The checks of the machine: a table of rules, each of which reads and judges one property.
+
+With data, they run in the measurement process before anything is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from shardkit.measure.doctor.machine import Facts, fits_in_memory
-from shardkit.system.formatting import percent, size
+import psutil
+from PIL import features
+
+from shardkit.codecs import turbo
+from shardkit.measure.doctor.pipeline import Pipeline
+from shardkit.measure.runner import page_cache
+from shardkit.measure.runner.environment import library_versions
+from shardkit.measure.runner.session import Session
+from shardkit.system import machine, native
+from shardkit.system.formatting import size
 from shardkit.torch.data.memory import SHARED_MEMORY
-from shardkit.torch.engine.preflight import SPARE_FILES
+from shardkit.torch.engine import preflight
+from shardkit.torch.engine.processes import SPARE_SLOTS
+from shardkit.torch.loader import FILES_PER_BATCH
 
 SEVERITIES = ("problem", "warning", "note", "ok")
 """``problem``: loading fails or a setting cannot work. ``warning``: it costs speed. ``note``:
 information. ``ok``: passed."""
 
-DOCKER_SHARED_MEMORY = 64 << 20
-"""Default size of /dev/shm in Docker, in bytes."""
+_FITS = 0.7
+"""Fraction of the memory that files may fill and still stay cached during training."""
 
-_FEW_FILES = 1024
-"""Default limit of open files on most systems."""
+_DOCKER_SHARED_MEMORY, _FEW_FILES = 64 << 20, 1024
+"""Default size of /dev/shm in Docker, and default limit of open files on most systems."""
 
-_NETWORK = ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "beegfs", "gpfs", "afs"]
-
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SLOW_PLACES = {
-    "on a network": _NETWORK,
-    "served by a program": ["fuse", "fuseblk"],
-    "in a container's layers": ["overlay", "overlayfs", "aufs"],
+    "on a network": "nfs nfs4 cifs smb3 smbfs 9p ceph lustre beegfs gpfs afs",
+    "served by a program": "fuse fuseblk",
+    "in a container's layers": "overlay overlayfs aufs",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Result of a check."""
 
@@ -45,134 +61,169 @@ class Finding:
     """What helps; empty if nothing is needed."""
 
 
-Verdict = tuple[str, str, str]
-"""Severity, finding and remedy."""
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be loaded, and what worker processes need for it."""
 
-Checked = tuple[str, Verdict | None] | None
-"""Evidence, and a verdict unless the check passed; None if it does not apply."""
+    workers: int = field(default_factory=preflight.default_workers)
+    processes: bool = False
+    """Whether the loader uses, or should use, worker processes."""
+    files: Sequence[Path] = ()
+    """Files of the data; none without data, or if unknown."""
+    bytes: int = 0
+    """Size of all files."""
+    batch_bytes: int = 0
+    """Size of a batch; 0 if unknown."""
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that worker processes prepare at a time."""
+        return (2 + SPARE_SLOTS) * self.workers
 
 
-def run_checks(facts: Facts) -> list[Finding]:
+Checked = tuple[str, list[tuple[bool, str, str, str]]]
+"""Evidence, empty if the check does not apply; and verdicts, of which the first true one counts:
+whether it applies, severity, finding and remedy."""
+
+
+def check_data(session: Session, *, batch_size: int, workers: int | None) -> list[Finding]:
+    """Return the findings for a loader; arguments as for `Pipeline`."""
+    pipeline = Pipeline(session, batch_size, workers)
+    setup, wants = pipeline.setup, preflight.why_processes(pipeline.dataset) is not None
+    plan = Plan(
+        workers=setup.workers,
+        processes=setup.engine == "process" or (wants and not setup.stock),
+        files=session.files,
+        bytes=sum(path.stat().st_size for path in session.files),
+        batch_bytes=preflight.batch_bytes(pipeline.dataset, setup.batch_size) or 0,
+    )
+    return run_checks(plan)
+
+
+def run_checks(plan: Plan) -> list[Finding]:
     """Return the findings of all checks that apply, the worst first."""
     findings = []
     for name, check in CHECKS.items():
-        checked = check(facts)
-        if checked is not None:
-            severity, what, remedy = checked[1] or ("ok", name, "")
-            findings.append(
-                Finding(name=name, severity=severity, what=what, evidence=checked[0], remedy=remedy)
-            )
+        evidence, verdicts = check(plan)
+        applies = (verdict[1:] for verdict in verdicts if verdict[0])
+        severity, what, remedy = next(applies, ("ok", name, ""))
+        if evidence:
+            findings.append(Finding(name, severity, what, evidence, remedy))
     return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
 
 
-def _processors(facts: Facts) -> Checked:
-    quota = "none" if facts.quota is None else f"{facts.quota:g} CPUs"
-    present = facts.load.present
-    evidence = f"{facts.workers} workers; affinity {facts.affinity} of {present}; quota {quota}"
-    if facts.cpus >= present:
-        return evidence, None
-    what = f"this process may use {facts.cpus:g} of {present} CPUs"
-    return evidence, ("note", what, "raise --cpus (Docker) or --cpus-per-task (Slurm)")
+def fits_in_memory(count: int) -> bool:
+    """Return whether files of ``count`` bytes stay cached after the first epoch."""
+    return count <= _FITS * machine.memory_limit()
 
 
-def _shared_memory(facts: Facts) -> Checked:
-    if facts.shared_memory is None:
-        return f"PyTorch does without {SHARED_MEMORY}", None
-    total, free = facts.shared_memory
-    needed = facts.place.shared_needed if facts.place else 0
+def _cpus() -> float:
+    """Return the CPUs that this process may use, a fraction if its quota is one."""
+    return min(machine.affinity(), machine.cpu_quota() or machine.affinity())
+
+
+def _processors(plan: Plan) -> Checked:
+    present, quota = os.cpu_count() or 1, machine.cpu_quota()
+    limit = "none" if quota is None else f"{quota:g} CPUs"
+    evidence = f"{plan.workers} workers; affinity {machine.affinity()} of {present}; quota {limit}"
+    what = f"this process may use {_cpus():g} of {present} CPUs"
+    remedy = "raise --cpus (Docker) or --cpus-per-task (Slurm)"
+    return evidence, [(_cpus() < present, "note", what, remedy)]
+
+
+def _shared_memory(plan: Plan) -> Checked:
+    total, free = preflight.shared_memory() or (0, 0)  # without any, PyTorch does without it
+    needed = plan.in_flight * plan.batch_bytes
     evidence = f"{size(free)} free of {size(total)}; worker processes need {size(needed)}"
+    small = 0 < total <= _DOCKER_SHARED_MEMORY or (total > 0 and free < needed)
+    severity = "problem" if needed > free and plan.processes else "warning"
+    what = f"{SHARED_MEMORY} is too small for worker processes"
     remedy = "enlarge it (Docker: --shm-size 8g or --ipc=host), or use fewer workers or threads"
-    if needed > free and facts.place is not None and facts.place.processes:
-        what = f"{SHARED_MEMORY} is too small for this loader's worker processes"
-        return evidence, ("problem", what, remedy)
-    if total <= DOCKER_SHARED_MEMORY or needed > free:
-        what = f"{SHARED_MEMORY} is small: worker processes may fail"
-        return evidence, ("warning", what, remedy)
-    return evidence, None
+    return evidence, [(small, severity, what, remedy)]
 
 
-def _open_files(facts: Facts) -> Checked:
-    if facts.open_files is None:
-        return "no limit", None
-    needed = facts.place.files_needed if facts.place else 0
-    evidence = f"`ulimit -n` is {facts.open_files}; worker processes need {needed}"
-    if needed + SPARE_FILES > facts.open_files:
-        severity = "problem" if facts.place is not None and facts.place.processes else "warning"
-        what = "too few open files for the batches in flight"
-        return evidence, (severity, what, f"run `ulimit -n {max(4096, 2 * needed)}` first")
-    if facts.open_files < _FEW_FILES:
-        remedy = "run `ulimit -n 4096` first: otherwise shards are reopened"
-        return evidence, ("warning", "few open files allowed", remedy)
-    return evidence, None
+def _open_files(plan: Plan) -> Checked:
+    needed, limit = plan.in_flight * FILES_PER_BATCH, preflight.open_files_limit() or sys.maxsize
+    evidence = f"`ulimit -n` is {limit}; worker processes need {needed}"
+    many, few = "too few open files for the batches in flight", "few open files allowed"
+    severity = "problem" if plan.processes else "warning"
+    remedy = f"run `ulimit -n {max(4096, 2 * needed)}` first"
+    over = needed + preflight.SPARE_FILES > limit
+    return evidence, [
+        (over, severity, many, remedy),
+        (limit < _FEW_FILES, "warning", few, remedy),
+    ]
 
 
-def _memory(facts: Facts) -> Checked:
-    data = facts.place.bytes if facts.place else 0
-    evidence = f"{size(facts.memory)}; data {size(data)}; swapped {size(facts.swap_used)}"
-    if not fits_in_memory(data, facts.memory):
-        what = "the data do not fit in memory: every epoch reads the disk"
-        return evidence, ("note", what, "store smaller images, or read with BlockShuffle")
-    if facts.swap_used > facts.memory // 10:
-        return evidence, ("warning", "memory is swapped out", "end the processes that use it")
-    return evidence, None
+def _memory(plan: Plan) -> Checked:
+    memory, swapped = machine.memory_limit(), 0
+    with contextlib.suppress(OSError, RuntimeError):  # a container may hide it
+        swapped = int(psutil.swap_memory().used)
+    evidence = f"{size(memory)}; data {size(plan.bytes)}; swapped {size(swapped)}"
+    large = "the data do not fit in memory: every epoch reads the disk"
+    smaller = "store smaller images, or read with BlockShuffle"
+    swaps, end = "memory is swapped out", "end the processes that use it"
+    return evidence, [
+        (not fits_in_memory(plan.bytes), "note", large, smaller),
+        (swapped > memory // 10, "warning", swaps, end),
+    ]
 
 
-def _file_system(facts: Facts) -> Checked:
-    if facts.place is None or not facts.place.filesystem:
-        return None
-    kind = facts.place.filesystem
-    for where, kinds in _SLOW_PLACES.items():
-        if kind.partition(".")[0] in kinds:
-            remedy = "copy them to a local disk or a volume if reading is slow"
-            return f"{facts.place.path}: {kind}", ("note", f"the data are {where} ({kind})", remedy)
-    return f"{facts.place.path}: {kind}", None
+def _file_system(plan: Plan) -> Checked:
+    kind, mount = machine.filesystem(plan.files[0]) if plan.files else ("", "")
+    family = kind.partition(".")[0]
+    where = next((place for place, kinds in _SLOW_PLACES.items() if family in kinds.split()), "")
+    remedy = "copy them to a local disk or a volume if reading is slow"
+    evidence = f"{kind} at {mount}" if kind else ""
+    return evidence, [(bool(where), "note", f"the data are {where} ({kind})", remedy)]
 
 
-def _page_cache(facts: Facts) -> Checked:
-    if facts.place is None or facts.place.resident is None or not facts.place.bytes:
-        return None
-    evidence = f"{percent(facts.place.resident)} of the data cached at the start"
-    if facts.place.resident < 0.5:
-        what = "most of the data were not cached: the next epoch starts at disk speed"
-        return evidence, ("note", what, "")
-    return evidence, None
+def _page_cache(plan: Plan) -> Checked:
+    cached = page_cache.resident(page_cache.sample(plan.files)) if plan.bytes else None
+    if cached is None:
+        return "", []
+    what = "most of the data were not cached: the next epoch starts at disk speed"
+    return f"{cached:.0%} of the data cached at the start", [(cached < 0.5, "note", what, "")]
 
 
-def _decoders(facts: Facts) -> Checked:
-    jpeg = "libjpeg-turbo" if facts.libjpeg_turbo else "plain libjpeg"
-    evidence = f"Pillow has {jpeg}; TurboJPEG 3 {'' if facts.turbojpeg else 'not '}found"
-    evidence += f"; compiled module: {facts.compiled}" if facts.compiled else ""
-    if not facts.libjpeg_turbo:
-        what = "Pillow lacks libjpeg-turbo, the fast JPEG decoder"
-        return evidence, ("warning", what, "pip install --force-reinstall pillow")
-    if not facts.turbojpeg and "libjpeg-turbo" not in facts.compiled:  # it crops, too
-        what = "no TurboJPEG 3, which decodes only the cropped part of a JPEG"
-        return evidence, ("note", what, "pip install 'shardkit[turbo]'")
-    return evidence, None
+def _libraries(_: Plan) -> Checked:
+    crops, compiled = turbo.available(), native.describe()
+    fast = bool(features.check("libjpeg_turbo"))
+    evidence = ", ".join(f"{name} {version or '?'}" for name, version in library_versions().items())
+    evidence += f"; libjpeg-turbo in Pillow: {'yes' if fast else 'no'}"
+    evidence += f"; TurboJPEG 3: {'yes' if crops else 'no'}; compiled module: {compiled}"
+    slow = "Pillow lacks libjpeg-turbo, the fast JPEG decoder"
+    lacks = not crops and "libjpeg-turbo" not in compiled  # the compiled module crops, too
+    what = "no TurboJPEG 3, which decodes only the cropped part of a JPEG"
+    return evidence, [
+        (not fast, "warning", slow, "pip install --force-reinstall pillow"),
+        (lacks, "note", what, "pip install 'shardkit[turbo]'"),
+    ]
 
 
-def _threads(facts: Facts) -> Checked:
-    opencv = facts.place.opencv_threads if facts.place else 0
-    named = [f"{name}={value}" for name, value in facts.variables.items()]
-    evidence = ", ".join([*named, f"{opencv} OpenCV threads"])
-    processes = facts.place is not None and facts.place.processes  # there OpenCV uses one thread
-    if opencv > 1 and not processes and opencv * facts.workers > 2 * facts.cpus:
-        what = f"{facts.workers} workers with {opencv} OpenCV threads each on {facts.cpus:g} CPUs"
-        return evidence, ("warning", what, "call cv2.setNumThreads(0) in the transform's module")
-    most = max((int(v) for v in facts.variables.values() if v.isdecimal()), default=1)
-    if most > facts.cpus:
-        what = f"libraries are set to {most} threads on {facts.cpus:g} CPUs"
-        return evidence, ("warning", what, "unset the variable, or set OMP_NUM_THREADS=1")
-    return evidence, None
+def _threads(plan: Plan) -> Checked:
+    cv2, cpus = sys.modules.get("cv2"), _cpus()
+    opencv = 0 if cv2 is None else int(cv2.getNumThreads())
+    set_to = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
+    evidence = ", ".join([*map("=".join, set_to.items()), f"{opencv} OpenCV threads"])
+    # In worker processes, OpenCV uses one thread.
+    many = opencv > 1 and not plan.processes and opencv * plan.workers > 2 * cpus
+    what = f"{plan.workers} workers with {opencv} OpenCV threads each on {cpus:g} CPUs"
+    most = max((int(value) for value in set_to.values() if value.isdecimal()), default=1)
+    too_many = f"libraries are set to {most} threads on {cpus:g} CPUs"
+    return evidence, [
+        (many, "warning", what, "call cv2.setNumThreads(0) in the transform's module"),
+        (most > cpus, "warning", too_many, "unset the variable, or set OMP_NUM_THREADS=1"),
+    ]
 
 
-CHECKS: dict[str, Callable[[Facts], Checked]] = {
+CHECKS: dict[str, Callable[[Plan], Checked]] = {
     "processors": _processors,
     "shared memory": _shared_memory,
     "open files": _open_files,
     "memory": _memory,
     "file system": _file_system,
     "page cache": _page_cache,
-    "decoders": _decoders,
+    "libraries": _libraries,
     "threads": _threads,
 }

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+from shardkit.conversion.recipe import Recipe
 from shardkit.errors import UsageError
 from shardkit.measure.doctor.stored import innermost
-from shardkit.measure.runner import steps
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.material import close_loader
 from shardkit.measure.runner.session import Session
-from shardkit.measure.runner.spec import StepSpec, StopCondition
+from shardkit.measure.runner.spec import StopCondition
 from shardkit.measure.runner.timing import measure
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
@@ -26,22 +26,35 @@ from shardkit.torch.loader import Loader, make_loader
 _EPOCH_BATCHES = 256
 """Maximum batches in an epoch of a variant."""
 
+_WORKER_ARGUMENTS = (
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
-    """Changes to the loader; the default changes nothing."""
+class Remedy:
+    """A change that may make loading faster; without one, the loader as it is."""
 
-    data: str = ""
-    """Path of a converted sample to read instead of the images."""
-    jpeg: str = ""
-    """JPEG decoding of a shardkit dataset."""
-    engine: str = ""
-    """``thread`` or ``process``."""
-    workers: int | None = None
+    name: str = ""
+    """The change in a few words."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `LoaderOptions` to change, such as ``num_workers``."""
     default_collate: bool = False
     """Whether shardkit's collate function replaces the loader's."""
+    jpeg: str = ""
+    """JPEG decoding of a shardkit dataset, if it changes."""
     torch_threads: int | None = None
-    """Threads that PyTorch uses for one operation."""
+    """Threads that PyTorch uses for one operation, if it changes."""
+    recipe: Recipe | None = None
+    """The conversion, if it is one."""
+    code: str = ""
+    """Python code of the change; empty for a conversion."""
+    price: str = ""
+    """What it costs; empty if nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,134 +75,97 @@ class Setup:
     """Name of a custom collate function; empty for a default one."""
     transform: str = ""
     """Name of the transform; empty without one."""
-    decode: str = ""
-    """Image type of a shardkit dataset or an image folder."""
     jpeg: str = ""
     """JPEG decoding of a shardkit dataset; empty for another one."""
-    torch_threads: int = 1
-    """Threads that PyTorch uses for one operation."""
 
 
 class Pipeline:
     """A dataset and a loader of it, which can be rebuilt with changes."""
 
     def __init__(self, session: Session, batch_size: int, workers: int | None) -> None:
-        """Take the session's loader apart, or create one.
-
-        Args:
-            session: The measurement process.
-            batch_size: Samples per batch; an upper limit if the session has a loader.
-            workers: Workers, unless the session has a loader.
+        """Take the session's loader apart, with batches of at most ``batch_size``, or create one.
 
         Raises:
             UsageError: If the session's loader is neither a DataLoader nor a shardkit loader.
         """
         given = session.loader
-        self.stock: DataLoader[Any] | None = None
-        self.options = LoaderOptions(num_workers=workers)
-        self.dataset, self.batch_size = session.dataset, batch_size
-        if isinstance(given, Loader):
-            self.options, self.batch_size = given.options, min(batch_size, given.batch_size)
-        elif isinstance(given, DataLoader):
-            self.stock = given
-            self.batch_size = min(batch_size, given.batch_size or _sampled(given.batch_sampler))
-        elif given is not None:
+        self.dataset = session.dataset
+        if given is None:
+            options = LoaderOptions(num_workers=workers)
+            given = make_loader(self.dataset, batch_size, options=options)
+        if not isinstance(given, Loader | DataLoader):
             raise UsageError(
                 f"--loader {session.subject.loader!r} returns a {type(given).__name__}: return a "
                 "torch.utils.data.DataLoader or the result of shardkit.make_loader"
             )
+        self.stock = given if isinstance(given, DataLoader) else None
+        self.options = LoaderOptions() if isinstance(given, DataLoader) else given.options
+        batches: Any = self.options if self.stock is None else self.stock
+        self.collate = batches.collate_fn
+        if self.collate is not default_collate:
+            self.options = replace(self.options, collate_fn=self.collate)
         self.collects = self.stock is None or self.stock.batch_sampler is not None
         """Whether the loader makes batches of samples, instead of taking those of the dataset."""
-        self.mapped = self.collects and not isinstance(self.dataset, IterableDataset)
-        self.collate: Any = (given if self.stock is not None else self.options).collate_fn
-
-    def sampler(self) -> Iterable[Any]:
-        """Return what a loader without batches of rows passes to the dataset."""
-        return self.stock.sampler if self.stock is not None else range(len(self.dataset))
-
-    def setup(self) -> Setup:
-        """Return the properties of the loader."""
-        inner, _ = innermost(self.dataset)
-        loader: Any = self.stock
-        if loader is None:
-            loader = make_loader(self.dataset, self.batch_size, options=self.options)
-        engine = getattr(loader, "engine", "process") if loader.num_workers else "main"
+        inner, ours = innermost(self.dataset), (default_collate, collate)
         transform = getattr(inner, "transform", None)
-        default = self.collate in (collate, default_collate)
-        return Setup(
+        self.setup = Setup(
             stock=self.stock is not None,
-            engine=engine,
-            workers=loader.num_workers,
-            batch_size=self.batch_size,
+            engine=getattr(given, "engine", "process") if given.num_workers else "main",
+            workers=given.num_workers,
+            batch_size=min(batch_size, given.batch_size or _sampled(given)),
             dataset=type(inner).__name__,
-            mapped=self.mapped,
-            collate="" if default else _name(self.collate),
+            mapped=self.collects and not isinstance(self.dataset, IterableDataset),
+            collate="" if self.collate in ours else _name(self.collate),
             transform="" if transform is None else _name(transform),
-            decode=str(inner.decode) if isinstance(inner, ShardDataset | PlainFolder) else "",
             jpeg=inner.jpeg if isinstance(inner, ShardDataset) else "",
-            torch_threads=torch.get_num_threads(),
         )
 
-    def loader(self, variant: Variant, rows: Sequence[int]) -> Iterable[Any]:
+    def stream(self) -> Iterator[Any]:
+        """Return the items of a dataset that is not mapped."""
+        if isinstance(self.dataset, IterableDataset):
+            return iter(self.dataset)
+        stock: Any = self.stock
+        return (self.dataset[row] for row in stock.sampler)
+
+    def loader(self, remedy: Remedy, data: str, rows: Sequence[int]) -> Iterable[Any]:
         """Return the loader with changes.
 
         Args:
-            variant: The changes.
+            remedy: The changes.
+            data: Path of a converted sample to read instead, if it is a conversion.
             rows: The only rows to read, again and again, in random order; empty reads all.
         """
-        dataset = self._dataset(variant)
-        rows = range(len(dataset)) if variant.data else rows
-        if self.mapped and len(rows):
-            most = _EPOCH_BATCHES * self.batch_size
-            count = min(max(len(self.dataset), most // 8), most)
+        dataset, size = self.dataset, self.setup.batch_size
+        if data or remedy.jpeg:
+            inner: Any = innermost(dataset)
+            dataset = open_dataset(
+                data or inner.path,
+                transform=inner.transform,
+                decode=inner.decode if isinstance(inner, ShardDataset | PlainFolder) else "pil",
+                jpeg=remedy.jpeg or self.setup.jpeg or "exact",
+            )
+        rows = range(len(dataset)) if data else rows
+        if self.setup.mapped and len(rows):
+            count = min(max(len(self.dataset), _EPOCH_BATCHES * size // 8), _EPOCH_BATCHES * size)
             dataset = Subset(dataset, (list(rows) * math.ceil(count / len(rows)))[:count])
-        if self.stock is not None and not variant.data and variant.engine != "thread":
-            return self._stock_loader(self.stock, dataset, variant)
-        options = self.options
-        if self.stock is not None and self.collate is not default_collate:
-            options = replace(options, collate_fn=self.collate)
-        if variant.default_collate:
-            options = replace(options, collate_fn=collate)
-        engine = variant.engine or options.engine
-        workers = options.num_workers if variant.workers is None else variant.workers
-        options = replace(options, engine=engine, num_workers=workers)
-        return make_loader(dataset, self.batch_size, shuffle=True, options=options)
-
-    def _dataset(self, variant: Variant) -> Any:
-        inner, _ = innermost(self.dataset)
-        if not variant.data and not variant.jpeg:
-            return self.dataset
-        ours = isinstance(inner, ShardDataset)
-        return open_dataset(
-            variant.data or inner.path,
-            transform=inner.transform,
-            decode=inner.decode if ours or isinstance(inner, PlainFolder) else "pil",
-            jpeg=variant.jpeg or (inner.jpeg if ours else "exact"),
-        )
-
-    def _stock_loader(
-        self, given: DataLoader[Any], dataset: Any, variant: Variant
-    ) -> DataLoader[Any]:
-        workers = given.num_workers if variant.workers is None else variant.workers
-        batches: dict[str, Any] = {"batch_size": given.batch_size}
-        if self.mapped:
-            batches = {"batch_size": self.batch_size, "shuffle": True, "drop_last": given.drop_last}
-        return DataLoader(
-            dataset,
-            num_workers=workers,
-            collate_fn=collate if variant.default_collate else given.collate_fn,
-            pin_memory=given.pin_memory,
-            timeout=given.timeout if workers else 0,
-            worker_init_fn=given.worker_init_fn,
-            multiprocessing_context=given.multiprocessing_context if workers else None,
-            prefetch_factor=given.prefetch_factor if workers else None,
-            persistent_workers=given.persistent_workers and workers > 0,
-            **batches,
-        )
+        changed = dict(remedy.options)
+        if remedy.default_collate:
+            changed["collate_fn"] = collate
+        if self.stock is None or data or "engine" in changed:
+            options = replace(self.options, **changed)
+            return make_loader(dataset, size, shuffle=True, options=options)
+        kept = ("num_workers", "collate_fn", "pin_memory")
+        changed = {name: getattr(self.stock, name) for name in kept} | changed
+        if changed["num_workers"]:
+            changed |= {name: getattr(self.stock, name) for name in _WORKER_ARGUMENTS}
+        if self.setup.mapped:
+            changed |= {"shuffle": True, "drop_last": self.stock.drop_last}
+        return DataLoader(dataset, size if self.collects else None, **changed)
 
 
-def _sampled(batches: Any) -> int:
+def _sampled(loader: Any) -> int:
     """Return the size of a batch sampler's batches; 1 if the dataset makes batches."""
+    batches = loader.batch_sampler
     if batches is None:
         return 1
     return getattr(batches, "batch_size", None) or len(next(iter(batches)))
@@ -199,39 +175,24 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def describe(session: Session, *, batch_size: int, workers: int | None) -> Setup:
-    """Return the properties of the session's loader, or of the one that doctor would create."""
-    return Pipeline(session, batch_size, workers).setup()
-
-
-def step_seconds(
-    session: Session, *, batch_size: int, workers: int | None, step: StepSpec
-) -> float:
-    """Return the time of a training step on a batch of the loader."""
-    loader = Pipeline(session, batch_size, workers).loader(Variant(workers=0), [])
-    batch = next(iter(loader))
-    close_loader(loader)
-    return steps.step_seconds(session.step(step), batch)
-
-
-def variant_rate(  # noqa: PLR0913 - a request
+def measure_rate(  # noqa: PLR0913 - a request
     session: Session,
     *,
     batch_size: int,
     workers: int | None,
-    variant: Variant,
+    remedy: Remedy,
+    data: str,
     rows: Sequence[int],
     seconds: float,
 ) -> float:
-    """Return the images per second of the loader with changes; arguments as for `Pipeline`."""
-    pipeline = Pipeline(session, batch_size, workers)
-    loader, threads = pipeline.loader(variant, rows), torch.get_num_threads()
-    torch.set_num_threads(variant.torch_threads or threads)
+    """Return the images per second of the loader with a remedy; arguments as for `Pipeline`."""
+    loader = Pipeline(session, batch_size, workers).loader(remedy, data, rows)
+    threads, images = torch.get_num_threads(), 0
+    torch.set_num_threads(remedy.torch_threads or threads)
     try:
-        found = measure(loader, StopCondition(seconds=seconds), lambda batch: None)
-        while not found.images:  # a busy machine delayed even the first batch
-            seconds *= 2
+        while not images:  # a busy machine may delay even the first batch
             found = measure(loader, StopCondition(seconds=seconds), lambda batch: None)
+            images, seconds = found.images, 2 * seconds
         return found.rate
     finally:
         torch.set_num_threads(threads)

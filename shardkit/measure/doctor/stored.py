@@ -1,16 +1,30 @@
-"""The stored images of a dataset, without decoding; runs in the measurement process."""
+"""The stored images of a dataset, and converted samples of them."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import Subset
+import numpy.typing as npt
+from torch.utils.data import Dataset, Subset
 
 from shardkit.codecs.image import SNIFF_BYTES, inspect, sniff
-from shardkit.dataset.shardset import ShardSet
-from shardkit.torch.data.datasets import ShardDataset
+from shardkit.conversion.command import Made, made_of
+from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.measure.runner.session import Session
+from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.machine import usable_cpus
+from shardkit.torch.data.datasets import ShardDataset, open_dataset
+
+FORMAT = "lmdb"
+"""Format of the samples, and of what a folder is converted to."""
 
 
 class Header(NamedTuple):
@@ -25,71 +39,144 @@ class Header(NamedTuple):
     """-1 without one."""
 
 
-def innermost(dataset: Any, rows: list[int] | None = None) -> tuple[Any, list[int]]:
-    """Return the dataset within any ``Subset``, and its rows for ``rows``."""
-    rows = rows or []
-    while type(dataset) is Subset:
-        rows = [int(dataset.indices[row]) for row in rows]
-        dataset = dataset.dataset
-    return dataset, rows
+class Files(Dataset[Any]):
+    """Files and their labels, as bytes."""
+
+    def __init__(self, samples: list[tuple[str | Path, int]]) -> None:
+        self._samples = samples
+
+    def __getitem__(self, row: int) -> tuple[bytes, int]:
+        path, label = self._samples[row]
+        return Path(path).read_bytes(), int(label)
 
 
-def stored_images(dataset: Any) -> Stored | None:
-    """Return the stored images of a shardkit dataset or an image folder; None for other datasets.
+def innermost(dataset: Any) -> Any:
+    """Return the dataset within any ``Subset``."""
+    return innermost(dataset.dataset) if type(dataset) is Subset else dataset
+
+
+def stored_images(dataset: Any) -> Any:
+    """Return the dataset with stored bytes as images; None if they are unknown.
 
     A dataset with a list ``samples`` of (path, label) is an image folder, as in torchvision.
     """
-    inner, _ = innermost(dataset)
-    if isinstance(inner, ShardDataset):
-        return Stored(dataset, ShardSet(inner.path), [])
-    samples = getattr(inner, "samples", None)
+    if type(dataset) is Subset:
+        whole = stored_images(dataset.dataset)
+        return None if whole is None else Subset(whole, dataset.indices)
+    if isinstance(dataset, ShardDataset):
+        return open_dataset(dataset.path, decode="bytes")
+    samples = getattr(dataset, "samples", None)
     if isinstance(samples, list) and samples and isinstance(samples[0], tuple):
         path, *rest = samples[0]
-        if len(rest) == 1 and isinstance(path, (str, Path)) and Path(path).is_file():
-            return Stored(dataset, None, samples)
+        if len(rest) == 1 and isinstance(path, str | Path) and Path(path).is_file():
+            return Files(samples)
     return None
 
 
-class Stored:
-    """The images of a dataset by row: in shards, or in files with labels."""
-
-    def __init__(
-        self, dataset: Any, shards: ShardSet | None, files: list[tuple[str | Path, int]]
-    ) -> None:
-        self._dataset = dataset
-        self._shards = shards
-        self._files = files
-        self._memory = memoryview(b"")
-
-    def read(self, rows: list[int]) -> list[bytes | memoryview]:
-        """Read the bytes of some images; they are valid until the next call."""
-        _, inner = innermost(self._dataset, rows)
-        if self._shards is None:
-            return [Path(self._files[row][0]).read_bytes() for row in inner]
-        found = self._shards.find(np.array(inner, np.int64))
-        if sum(found.lengths) > len(self._memory):  # new memory costs more than reading into it
-            self._memory = memoryview(bytearray(sum(found.lengths)))
-        starts = np.cumsum([0, *found.lengths]).tolist()
-        return [found.read(n, self._memory[starts[n] :]).data for n in range(len(inner))]
-
-    def headers(self, rows: list[int]) -> list[Header]:
-        """Return the properties of some images."""
-        _, inner = innermost(self._dataset, rows)
-        if self._shards is not None:
-            found = self._shards.find(np.array(inner, np.int64))
-            columns = (found.fields, found.widths, found.heights, found.lengths, found.labels)
-            return [Header(*values) for values in zip(*columns, strict=True)]
-        headers = []
-        for row in inner:
-            path, label = self._files[row]
-            data = Path(path).read_bytes()
+def headers(dataset: Any, rows: list[int]) -> list[Header]:
+    """Return the properties of some stored images of a dataset that has such."""
+    images, inner = stored_images(dataset), innermost(dataset)
+    raw = inner.manifest.raw_shape if isinstance(inner, ShardDataset) else None
+    found = []
+    for data, label in (images[row] for row in rows):
+        if raw:
+            found.append(Header("raw", raw[1], raw[0], len(data), label))
+        else:
             kind = sniff(data[:SNIFF_BYTES]) or ""
             info = inspect(data, kind)
-            headers.append(Header(kind, info.width, info.height, len(data), int(label)))
-        return headers
+            found.append(Header(kind, info.width, info.height, len(data), label))
+    return found
 
-    def files(self, rows: list[int]) -> list[Path]:
-        """Return the files that some images are read from."""
-        if self._shards is not None:
-            return [path for path in self._shards.directory.rglob("*") if path.is_file()]
-        return [Path(self._files[row][0]) for row in innermost(self._dataset, rows)[1]]
+
+_LARGEST = 0.1
+"""Fraction of the images that count as the largest."""
+
+_MOST_IMAGES, _LEAST_TIME, _RATIO, _TIE = 0.4, 0.5, 2.0, 0.05
+"""A group has at most, and takes at least, these fractions; its time exceeds its part of the images
+by this factor. Groups within the last fraction explain the time equally well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Images that take more than their part of the time."""
+
+    by: str
+    """``class``, ``encoding`` or ``size``."""
+    name: str
+    """Class or encoding; empty for the largest images."""
+    images: float
+    """Their fraction of all images."""
+    time: float
+    """Their fraction of the time."""
+    kind: str
+    """Their most frequent encoding."""
+    megapixels: float
+    """Their median size."""
+
+
+def slowest_group(
+    times: npt.NDArray[np.float64], headers: Sequence[Header], classes: Sequence[str] | None
+) -> Group | None:
+    """Return the group of images that dominates the time, or None.
+
+    Of groups that explain it equally well: a class before an encoding before the largest images.
+
+    Args:
+        times: Time of each image.
+        headers: Its properties.
+        classes: Class names, by label; None if unknown.
+    """
+    kinds, widths, heights, _, labels = (np.array(column) for column in zip(*headers, strict=True))
+    pixels = widths * heights
+    largest = np.argsort(np.argsort(pixels, kind="stable")) >= (1 - _LARGEST) * len(pixels)
+    groups = [
+        *(("class", classes[n] if classes else str(n), labels == n) for n in sorted(set(labels))),
+        *(("encoding", kind, kinds == kind) for kind in sorted(set(kinds))),
+        ("size", "", largest),
+    ]
+    found = []
+    for by, name, own in groups:
+        images, time = float(own.mean()), float(times[own].sum() / times.sum())
+        if images > _MOST_IMAGES or time < max(_LEAST_TIME, _RATIO * images):
+            continue
+        if np.median(times[own]) < _RATIO * np.median(times[~own]):
+            continue  # one outlier
+        kind = Counter(kinds[own].tolist()).most_common(1)[0][0]
+        megapixels = float(np.median(pixels[own])) / 1e6
+        group = Group(
+            by=by, name=str(name), images=images, time=time, kind=kind, megapixels=megapixels
+        )
+        found.append(group)
+    best = max((group.time - group.images for group in found), default=0.0)
+    return next((each for each in found if each.time - each.images > best - _TIE), None)
+
+
+def write_images(session: Session, *, rows: list[int], folder: Path) -> None:
+    """Write the stored images of some rows as files; runs in the measurement process."""
+    images = stored_images(session.dataset)
+    for row in rows:
+        data, label = images[row]
+        place = folder / f"{max(0, label):06d}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{row:09d}.{sniff(data[:SNIFF_BYTES])}").write_bytes(data)
+
+
+def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
+    """Convert the files of `write_images`.
+
+    Raises:
+        ShardkitError: If an image cannot be converted in this way.
+    """
+    scan = scan_imagefolder(source, splits=False)
+    options = ConvertOptions(to=FORMAT, recipe=recipe)
+    convert_scan(scan, target, options, workers=usable_cpus())
+
+
+def made_as(session: Session) -> Made:
+    """Return how the dataset was made; runs in the measurement process."""
+    dataset, path = innermost(session.dataset), session.subject.path
+    if isinstance(dataset, ShardDataset):
+        return made_of(path or str(dataset.path), dataset.path)
+    if not path:  # a dataset with files of its own, such as torchvision's ImageFolder
+        path = os.path.commonpath([os.path.dirname(file) for file, _ in dataset.samples])
+    return Made(path=path, format=FORMAT, source={"kind": "imagefolder"}, folder=True)

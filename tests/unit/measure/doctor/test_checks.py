@@ -2,86 +2,109 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from diagnoses import GB, MB, facts, place
 
-from shardkit.measure.doctor.checks import CHECKS, SEVERITIES, run_checks
-from shardkit.measure.doctor.machine import gather
-from shardkit.system.machine import OtherLoad
+from shardkit.measure.doctor import checks
+from shardkit.measure.doctor.checks import CHECKS, SEVERITIES, Finding, Plan, run_checks
 
-NEEDS = {"shared_needed": GB, "files_needed": 4000}
+GB, MB = 1 << 30, 1 << 20
+
+MACHINE: dict[str, Any] = {
+    "machine.affinity": 8,
+    "machine.cpu_quota": None,
+    "machine.memory_limit": 32 * GB,
+    "machine.filesystem": ("ext4", "/"),
+    "preflight.shared_memory": (16 * GB, 16 * GB),
+    "preflight.open_files_limit": 65536,
+    "page_cache.resident": 1.0,
+    "features.check": True,
+    "turbo.available": True,
+    "native.describe": "not built",
+    "os.cpu_count": 8,
+    "psutil.swap_memory": SimpleNamespace(used=0),
+}
+"""What a machine without faults returns."""
 
 PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"affinity": 2}, "processors", "note", "affinity 2 of 8"),
-    ({"quota": 3.0}, "processors", "note", "3 CPUs"),
-    ({"shared_memory": (64 * MB, 64 * MB)}, "shared memory", "warning", "64.0 MiB"),
-    (
-        {"shared_memory": (16 * GB, MB), "place": place(**NEEDS, processes=True)},
-        "shared memory",
-        "problem",
-        "1.0 MiB free of 16.0 GiB; worker processes need 1.0 GiB",
-    ),
-    ({"shared_memory": (16 * GB, MB), "place": place(**NEEDS)}, "shared memory", "warning", "1.0"),
-    ({"open_files": 256}, "open files", "warning", "`ulimit -n` is 256"),
-    (
-        {"open_files": 2048, "place": place(**NEEDS, processes=True)},
-        "open files",
-        "problem",
-        "worker processes need 4000",
-    ),
-    ({"open_files": 2048, "place": place(**NEEDS)}, "open files", "warning", "4000"),
-    ({"place": place(bytes=30 * GB)}, "memory", "note", "data 30.0 GiB"),
-    ({"swap_used": 8 * GB}, "memory", "warning", "swapped 8.0 GiB"),
-    ({"place": place(filesystem="nfs4")}, "file system", "note", "nfs4"),
-    ({"place": place(filesystem="fuse.gcsfuse")}, "file system", "note", "fuse.gcsfuse"),
-    ({"place": place(filesystem="overlay")}, "file system", "note", "overlay"),
-    ({"place": place(resident=0.03)}, "page cache", "note", "3"),
-    ({"libjpeg_turbo": False}, "decoders", "warning", "plain libjpeg"),
-    ({"turbojpeg": False}, "decoders", "note", "TurboJPEG 3 not found"),
-    ({"place": place(opencv_threads=8)}, "threads", "warning", "8 OpenCV threads"),
-    ({"variables": {"OMP_NUM_THREADS": "64"}}, "threads", "warning", "OMP_NUM_THREADS=64"),
+    ({"machine.affinity": 2}, "processors", "note", "affinity 2 of 8"),
+    ({"machine.cpu_quota": 3.0}, "processors", "note", "3 CPUs"),
+    ({"preflight.shared_memory": (64 * MB, 64 * MB)}, "shared memory", "warning", "64.0 MiB"),
+    ({"preflight.shared_memory": (16 * GB, MB)}, "shared memory", "problem", "1.0 MiB free of"),
+    ({"preflight.open_files_limit": 256}, "open files", "warning", "`ulimit -n` is 256"),
+    ({"preflight.open_files_limit": 99}, "open files", "problem", "worker processes need 80"),
+    ({"machine.memory_limit": GB}, "memory", "note", "data 1.0 GiB"),
+    ({"psutil.swap_memory": SimpleNamespace(used=8 * GB)}, "memory", "warning", "swapped 8.0"),
+    ({"machine.filesystem": ("nfs4", "/data")}, "file system", "note", "nfs4 at /data"),
+    ({"machine.filesystem": ("fuse.gcsfuse", "/data")}, "file system", "note", "fuse.gcsfuse"),
+    ({"machine.filesystem": ("overlay", "/")}, "file system", "note", "overlay"),
+    ({"page_cache.resident": 0.03}, "page cache", "note", "3%"),
+    ({"features.check": False}, "libraries", "warning", "libjpeg-turbo in Pillow: no"),
+    ({"turbo.available": False}, "libraries", "note", "TurboJPEG 3: no"),
 ]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Run the checks on a machine with planted conditions."""
+    for name in checks._THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def run(planted: dict[str, Any], **plan: Any) -> dict[str, Finding]:
+        for place, value in (MACHINE | planted).items():
+            monkeypatch.setattr(
+                f"shardkit.measure.doctor.checks.{place}", lambda *_, value=value: value
+            )
+        data = {"workers": 8, "processes": True, "files": [tmp_path], "bytes": GB}
+        given = Plan(**{**data, "batch_bytes": MB, **plan})
+        return {each.name: each for each in run_checks(given)}
+
+    return run
 
 
 @pytest.mark.parametrize(("planted", "name", "severity", "evidence"), PLANTED)
 def test_a_planted_condition_is_found(
-    planted: dict[str, Any], name: str, severity: str, evidence: str
+    found: Any, planted: dict[str, Any], name: str, severity: str, evidence: str
 ) -> None:
-    found = {each.name: each for each in run_checks(facts(**planted))}
+    findings = found(planted)
 
-    assert found[name].severity == severity
-    assert evidence in found[name].evidence
-    assert found[name].remedy or severity == "note"
-    assert {each.severity for each in found.values() if each.name != name} <= {"ok"}
-
-
-def test_a_machine_without_faults_passes_all_checks() -> None:
-    found = run_checks(facts())
-
-    assert [each.name for each in found] == list(CHECKS)
-    assert {each.severity for each in found} == {"ok"}
-    assert not {"file system", "page cache"} & {e.name for e in run_checks(facts(place=None))}
+    assert findings[name].severity == severity
+    assert evidence in findings[name].evidence
+    assert findings[name].remedy or severity == "note"
+    assert {each.severity for each in findings.values() if each.name != name} <= {"ok"}
 
 
-def test_the_worst_comes_first() -> None:
-    planted = facts(
-        turbojpeg=False, swap_used=8 * GB, place=place(**NEEDS, processes=True), open_files=99
-    )
-    found = [SEVERITIES.index(each.severity) for each in run_checks(planted)]
-
-    assert found == sorted(found)
-    assert len(set(found)) == 4
+def test_too_many_threads_are_found(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert found({})["threads"].what == "libraries are set to 64 threads on 8 CPUs"
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(getNumThreads=lambda: 8))
+    assert "8 OpenCV threads each" in found({}, processes=False)["threads"].what
 
 
-def test_this_machine_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    idle = OtherLoad(busy=0.0, present=2)
-    monkeypatch.setattr("shardkit.system.machine.other_load", lambda: idle)
-    found = gather(workers=5)
+def test_a_machine_without_faults_passes_all_checks(found: Any) -> None:
+    assert [*found({})] == [*CHECKS]
+    assert {each.severity for each in found({}).values()} == {"ok"}
+    assert [*found({}, files=[], bytes=0)] == [
+        name for name in CHECKS if name not in ("file system", "page cache")
+    ]
 
-    assert found.workers == 5
-    assert found.variables == {"OMP_NUM_THREADS": "3"}
-    assert found.load is idle
-    assert run_checks(found)
+
+def test_the_worst_comes_first(found: Any) -> None:
+    planted = {
+        "turbo.available": False,
+        "machine.memory_limit": 16 * GB,
+        "psutil.swap_memory": SimpleNamespace(used=8 * GB),
+        "preflight.open_files_limit": 99,
+    }
+    order = [SEVERITIES.index(each.severity) for each in found(planted).values()]
+
+    assert order == sorted(order)
+    assert len(set(order)) == 4
+
+
+def test_this_machine_can_be_checked() -> None:
+    assert {each.name for each in run_checks(Plan())} >= {"processors", "libraries"}

@@ -38,16 +38,16 @@ def test_without_data_only_the_machine_is_checked() -> None:
     assert re.match(r"machine     .*checks? passed", done.stdout)
     found = json.loads(invoke("doctor", "--json").stdout)
     assert found["subject"] is found["diagnosis"] is found["profile"] is None
-    assert {each["name"] for each in found["findings"]} >= {"processors", "decoders"}
+    assert {each["name"] for each in found["findings"]} >= {"processors", "libraries"}
     assert invoke("doctor", "--quiet").output == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step-ms", "5"], "--step-ms requires DATASET"),
-        (["photos", "--loader", "planted:nothing"], "DATASET cannot be combined with --loader"),
-        (["--loader", "planted:nothing", "--workers", "2"], "--workers cannot be combined"),
+        (["--step-ms", "5"], "--model require DATASET"),
+        (["photos", "--loader", "planted:nothing"], "--loader excludes DATASET"),
+        (["--loader", "planted:nothing", "--workers", "2"], "--loader excludes DATASET"),
         (["missing"], "missing does not exist"),
         (["photos", "--decode", "Crop"], "decode 'Crop' is unknown"),
         (["photos", "--step-ms", "5", "--model", "small"], "either a time in ms or a model"),

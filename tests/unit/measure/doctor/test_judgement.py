@@ -7,19 +7,18 @@ from diagnoses import profile, stage
 
 from shardkit.conversion.recipe import Recipe
 from shardkit.measure.doctor.judgement import Diagnosis, Range, diagnose
-from shardkit.measure.doctor.pipeline import Variant
+from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
-from shardkit.measure.doctor.remedies import Remedy
 
 BASE = [90.0, 100.0, 110.0]
 
-WORKERS = Remedy(name="more workers", what="", variant=Variant(workers=9), code="num_workers=9")
-RAW = Remedy(name="raw pixels", what="", recipe=Recipe())
-THREADS = Remedy(name="one torch thread", what="", variant=Variant(torch_threads=1))
+WORKERS = Remedy(name="more workers", code="num_workers=9")
+RAW = Remedy(name="raw pixels", recipe=Recipe())
+THREADS = Remedy(name="one torch thread", torch_threads=1)
 
 
 def judged(
-    *measured: tuple[Remedy, list[float]],
+    *measured: tuple[Remedy, list[float] | None],
     needed: float | None = 1000.0,
     found: Profile | None = None,
 ) -> Diagnosis:
@@ -63,25 +62,24 @@ def test_a_setting_that_is_enough_comes_before_a_conversion() -> None:
     assert judged(*rated, needed=None).recommended == judged(*rated, needed=None).remedies[0]
 
 
-@pytest.mark.parametrize("rates", [[], [95.0, 105.0, 115.0], [50.0, 60.0, 70.0]])
-def test_a_small_gain_is_none(rates: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        (None, "failed"),
+        ([95.0, 105.0, 115.0], "no gain"),
+        ([50.0, 60.0, 70.0], "no gain"),
+        ([60.0, 150.0, 400.0], "unclear"),
+    ],
+)
+def test_what_does_not_clearly_help_is_not_recommended(
+    rates: list[float] | None, verdict: str
+) -> None:
     found = judged((WORKERS, rates))
 
-    assert not found.remedies
-    assert not found.unclear
-    assert found.without_gain == ["more workers"]
+    assert [each.verdict for each in found.remedies] == [verdict]
     assert found.recommended is None
-    assert found.decisive_seconds is None
-
-
-def test_a_gain_within_the_noise_is_unclear() -> None:
-    found = judged((WORKERS, [60.0, 150.0, 400.0]))
-
-    assert not found.remedies
-    assert not found.without_gain
-    assert found.unclear == ["more workers"]
-    assert found.decisive_seconds is not None
-    assert 20 < found.decisive_seconds < 300  # its rounds took 6
+    seconds = found.decisive_seconds or 0  # its rounds took 6
+    assert (20 < seconds < 300) == (verdict == "unclear")
 
 
 def test_a_fed_gpu_needs_no_remedy() -> None:
@@ -92,21 +90,9 @@ def test_a_fed_gpu_needs_no_remedy() -> None:
     assert found.advice == ""
 
 
-def test_the_cause_is_the_longest_stage() -> None:
-    found = judged(found=profile(held=0.9)).cause
-    assert (found.stage, found.next_stage) == ("decode", "")
-    assert found.fraction == pytest.approx(0.8)
-    assert found.held is None  # decoding releases the GIL
-
-    found = judged(found=profile(transform=stage(9, busy=0.1), held=0.9)).cause
-    assert (found.stage, found.next_stage) == ("transform", "decode")
-    assert found.waits
-    assert found.held == 0.9
-
-
 def test_threads_are_the_cause_if_loading_is_much_faster_without_them() -> None:
-    assert judged((THREADS, [200.0] * 3)).cause.stage == "torch threads"
-    assert judged((THREADS, [125.0] * 3)).cause.stage == "decode"
+    assert judged((THREADS, [200.0] * 3)).cause == "torch threads"
+    assert judged((THREADS, [125.0] * 3)).cause == "decode"
 
 
 def test_a_faster_disk_is_advised_only_if_reading_waits() -> None:

@@ -12,14 +12,14 @@ import torch
 from helpers import jpeg, make_dataset, make_tree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+import shardkit
 from shardkit import LMDBDataset, LoaderOptions, UsageError, make_loader
 from shardkit.conversion.recipe import Recipe
-from shardkit.measure.doctor.pipeline import Pipeline, Variant, describe, variant_rate
+from shardkit.measure.doctor.pipeline import Pipeline, Remedy, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
-from shardkit.measure.doctor.sample import convert_sample, made_as, write_images
-from shardkit.measure.doctor.stored import stored_images
+from shardkit.measure.doctor.stored import convert_images, made_as, write_images
 from shardkit.measure.runner.session import Session
-from shardkit.measure.runner.spec import Subject
+from shardkit.measure.runner.spec import StepSpec, Subject
 
 ROWS = 12
 
@@ -42,9 +42,7 @@ def session(loader: Any) -> Session:
 
 
 def profiled(loader: Any) -> Profile:
-    return profile(
-        session(loader), batch_size=64, workers=None, seconds=0.1, images=ROWS, cold=False
-    )
+    return profile(session(loader), batch_size=64, workers=None, seconds=0.1, step=StepSpec())
 
 
 class Sleepy(Dataset[Any]):
@@ -76,11 +74,10 @@ def test_the_stages_of_a_shardkit_dataset(made: Path) -> None:
 
     assert list(found.stages) == ["read", "decode", "transform", "collate"]
     assert found.fraction(*found.stages) == pytest.approx(1)
-    assert found.shape == (3, 48, 64)
-    assert found.kinds == {"jpg": ROWS}
-    assert found.side == 48
+    assert (found.kind, found.side, found.crop) == ("jpg", 48, 48)
     assert sorted(found.rows) == list(range(ROWS))
-    assert dataset.transform is torch.Tensor.float  # the probe is gone
+    assert found.p95 >= found.p50 > 0
+    assert dataset.transform is torch.Tensor.float
 
 
 def test_a_wait_is_told_from_computing() -> None:
@@ -89,7 +86,7 @@ def test_a_wait_is_told_from_computing() -> None:
     assert list(found.stages) == ["dataset", "transform", "collate"]
     assert found.longest == "transform"
     assert found.stages["transform"].seconds >= 0.002
-    assert found.stages["transform"].p95 >= found.stages["transform"].p50 >= 0.001
+    assert found.p50 >= 0.003
     assert found.stages["transform"].busy < 0.5
     assert found.held < 0.5
 
@@ -99,7 +96,7 @@ def test_an_iterable_dataset_has_stages() -> None:
 
     assert list(found.stages) == ["dataset", "collate"]
     assert found.rows == []
-    assert not describe(session(DataLoader(Stream(), 5)), batch_size=64, workers=None).mapped
+    assert not found.setup.mapped
 
 
 def test_worker_processes_have_transport(made: Path) -> None:
@@ -108,7 +105,7 @@ def test_worker_processes_have_transport(made: Path) -> None:
     found = profiled(loader)
     assert "transport" in found.stages
     assert sorted(found.rows)[:1] == [0]  # rows of the subset
-    setup = describe(session(loader), batch_size=64, workers=None)
+    setup = found.setup
     assert (setup.engine, setup.workers, setup.batch_size) == ("process", 2, 2)
     assert (setup.dataset, setup.transform) == ("Sleepy", "slow")
 
@@ -117,19 +114,21 @@ def joined(samples: list[Any]) -> Any:
     return torch.stack([image for image, _ in samples]), None
 
 
-def test_a_variant_keeps_everything_else() -> None:
+def test_a_remedy_keeps_everything_else() -> None:
     pipeline = Pipeline(session(DataLoader(Sleepy(), 4, collate_fn=joined)), 64, None)
 
-    same: Any = pipeline.loader(Variant(), [0, 1, 2])
+    same: Any = pipeline.loader(Remedy(), "", [0, 1, 2])
     assert (same.collate_fn, same.batch_size, same.num_workers) == (joined, 4, 0)
     assert set(same.dataset.indices) == {0, 1, 2}
     assert same.dataset.dataset is pipeline.dataset
 
-    workers: Any = pipeline.loader(Variant(workers=2, default_collate=True), [0])
+    changed = Remedy(options={"num_workers": 2}, default_collate=True)
+    workers: Any = pipeline.loader(changed, "", [0])
     assert workers.num_workers == 2
-    assert workers.collate_fn is not joined
+    assert workers.collate_fn is shardkit.collate
 
-    threads: Any = pipeline.loader(Variant(engine="thread", workers=2), [0])
+    changed = Remedy(options={"num_workers": 2, "engine": "thread"})
+    threads: Any = pipeline.loader(changed, "", [0])
     assert (threads.engine, threads.num_workers, threads.collate_fn) == ("thread", 2, joined)
 
 
@@ -138,13 +137,14 @@ def test_a_loader_of_another_kind_is_refused() -> None:
         Pipeline(Session(subject=Subject(loader="made:up"), loader=[1]), 64, None)
 
 
-def test_torch_threads_of_a_variant_are_restored(made: Path) -> None:
+def test_torch_threads_of_a_remedy_are_restored(made: Path) -> None:
     before = torch.get_num_threads()
     loader = make_loader(LMDBDataset(made, decode="torch"), 4, num_workers=1)
     options: dict[str, Any] = {"batch_size": 64, "workers": None, "seconds": 0.01}
-    variant = Variant(torch_threads=before + 1)
+    remedy = Remedy(torch_threads=before + 1)
 
-    assert variant_rate(session(loader), variant=variant, rows=[0, 1], **options) > 0
+    found = measure_rate(session(loader), remedy=remedy, data="", rows=[0, 1], **options)
+    assert found > 0
     assert torch.get_num_threads() == before
 
 
@@ -153,31 +153,9 @@ def test_a_sample_is_converted(photos: Path, made: Path, tmp_path: Path) -> None
     given = session(make_loader(dataset, 4, num_workers=1))
     write_images(given, rows=[3, 4, 5], folder=tmp_path / "source")
     raw = Recipe(resize=(32, 32), resize_mode="crop", encode="raw")
-    convert_sample(tmp_path / "source", tmp_path / "raw", raw)
+    convert_images(tmp_path / "source", tmp_path / "raw", raw)
 
-    loader = Pipeline(given, 64, None).loader(Variant(data=str(tmp_path / "raw")), [0])
+    loader = Pipeline(given, 64, None).loader(Remedy(), str(tmp_path / "raw"), [0])
     images, _ = next(iter(loader))
     assert tuple(images.shape) == (4, 3, 32, 32)
     assert made_as(given).source["name"] == "photos"
-
-
-class Folder(Dataset[Any]):
-    """What torchvision's ImageFolder shows of its files."""
-
-    def __init__(self, samples: list[tuple[str, int]]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-def test_the_files_of_an_image_folder_are_known(photos: Path) -> None:
-    files = sorted(photos.rglob("*.jpg"))
-    dataset = Folder([(str(path), number) for number, path in enumerate(files)])
-    stored = stored_images(Subset(dataset, [2, 1]))
-
-    assert stored is not None
-    assert stored.read([0, 1]) == [files[2].read_bytes(), files[1].read_bytes()]
-    assert [(h.kind, h.width, h.label) for h in stored.headers([0])] == [("jpg", 64, 2)]
-    assert stored.files([1]) == [files[1]]
-    assert stored_images(Sleepy()) is None

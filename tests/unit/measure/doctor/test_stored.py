@@ -1,0 +1,68 @@
+"""Stored images are known without decoding, and those that take most of the time are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from helpers import jpeg, make_tree
+from torch.utils.data import Dataset, Subset
+
+from shardkit.measure.doctor.stored import Group, Header, headers, slowest_group, stored_images
+
+USUAL = [Header("jpg", 400, 300, 9000, n % 4) for n in range(90)]
+
+
+def slowest(slow: list[Header], seconds: float = 0.1) -> Group | None:
+    times = np.array([0.001] * len(USUAL) + [seconds] * len(slow))
+    return slowest_group(times, [*USUAL, *slow], ["a", "b", "c", "d", "maps"])
+
+
+def test_a_class_is_named_before_its_encoding_and_size() -> None:
+    found = slowest([Header("png", 4000, 3000, 9, 4)] * 10)
+
+    assert found is not None
+    assert (found.by, found.name, found.kind, found.images) == ("class", "maps", "png", 0.1)
+    assert round(found.time, 2) == 0.92
+    assert found.megapixels == 12
+
+
+def test_an_encoding_is_named_before_the_size() -> None:
+    found = slowest([Header("png", 4000, 3000, 9, n % 4) for n in range(10)])
+
+    assert found is not None
+    assert (found.by, found.name) == ("encoding", "png")
+
+
+def test_the_largest_images_are_named() -> None:
+    found = slowest([Header("jpg", 4000, 3000, 9, n % 4) for n in range(10)])
+
+    assert found is not None
+    assert (found.by, found.name, found.kind) == ("size", "", "jpg")
+
+
+def test_one_outlier_is_not_a_group() -> None:
+    assert slowest([Header("jpg", 400, 300, 9, n % 4) for n in range(9)], 0.0015) is None
+    assert slowest_group(np.array([0.001] * 89 + [5.0]), USUAL, None) is None
+
+
+class Folder(Dataset[Any]):
+    """What torchvision's ImageFolder shows of its files."""
+
+    def __init__(self, samples: list[tuple[str, int]]) -> None:
+        self.samples = samples
+
+
+def test_the_files_of_an_image_folder_are_known(tmp_path: Path) -> None:
+    tree = {f"a/{n}.jpg": jpeg(64, 48, n) for n in range(3)}
+    files = sorted(make_tree(tmp_path / "photos", {**tree}).rglob("*.jpg"))
+    folder = Folder([(str(path), number) for number, path in enumerate(files)])
+    dataset = Subset(Subset(folder, [0, 2, 1]), [1, 2])
+
+    assert stored_images(dataset)[0] == (files[2].read_bytes(), 2)
+    assert [(h.kind, h.width, h.label) for h in headers(dataset, [1, 0])] == [
+        ("jpg", 64, 1),
+        ("jpg", 64, 2),
+    ]
+    assert stored_images(Folder([])) is None
