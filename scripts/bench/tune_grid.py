@@ -179,7 +179,7 @@ def told(report: TuneReport) -> dict[str, Any]:
     speedup = report.chosen.speedup
     return {
         "seconds": report.seconds,
-        "settings": len(report.ranking) + len(report.stopped),
+        "settings": len(report.ranking),
         "default": str(report.default),
         "speedup": speedup and asdict(speedup),
         "load": report.load.busy,

@@ -27,8 +27,10 @@ from shardkit.measure.bench.ladder import SECONDS, ladder
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
+    default=32,
+    show_default=True,
     metavar="N",
-    help="Samples per batch.  [default: 32]",
+    help="Samples per batch.",
 )
 @click.option(
     "--workers",
@@ -64,7 +66,7 @@ def ladder_command(  # noqa: PLR0913 - Click passes each option by name
     case: str | None,
     decode: str | None,
     transform: str | None,
-    batch_size: int | None,
+    batch_size: int,
     workers: int | None,
     model: str | None,
     rounds: int,
@@ -76,7 +78,7 @@ def ladder_command(  # noqa: PLR0913 - Click passes each option by name
 
     DATASET is a dataset or a plain folder of images. The ladder starts with PyTorch's loader
     without workers and adds one improvement per row, for loading alone or for training a model.
-    Exits with 1 if a row that this machine supports could not be measured.
+    Exits with 1 if a row could not be measured.
 
     \b
     Examples:

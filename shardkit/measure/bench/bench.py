@@ -10,7 +10,7 @@ from pathlib import Path
 from shardkit.errors import UsageError
 from shardkit.measure.bench.report import BenchReport, Line, Source, measured
 from shardkit.measure.runner.environment import environment
-from shardkit.measure.runner.material import choose_decode, is_dataset
+from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
 from shardkit.measure.runner.spec import (
     PLAIN,
@@ -43,7 +43,7 @@ def bench(  # noqa: PLR0913 - the options of the command
     transform: str | None = None,
     step_ms: float | None = None,
     model: str | None = None,
-    watch: Watch | None = None,
+    watch: Watch = lambda text, done, total: None,
 ) -> BenchReport:
     """Measure how fast datasets and plain image folders are read.
 
@@ -80,118 +80,94 @@ def bench(  # noqa: PLR0913 - the options of the command
     if not caches or set(caches) - set(CACHES):
         raise UsageError(f"caches={caches!r} must be some of {', '.join(CACHES)}")
     names = [fspath(path) for path in paths]
-    kinds = _kinds(names)
-    specs = _specs(loaders, batch_size)
-    subject = Subject(
-        decode=choose_decode(names, decode, transform), transform=transform, limit=limit
-    )
+    if not names:
+        raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
+    kinds = {path: "dataset" if is_dataset(path) else "folder" for path in names}
+    _require_unique(names, [Path(path).resolve() for path in names])
+    specs = [parse_loader(text, batch_size) for text in loaders]
+    _require_unique([f"the loader {each}" for each in specs], specs)
+    decode = choose_decode(names, decode, transform)
+    step, load = StepSpec(milliseconds=step_ms or 0.0, model=model), other_load()
     stops = {
         "warm": StopCondition(seconds=seconds),
         "cold": StopCondition(seconds=COLD_MOST * seconds, epochs=1, whole=True),
     }
-    step, load = StepSpec(milliseconds=step_ms or 0.0, model=model), other_load()
     candidates = [
         Candidate(
-            subject=Subject(
-                path=path, decode=subject.decode, transform=subject.transform, limit=limit
-            ),
+            subject=Subject(path=path, decode=decode, transform=transform, limit=limit),
             loader=spec,
             stop=stops[cache],
             cache=cache,
             step=step,
         )
         for path in names
-        for spec in specs or _specs(default_loaders(kinds[path] == "dataset"), batch_size)
+        for spec in specs or default_loaders(kinds[path], batch_size)
         for cache in caches
     ]
-    watch = watch or (lambda text, done, total: None)
     results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
+    settings = {
+        "decode": decode,
+        "transform": transform,
+        "batch_size": batch_size,
+        "order": "random",
+        "step_ms": step_ms,
+        "model": model,
+        "rounds": rounds,
+        "complete": max(len(each.samples) for each in results),
+        "seconds": seconds,
+        "limit": limit,
+    }
     return BenchReport(
         sources=sources_of(results, kinds),
         lines=lines_of(results, kinds),
-        settings={
-            "decode": subject.decode,
-            "transform": transform,
-            "batch_size": batch_size,
-            "order": "random",
-            "step_ms": step_ms,
-            "model": model,
-            "rounds": rounds,
-            "complete": max(len(each.samples) for each in results),
-            "seconds": seconds,
-            "limit": limit,
-        },
+        settings=settings,
         environment=environment(),
         load=load,
         interrupted=interrupted,
     )
 
 
-def default_loaders(dataset: bool) -> tuple[str, ...]:
-    """Return the default loaders of a dataset or folder.
+def _require_unique(names: Sequence[str], values: Sequence[object]) -> None:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise UsageError(f"{names[number]} is given twice")
+
+
+def default_loaders(kind: str, batch_size: int) -> list[LoaderSpec]:
+    """Return the default loaders of a ``dataset`` or ``folder``.
 
     PyTorch's DataLoader keeps its workers: in short epochs their start would cost more than it does
     in training.
     """
-    plain = f"{PLAIN}:num_workers={usable_cpus()},persistent_workers=true"
-    return (plain, "auto") if dataset else (plain,)
-
-
-def _kinds(paths: Sequence[str]) -> dict[str, str]:
-    """Return whether each path is a ``dataset`` or a ``folder``."""
-    if not paths:
-        raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
-    kinds = {path: "dataset" if is_dataset(path) else "folder" for path in paths}
-    places = [Path(path).resolve() for path in paths]
-    for number, place in enumerate(places):
-        if place in places[:number]:
-            raise UsageError(f"{paths[number]} is given twice")
-    return kinds
-
-
-def _specs(loaders: Sequence[str], batch_size: int) -> list[LoaderSpec]:
-    specs = [parse_loader(text, batch_size) for text in loaders]
-    for number, each in enumerate(specs):
-        if each in specs[:number]:
-            raise UsageError(f"the loader {each} is given twice")
-    return specs
+    options = {"num_workers": usable_cpus(), "persistent_workers": True}
+    plain = LoaderSpec(engine=PLAIN, batch_size=batch_size, options=options)
+    return [plain, LoaderSpec(batch_size=batch_size)] if kind == "dataset" else [plain]
 
 
 def sources_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, ...]:
     """Return what was read."""
-    sources = {}
-    for result in results:
-        path, opened = result.candidate.subject.path, result.opened
-        sources[path] = Source(
-            path=path,
-            kind=kinds[path],
-            split=opened.split if opened else "",
-            images=opened.images if opened else 0,
-            total=opened.total if opened else 0,
-            bytes=opened.bytes if opened else 0,
-        )
-    return tuple(sources.values())
+    opened = {each.candidate.subject.path: each.opened or Opened() for each in results}
+    return tuple(Source(path=path, kind=kinds[path], **vars(each)) for path, each in opened.items())
 
 
 def lines_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ...]:
     """Return the lines; the baseline is a folder read by PyTorch's loader, or the first line."""
     folders = [each for each in results if kinds[each.candidate.subject.path] == "folder"]
     plain = [each for each in folders if each.candidate.loader.engine == PLAIN]
-    first = next(iter(plain or folders or results))
-    base = [each for each in results if _loader_of(each) == _loader_of(first)]
-    by_cache = {each.candidate.cache: each for each in base}
+    first = (plain or folders or results)[0].candidate
+    base = {
+        each.candidate.cache: each
+        for each in results
+        if (each.candidate.subject, each.candidate.loader) == (first.subject, first.loader)
+    }
     return tuple(
         Line(
             path=each.candidate.subject.path,
             loader=str(each.candidate.loader),
             cache=each.candidate.cache,
-            baseline=each in base,
-            measured=measured(each, None if each in base else by_cache[each.candidate.cache]),
+            baseline=each is base[each.candidate.cache],
+            measured=measured(each, base[each.candidate.cache]),
             problem=each.problem,
         )
         for each in results
     )
-
-
-def _loader_of(result: Result) -> tuple[str, str]:
-    return result.candidate.subject.path, str(result.candidate.loader)

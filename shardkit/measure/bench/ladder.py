@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-from shardkit.errors import MeasurementFailed, UsageError
+from shardkit.errors import MeasurementFailed
 from shardkit.measure.bench import tutorial
+from shardkit.measure.bench.report import aligned
 from shardkit.measure.runner import session
-from shardkit.measure.runner.material import choose_decode, is_dataset
+from shardkit.measure.runner.material import choose_decode
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Candidate, Result, Spread, Watch, run_interleaved
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
@@ -21,14 +22,12 @@ from shardkit.system.formatting import json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
 
-NO_ACCELERATOR = "no accelerator"
-
 SECONDS = 6.0
 """Default length of a measurement of the baseline."""
 
 _BATCH_SIZE, _PREFETCH = 32, 2
-_EPOCHS = (3, 10)
-"""Fewest and most epochs of a measurement: their boundaries count, but are not all."""
+_EPOCHS = 3
+"""Epochs of a measurement: their boundaries count, but are not all."""
 
 _PATIENCE = 3.0
 """A measurement may take this many times as long as the baseline and the model in sequence."""
@@ -46,15 +45,26 @@ class Rung:
 
     name: str
     loader: LoaderSpec
-    missing: str = ""
-    """Why it was not measured."""
-    note: str = ""
-    """Why it cannot gain here, or the engine that ``auto`` chose."""
+    problem: str = ""
+    """Why it could not be measured."""
     images_per_second: Spread | None = None
     speedup: Spread | None = None
     """Ratio to the baseline in the same rounds."""
     over_previous: Spread | None = None
     """The same, to the last rung above that was measured."""
+
+    def cells(self) -> list[str]:
+        """Return the table cells of a rung."""
+        rate, speedup, previous = self.images_per_second, self.speedup, self.over_previous
+        if speedup is None or previous is None:
+            return [self.name, f"{rate.median:,.0f}" if rate else "failed", "", "", ""]
+        return [
+            f"+ {self.name}",
+            f"{rate.median:,.0f}" if rate else "",
+            f"{speedup.median:.2f}x",
+            f"{speedup.lowest:.2f}..{speedup.highest:.2f}",
+            f"{previous.median:.2f}x",
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +79,7 @@ class LadderReport:
     """Epochs of a measurement."""
     batch_size: int
     workers: int
+    accelerator: bool
     rounds: int
     model: str | None
     """Model that was trained with each batch; None measured loading alone."""
@@ -81,21 +92,20 @@ class LadderReport:
 
     @property
     def failed(self) -> bool:
-        """Whether a rung that this machine supports could not be measured."""
-        return any(rung.missing not in ("", NO_ACCELERATOR) for rung in self.rungs)
+        """Whether a rung could not be measured."""
+        return any(rung.problem for rung in self.rungs)
 
     @property
     def conclusion(self) -> str:
         """The result as a sentence."""
-        gains = [(rung, rung.speedup.median) for rung in self.rungs if rung.speedup]
-        steps = [(rung, rung.over_previous.median) for rung in self.rungs if rung.over_previous]
-        best, gain = max(gains, key=lambda each: each[1], default=(None, 0.0))
-        if best is None or gain < _SMALL_GAIN:
+        gains = [(each.speedup.median, each.name) for each in self.rungs if each.speedup]
+        steps = [
+            (each.over_previous.median, each.name) for each in self.rungs if each.over_previous
+        ]
+        (gain, best), (step, largest) = max(gains, default=(0, "")), max(steps, default=(0, ""))
+        text = f"{gain:.1f}x with {best}; largest improvement: {largest}, {step:.1f}x"
+        if gain < _SMALL_GAIN:
             text = "no improvement makes it faster"
-        else:
-            largest, step = max(steps, key=lambda each: each[1])
-            text = f"{gain:.1f}x with {_plain(best)}; largest improvement: {_plain(largest)}, "
-            text += f"{step:.1f}x"
         if self.step_seconds is not None:
             most = self.batch_size / self.step_seconds
             text += f"; the model alone trains {most:,.0f} images/s"
@@ -103,46 +113,40 @@ class LadderReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        told = {**dataclasses.asdict(self), "conclusion": self.conclusion}
-        values: dict[str, Any] = json_value(told)
+        values: dict[str, Any] = json_value(dataclasses.asdict(self))
         for value, rung in zip(values["rungs"], self.rungs, strict=True):
             value["loader"] = str(rung.loader)
-        return values
+        return {**values, "conclusion": self.conclusion}
 
     def describe(self) -> str:
         """Return the report as text: the table, the conclusion and notes."""
         part = f" of {self.images:,}" if self.rows < self.images else ""
         step = f"training {printable(self.model)}" if self.model else "no training step"
-        lines = [
-            f"{printable(self.name)}: {self.rows:,}{part} images, {self.epochs} epochs, batches of "
-            f"{self.batch_size}, {step}",
-            f"    {'':<36}{'images/s':>10}{'speedup':>10}{'range':>14}{'x previous':>12}",
-        ]
-        for rung in self.rungs:
-            name = f"{rung.name} ({rung.note})" if rung.note else rung.name
-            lines.append(f"    {name:<36}{_cells(rung)}".rstrip())
-        lines.append(f"  result    {self.conclusion}")
-        return "\n".join([*lines, *(f"  note      {each}" for each in self._notes())])
+        columns = ["", "images/s", "speedup", "range", "x previous"]
+        return "\n".join(
+            [
+                f"{printable(self.name)}: {self.rows:,}{part} images, {self.epochs} epochs, "
+                f"batches of {self.batch_size}, {step}",
+                *aligned([columns, *(rung.cells() for rung in self.rungs)]),
+                f"  result    {self.conclusion}",
+                *(f"  note      {each}" for each in self._notes()),
+            ]
+        )
 
     def _notes(self) -> list[str]:
-        notes = [
-            f"{_plain(rung)} failed: {printable(rung.missing)}"
-            for rung in self.rungs
-            if rung.missing not in ("", NO_ACCELERATOR)
-        ]
-        if self.interrupted:
-            notes.append(f"interrupted: these are {self.rounds} complete rounds")
-        if self.rows < self.images:
-            notes.append("a full epoch is longer, so persistent workers gain less")
-        if self.rounds < 2:
-            notes.append("one round does not show chance variation: use --rounds 3")
         rates = [rung.images_per_second for rung in self.rungs if rung.images_per_second]
         widest = max((each.highest - each.lowest) / 2 / each.median for each in rates)
-        if widest > _WIDE:
-            notes.append(f"rates varied by up to ±{widest:.0%} between rounds")
-        if self.load.disturbs:
-            notes.append(f"{self.load}: rows without worker processes suffer most")
-        return notes
+        notes = (
+            (self.interrupted, f"interrupted: these are {self.rounds} complete rounds"),
+            (not self.accelerator, "no accelerator: without pinned memory and device prefetcher"),
+            (self.rows < self.images, "a full epoch is longer, so persistent workers gain less"),
+            (self.rounds < 2, "one round does not show chance variation: use --rounds 3"),
+            (widest > _WIDE, f"rates varied by up to ±{widest:.0%} between rounds"),
+            (self.load.disturbs, f"{self.load}: rows without worker processes suffer most"),
+        )
+        failed = [(each.name, each.problem) for each in self.rungs if each.problem]
+        problems = [f"{name} failed: {printable(problem)}" for name, problem in failed]
+        return [*problems, *(text for applies, text in notes if applies)]
 
 
 def ladder(  # noqa: PLR0913 - the options of the command
@@ -151,7 +155,7 @@ def ladder(  # noqa: PLR0913 - the options of the command
     case: str | None = None,
     decode: str | None = None,
     transform: str | None = None,
-    batch_size: int | None = None,
+    batch_size: int = _BATCH_SIZE,
     workers: int | None = None,
     model: str | None = None,
     rounds: int = 3,
@@ -167,7 +171,7 @@ def ladder(  # noqa: PLR0913 - the options of the command
         case: ``tutorial`` measures the dataset of PyTorch's tutorial instead.
         decode: Image type, or an operation; None selects as the command does.
         transform: ``module:name`` of a transform for each image.
-        batch_size: Samples per batch; None uses 32.
+        batch_size: Samples per batch.
         workers: Workers per loader; None uses the number of CPUs, at least 2.
         model: ``module:name`` of a model to train on each batch, or ``small``; None measures
             loading alone.
@@ -181,35 +185,25 @@ def ladder(  # noqa: PLR0913 - the options of the command
         KeyboardInterrupt: If Ctrl-C comes before a round is complete.
     """
     load, accelerator = other_load(), device().type == "cuda"
-    batch_size = batch_size or _BATCH_SIZE
     if case is not None:
         subject = Subject(dataset=f"{tutorial.__name__}:TutorialDataset")
-        name, workers = case, workers or tutorial.WORKERS
+        name, workers, epochs = case, workers or tutorial.WORKERS, tutorial.EPOCHS
     else:
-        name = fspath(dataset or "")
+        name, workers, epochs = fspath(dataset or ""), workers or max(2, usable_cpus()), _EPOCHS
         decode = choose_decode([name], decode, transform)
         subject = Subject(path=name, decode=decode, transform=transform)
-        workers = workers or max(2, usable_cpus())
     rungs = make_rungs(workers, batch_size, accelerator=accelerator)
-    if case is None and not is_dataset(name):
-        rungs[-2].note = "a folder has none"
+    step = StepSpec(model=model) if model else StepSpec(arrive=accelerator)
+    step_seconds = None
     with MeasurementProcess(subject) as process:
         images = process.open().images
-        if not images:
-            raise UsageError(f"{name}: there are no images in it")
         pilot = process.measure(rungs[0].loader, StopCondition(seconds=seconds / 5)).rate
-        step = StepSpec(model=model) if model else StepSpec(arrive=accelerator)
-        step_seconds = (
-            process.call(session.step_seconds, loader=rungs[0].loader, step=step) if model else None
-        )
-    fewest, most = _EPOCHS
-    fitting = min(most, max(fewest, round(pilot * seconds / images)))
-    epochs = tutorial.EPOCHS if case else fitting
+        if model:
+            step_seconds = process.call(session.step_seconds, loader=rungs[0].loader, step=step)
     # At least two batches per worker: otherwise their start would be all that is measured.
     batches = max(2 * workers, math.ceil(pilot * seconds / epochs / batch_size))
     rows = images if case else min(images, batches * batch_size)
     longest = rows * epochs * (1 / pilot + (step_seconds or 0.0) / batch_size)
-    supported = [rung for rung in rungs if not rung.missing]
     candidates = [
         Candidate(
             subject=dataclasses.replace(subject, limit=rows),
@@ -217,10 +211,10 @@ def ladder(  # noqa: PLR0913 - the options of the command
             step=step,
             stop=StopCondition(epochs=epochs, whole=True, seconds=_PATIENCE * longest),
         )
-        for rung in supported
+        for rung in rungs
     ]
     results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
-    compare(supported, results)
+    compare(rungs, results)
     return LadderReport(
         name=name,
         images=images,
@@ -228,6 +222,7 @@ def ladder(  # noqa: PLR0913 - the options of the command
         epochs=epochs,
         batch_size=batch_size,
         workers=workers,
+        accelerator=accelerator,
         rounds=len(results[0].samples),
         model=model,
         step_seconds=step_seconds,
@@ -238,27 +233,25 @@ def ladder(  # noqa: PLR0913 - the options of the command
 
 
 def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> list[Rung]:
-    """Return the rungs from the lowest; those that need a missing accelerator are marked."""
-    spec = LoaderSpec(engine=PLAIN, batch_size=batch_size, options={"num_workers": 0})
-    rungs = [Rung(name="no workers", loader=spec)]
+    """Return the rungs that this machine supports, from the lowest."""
+    plain = LoaderSpec(engine=PLAIN, batch_size=batch_size, options={"num_workers": 0})
+    rungs = [Rung(name="no workers", loader=plain)]
+
+    def add(name: str, device: str | None = None, **options: Any) -> None:
+        loader = dataclasses.replace(rungs[-1].loader.changed(**options), device=device)
+        rungs.append(Rung(name=name, loader=loader))
+
     target = "cuda" if accelerator else None
-
-    def add(name: str, changed: LoaderSpec, *, supported: bool = True) -> None:
-        """Add a rung; later ones build on it only if this machine supports it."""
-        nonlocal spec
-        missing = "" if supported else NO_ACCELERATOR
-        rungs.append(Rung(name=f"+ {name}", loader=changed, missing=missing))
-        spec = changed if supported else spec
-
-    in_workers = spec.changed(num_workers=workers, prefetch_factor=_PREFETCH)
-    add(f"{workers} workers, prefetch {_PREFETCH}", in_workers)
-    add("pinned memory", spec.changed(pin_memory=True), supported=accelerator)
-    add("persistent workers", spec.changed(persistent_workers=True))
-    add("device prefetcher", dataclasses.replace(spec, device=target), supported=accelerator)
-    add("batched __getitems__", spec.changed(batched=True))
+    add(f"{workers} workers, prefetch {_PREFETCH}", num_workers=workers, prefetch_factor=_PREFETCH)
+    if accelerator:
+        add("pinned memory", pin_memory=True)
+    add("persistent workers", persistent_workers=True)
+    if accelerator:
+        add("device prefetcher", target)
+    add("batched __getitems__", target, batched=True)
     options = {"num_workers": workers}
-    add("shardkit's engine", LoaderSpec(batch_size=batch_size, options=options, device=target))
-    return rungs
+    ours = LoaderSpec(batch_size=batch_size, options=options, device=target)
+    return [*rungs, Rung(name="shardkit's engine", loader=ours)]
 
 
 def compare(rungs: Sequence[Rung], results: Sequence[Result]) -> None:
@@ -271,27 +264,13 @@ def compare(rungs: Sequence[Rung], results: Sequence[Result]) -> None:
     if baseline.problem:
         raise MeasurementFailed(f"the baseline failed: {baseline.problem}")
     for rung, result in zip(rungs, results, strict=True):
-        rung.missing = result.problem
+        rung.problem = result.problem
         if result.problem:
             continue
-        last = result.samples[-1]
-        rung.note = rung.note or (last.engine if last.reason else "")
+        if rung.loader.engine == "auto":
+            rung.name += f" ({result.samples[-1].engine})"
         rung.images_per_second = Spread.of(result.rates)
         if result is not baseline:
             rung.speedup = Spread.paired(result.rates, baseline.rates)
             rung.over_previous = Spread.paired(result.rates, previous.rates)
         previous = result
-
-
-def _plain(rung: Rung) -> str:
-    return rung.name.removeprefix("+ ")
-
-
-def _cells(rung: Rung) -> str:
-    rate, speedup, previous = rung.images_per_second, rung.speedup, rung.over_previous
-    if rate is None:
-        return f"{NO_ACCELERATOR if rung.missing == NO_ACCELERATOR else 'failed':>10}"
-    if speedup is None or previous is None:
-        return f"{rate.median:>10,.0f}"
-    ends = f"{speedup.lowest:.2f}..{speedup.highest:.2f}"
-    return f"{rate.median:>10,.0f}{speedup.median:>9.2f}x{ends:>14}{previous.median:>11.2f}x"

@@ -21,15 +21,11 @@ SUFFIXES = (".png", ".svg")
 MARK = "made by shardkit bench"
 """At the start of each plot and page, so that only these are ever overwritten."""
 
-_STARTS = (b"\x89PNG", b"<?xml", b"<!doctype html>")
 _HEAD = 4096
 """Bytes at the start of a file that contain the mark."""
 
 _COLORS = {"warm": "#E59A66", "cold": "#66AAD1"}
 """Light vermilion and blue of Okabe and Ito's palette, which color-blind people can distinguish."""
-
-_HATCHES = {"warm": "", "cold": "////"}
-_WORDS = {"warm": "warm: files in memory", "cold": "cold: files on disk"}
 
 _INK = "#0a0b0c"
 """Text and axes; in a page it becomes the page's text color, light or dark."""
@@ -37,7 +33,6 @@ _INK = "#0a0b0c"
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # part of matplotlib
     "font.size": 9,
-    "hatch.linewidth": 0.7,
     "svg.hashsalt": "shardkit",  # the same report gives the same bytes
     "text.parse_math": False,  # a path may contain dollar signs
     **{f"{name}.color": _INK for name in ("text", "xtick", "ytick")},
@@ -46,41 +41,36 @@ _SETTINGS = {
 
 
 def require_output(path: Path, option: str) -> None:
-    """Check, before anything is measured, that a plot or page can be written to ``path``.
+    """Check, before anything is measured, that ``--plot`` or ``--html`` can write ``path``.
 
     Raises:
-        UsageError: If it is a folder, if its folder does not exist or is read-only, or if a file is
-            there that `shardkit bench` did not write. For a plot, also if matplotlib is missing or
-            the suffix is unknown.
+        UsageError: If it cannot, or if a file is there that `shardkit bench` did not write.
     """
-    if option == "--plot" and path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{option} {path}: a plot is a file named *{' or *'.join(SUFFIXES)}")
-    if option == "--plot" and not has_matplotlib():
-        raise UsageError("--plot requires matplotlib: pip install 'shardkit[plot]'")
-    folder = path.absolute().parent
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: this is a folder; name a file in it")
-    if not folder.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {path}: the folder {path.parent} cannot be written")
-    if path.exists() and not _is_ours(path):
-        raise UsageError(
-            f"{option} {path}: this file exists and shardkit bench did not write it; choose "
-            "another name, or remove it"
-        )
+    folder, plots = path.absolute().parent, option == "--plot"
+    unknown = path.suffix.lower() not in SUFFIXES
+    refusals = (
+        (plots and unknown, f"a plot is a file named *{' or *'.join(SUFFIXES)}"),
+        (plots and not has_matplotlib(), "this requires matplotlib: pip install 'shardkit[plot]'"),
+        (path.is_dir(), "this is a folder; name a file in it"),
+        (not folder.is_dir(), f"there is no folder {path.parent}; create it first"),
+        (not os.access(folder, os.W_OK | os.X_OK), f"the folder {path.parent} cannot be written"),
+        (
+            path.exists() and not _is_ours(path),
+            "shardkit bench did not write this file; choose another name, or remove it",
+        ),
+    )
+    for refused, why in refusals:
+        if refused:
+            raise UsageError(f"{option} {path}: {why}")
 
 
 def _is_ours(path: Path) -> bool:
     """Return whether a file is empty, or a plot or page written here."""
     if not path.is_file():  # a device
         return False
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD)
-    except OSError:
-        return False
-    return not head or (head.startswith(_STARTS) and MARK.encode() in head)
+    with open(path, "rb") as file:
+        head = file.read(_HEAD)
+    return not head or MARK.encode() in head
 
 
 def has_matplotlib() -> bool:
@@ -130,26 +120,11 @@ def drawn(report: BenchReport, kind: str, *, in_page: bool = False) -> bytes:
 
 def _figure(report: BenchReport) -> Any:
     figures: Any = import_module("matplotlib.figure")
-    patches: Any = import_module("matplotlib.patches")
-    figure = figures.Figure(figsize=(9.2, 2.2 + 0.47 * len(report.measured)), layout="constrained")
+    figure = figures.Figure(figsize=(9.2, 1.5 + 0.5 * len(report.measured)), layout="constrained")
     axes = figure.subplots()
-    place, places, last = -1.1, [], None
-    for line, found in report.measured:
-        if (line.path, line.loader) != last:  # a line above each group names it
-            place, last = place + 1.1, (line.path, line.loader)
-            axes.annotate(
-                f"{shortened(line.path, 42)}: {shortened(line.loader, 48)}",
-                (0, place + 0.15),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                fontsize="small",
-                fontweight="bold",
-                annotation_clip=False,
-            )
-        place += 1
-        places.append(place)
+    for place, (line, found) in enumerate(report.measured):
         rate, speedup = found.images_per_second, found.speedup
-        axes.barh(place, rate.median, height=0.8, **_look(line.cache))
+        axes.barh(place, rate.median, color=_COLORS[line.cache])
         axes.plot([rate.lowest, rate.highest], [place, place], "|-", color=_INK, linewidth=1.2)
         ratio = "" if speedup is None else f"  ({speedup.median:.2f}x)"
         axes.annotate(
@@ -160,8 +135,12 @@ def _figure(report: BenchReport) -> Any:
             va="center",
             fontsize="small",
         )
-    axes.set_yticks(places, [line.cache for line, _ in report.measured])
-    axes.set_ylim(place + 0.7, -0.3)  # the first is on top
+    labels = [
+        f"{shortened(line.path, 42)}\n{shortened(line.loader, 42)}, {line.cache}"
+        for line, _ in report.measured
+    ]
+    axes.set_yticks(range(len(labels)), labels, fontsize="small")
+    axes.invert_yaxis()  # the first is on top
     axes.margins(x=0.22)
     axes.set_xlim(left=0)
     axes.set_xlabel("images/s: median, range, and median ratio to the baseline")
@@ -170,11 +149,4 @@ def _figure(report: BenchReport) -> Any:
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    caches = dict.fromkeys(line.cache for line, _ in report.measured)
-    handles = [patches.Patch(label=_WORDS[cache], **_look(cache)) for cache in caches]
-    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False)
     return figure
-
-
-def _look(cache: str) -> dict[str, Any]:
-    return {"facecolor": _COLORS[cache], "edgecolor": _INK, "hatch": _HATCHES[cache]}

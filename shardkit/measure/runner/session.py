@@ -80,7 +80,6 @@ def measure(
     return dataclasses.replace(
         found,
         engine=getattr(built, "engine", loader.engine),
-        reason=getattr(built, "reason", ""),
         workers=built.num_workers,
         warnings=tuple(dict.fromkeys(told)),
     )

@@ -35,8 +35,6 @@ class Measurement:
     """Bytes of memory at the end, of the process and its workers; shared pages count once."""
     engine: str = ""
     """Engine that the loader used."""
-    reason: str = ""
-    """Why ``auto`` chose this engine; empty otherwise."""
     workers: int = 0
     warnings: tuple[str, ...] = ()
 

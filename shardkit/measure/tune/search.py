@@ -12,13 +12,14 @@ The search knows no process and no dataset: tests run it on simulated machines.
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
-from shardkit.measure.tune.setting import LeftOut, Setting
+from shardkit.measure.tune.setting import Setting
 
 GAIN = 1.05
 """Minimum speedup over the defaults to change them. Anything closer is a tie."""
@@ -33,7 +34,7 @@ LEAST_ROUNDS = 3
 """Rounds in common with the defaults that a choice requires, if there is time."""
 
 _FINAL_ROUNDS = 15
-_FINALISTS, _KEPT = 2, 3
+_FINALISTS, _KEPT = 2, 2
 """Settings in the final, and those that stay when neighbors join, each with the defaults."""
 
 _MOST_WORKERS = 256
@@ -41,8 +42,7 @@ _SEARCH = 0.6
 """Fraction of the budget for the search; the rest is for the final."""
 
 _SHORTEST, _LONGEST = 0.1, 1.0
-"""Seconds of a measurement. Those in the final are up to 2.5 times as long."""
-
+"""Seconds of a measurement, if each worker makes two batches in it."""
 
 Measure = Callable[[Setting, float], float]
 """Measures a setting for so many seconds and returns images/s, or raises MeasurementFailed."""
@@ -80,10 +80,9 @@ class SearchResult:
     """What the search found."""
 
     ranking: list[Tried]
-    """Settings that were compared with the defaults; the first is the choice."""
-    stopped: list[Tried]
-    """Settings that left after fewer rounds."""
-    left_out: list[LeftOut]
+    """The first is the choice. Those with fewer than `LEAST_ROUNDS` rounds come last."""
+    left_out: dict[str, str]
+    """Settings that could not be measured, and why."""
     out_of_time: bool
     """Whether the budget ended before the search did."""
 
@@ -97,19 +96,17 @@ def search(
 ) -> SearchResult:
     """Find the fastest settings; with a training step, the cheapest that are fast enough.
 
-    Args:
-        measure: Measures one setting.
-        plan: What to search for.
-        clock: Returns the time in seconds.
-        watch: Called before each measurement.
-
     Raises:
         MeasurementFailed: If no setting can be measured; it reports why the defaults cannot.
     """
     race = _Race(measure, plan, clock, watch)
-    going = race.run(race.starters())
-    while going and (joining := race.neighbors()):
-        going = race.run([*joining, *race.ranked()[:_KEPT]])
+    field = race.starters()
+    while field and race.run(race.with_default(field), _SEARCH):
+        faster = [each for each in race.ranked() if each in field]
+        if not race.run(race.with_default(faster[: -(-len(faster) // 2)]), _SEARCH):
+            break
+        joining = race.neighbors()
+        field = joining and [*joining, *race.ranked()[:_KEPT]]
     race.final()
     return race.result()
 
@@ -122,30 +119,21 @@ class _Race:
     ) -> None:
         self._measure, self._plan, self._clock, self._watch = measure, plan, clock, watch
         self._start = clock()
-        self._rates: dict[Setting, dict[int, float]] = {}
-        """Images per second of each setting in each round."""
-        self._left_out: dict[Setting, str] = {}
-        self._round = 0
+        self._rounds: list[dict[Setting, float]] = []
+        """Images per second of the settings in each round."""
+        self._tried: dict[Setting, str] = {}
+        """Settings, and why they failed; empty for those that work."""
         self._out_of_time = False
         self._overheads = {"thread": 0.1, "process": 0.4}
         """Seconds that recent measurements of each engine took in addition to their length."""
 
     def starters(self) -> list[Setting]:
-        """Return the defaults, and both engines with fewer and more workers, likely ones first."""
-        default = self._plan.default
+        """Return both engines with fewer and more workers than the defaults, likely ones first."""
+        default, engines = self._plan.default, self._plan.engines
         workers = default.workers
-        numbers = {
-            "thread": (workers, 2 * workers, 4 * workers, workers // 2, 1),
-            "process": (workers, 2 * workers, workers // 2),
-        }
-        chosen = [
-            default.changed(engine=engine, workers=number)
-            for rank in range(5)
-            for engine in self._plan.engines
-            for number in numbers[engine][rank : rank + 1]
-            if 1 <= number <= _MOST_WORKERS
-        ]
-        return list(dict.fromkeys([default, *chosen]))
+        numbers = (workers, 2 * workers, workers // 2, 4 * workers, 1)
+        pairs = [(engine, number) for number in numbers for engine in engines]
+        return self._new(default.changed(engine=each, workers=number) for each, number in pairs)
 
     def neighbors(self) -> list[Setting]:
         """Return settings next to the leader that were not tried: workers, prefetch, batch size."""
@@ -153,61 +141,56 @@ class _Race:
         if self._is_enough(leader):
             return []
         workers = leader.workers
-        most = max(each.workers for each in self._rates if each.engine == leader.engine)
-        larger = (4 * workers, 2 * workers) if workers == most else (2 * workers,)
-        numbers = (*larger, -(-3 * workers // 2), 3 * workers // 4, workers // 2)
-        groups = (
-            [
-                leader.changed(workers=number, prefetch_factor=None)
-                for number in numbers
-                if 1 <= number <= _MOST_WORKERS
-            ],
-            [
-                leader.changed(prefetch_factor=factor)
-                for factor in (1, -(-2 * leader.ahead // workers))
-            ],
-            [leader.changed(batch_size=size) for size in self._plan.batch_sizes],
+        most = max(each.workers for each in self._tried if each.engine == leader.engine)
+        more = (4 * workers,) if workers == most else ()  # as long as more are faster
+        near = 2 * workers, -(-3 * workers // 2), 3 * workers // 4, workers // 2
+        factors = 1, -(-2 * leader.ahead // workers)
+        return (
+            self._new(leader.changed(workers=each, prefetch_factor=None) for each in more)
+            or self._new(leader.changed(workers=each, prefetch_factor=None) for each in near)
+            or self._new(leader.changed(prefetch_factor=each) for each in factors)
+            or self._new(leader.changed(batch_size=each) for each in self._plan.batch_sizes)
         )
-        for group in groups:
-            new = [each for each in dict.fromkeys(group) if self._is_new(each)]
-            if new:
-                return new
-        return []
 
-    def run(self, field: Sequence[Setting]) -> bool:
-        """Measure settings and the defaults in one round, and the faster half in a second one.
+    def _new(self, settings: Iterable[Setting]) -> list[Setting]:
+        """Return the settings that can be tried and were not; each worker needs a batch."""
+        new = []
+        for each in dict.fromkeys(settings):
+            most = min(_MOST_WORKERS, -(-self._plan.images // each.batch_size))
+            usual = each.changed(prefetch_factor=None)  # perhaps with the same prefetch
+            differs = each == usual or each.ahead != usual.ahead
+            if each not in self._tried and 1 <= each.workers <= most and differs:
+                new.append(each)
+        return new
 
-        Returns:
-            Whether there was time for all of it.
-        """
-        for _ in range(2):
-            self._round += 1
-            for each in self._with_default(field):
-                if not self._fits([each], self._seconds(each), _SEARCH):
-                    self._out_of_time = True
-                    if len(self._rates) > 1:  # a tiny budget must do for two settings
-                        return False
-                self._try(each, self._seconds(each))
-            faster = [each for each in self.ranked() if each in field]
-            field = faster[: -(-len(faster) // 2)]
+    def with_default(self, field: Sequence[Setting]) -> list[Setting]:
+        """Return a field with the defaults in front."""
+        return list(dict.fromkeys([self._reference, *field]))
+
+    def run(self, field: Sequence[Setting], part: float) -> bool:
+        """Measure a field in one round; return whether this part of the budget was enough."""
+        self._rounds.append({})
+        for each in field:
+            seconds, elapsed = self._seconds(each), self._clock() - self._start
+            fits = elapsed + seconds + self._overheads[each.engine] <= part * self._plan.budget
+            if not fits and len(self._tried) > 1:  # a tiny budget must do for two settings
+                return False
+            if not self._tried.get(each):
+                self._watch(str(each), min(elapsed, self._plan.budget), self._plan.budget)
+                self._try(each, seconds)
         return True
 
     def final(self) -> None:
         """Compare the best settings with the defaults until the budget is used up."""
-        while True:
-            ranked = self.ranked()
-            others = [each for each in ranked if each != self._reference]
-            field = self._with_default(others[:_FINALISTS])
-            least = min(len(self._common(each)) for each in field)
-            if least >= _FINAL_ROUNDS or (least >= LEAST_ROUNDS and self._is_enough(ranked[0])):
+        least, going = 0, True
+        while going and least < _FINAL_ROUNDS:
+            others = [each for each in self.ranked() if each != self._reference]
+            field = self.with_default(others[:_FINALISTS])
+            least = min(len(self._ratios(each)) for each in field)
+            if least >= LEAST_ROUNDS and self._is_enough(self.ranked()[0]):
                 return
-            seconds = {each: self._final_seconds(each, len(field)) for each in field}
-            if not self._fits(field, max(seconds.values()), 1.0):
-                self._out_of_time |= least < LEAST_ROUNDS
-                return
-            self._round += 1
-            for each in turn(field, self._round):
-                self._try(each, seconds[each])
+            going = self.run(turn(field, len(self._rounds)), 1.0)
+        self._out_of_time = least < LEAST_ROUNDS
 
     def ranked(self) -> list[Setting]:
         """Return the measured settings, the best first.
@@ -215,45 +198,34 @@ class _Race:
         Raises:
             MeasurementFailed: If all of them failed.
         """
-        working = [each for each in self._rates if each not in self._left_out]
+        working = [each for each, why in self._tried.items() if not why]
         if not working:
-            raise MeasurementFailed(next(iter(self._left_out.values())))
+            raise MeasurementFailed(next(iter(self._tried.values())))
         return sorted(working, key=self._rank)
 
     def result(self) -> SearchResult:
         """Return what was found. The defaults stay unless a setting is clearly faster."""
         ranked, default = self.ranked(), self._plan.default
-        compared = [each for each in ranked if len(self._common(each)) >= LEAST_ROUNDS] or ranked
-        if default in compared and self._is_tie(compared[0]):
-            compared.remove(default)
-            compared.insert(0, default)
+        ranked.sort(key=lambda each: len(self._ratios(each)) < LEAST_ROUNDS)
+        if default in ranked and self._is_tie(ranked[0]):
+            ranked.remove(default)
+            ranked.insert(0, default)
         return SearchResult(
-            ranking=[self._tried(each) for each in compared],
-            stopped=[self._tried(each) for each in ranked if each not in compared],
-            left_out=[LeftOut(setting=each, reason=why) for each, why in self._left_out.items()],
+            ranking=[self._summary(each) for each in ranked],
+            left_out={str(each): why for each, why in self._tried.items() if why},
             out_of_time=self._out_of_time,
         )
 
-    # Measuring
-
     def _try(self, setting: Setting, seconds: float) -> None:
         """Measure a setting, or note why that is not possible."""
-        if setting in self._left_out:
-            return
-        batches = -(-self._plan.images // setting.batch_size)
-        if setting.workers > batches and setting != self._plan.default:
-            self._left_out[setting] = f"an epoch has only {batches} such batches"
-            return
-        self._watch(str(setting), min(self._elapsed(), self._plan.budget), self._plan.budget)
+        self._tried[setting] = ""
         start = self._clock()
         try:
-            rate = self._measure(setting, seconds)
+            self._rounds[-1][setting] = self._measure(setting, seconds)
         except (MeasurementFailed, UsageError) as error:
-            self._left_out[setting] = str(error)
-            return
+            self._tried[setting] = str(error)
         spent = max(0.05, self._clock() - start - seconds)
         self._overheads[setting.engine] = (self._overheads[setting.engine] + spent) / 2
-        self._rates.setdefault(setting, {})[self._round] = rate
 
     def _seconds(self, setting: Setting) -> float:
         """Return the length of a measurement.
@@ -261,83 +233,50 @@ class _Race:
         Workers that start together finish together, so it covers at least two batches of each.
         """
         base = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
-        rates = [
-            rate
-            for each, rounds in self._rates.items()
-            if each.engine == setting.engine
-            for rate in rounds.values()
-        ]
-        if not rates:
-            return base
-        turns = 2 * setting.workers * setting.batch_size / max(rates)
-        left = self._plan.budget - self._elapsed()
+        same = [each for each in self._tried if each.engine == setting.engine]
+        fastest = max((rate for each in same for rate in self._rates(each)), default=math.inf)
+        turns = 2 * setting.workers * setting.batch_size / fastest
+        left = self._plan.budget - (self._clock() - self._start)
         return min(max(base, turns), max(base, left / 20))
-
-    def _final_seconds(self, setting: Setting, field: int) -> float:
-        """Return the length of a measurement in the final: longer, if there is time."""
-        base = self._seconds(setting)
-        left = self._plan.budget - self._elapsed()
-        fitting = left / (field * 2 * LEAST_ROUNDS) - self._overheads[setting.engine]
-        return min(max(fitting, base), 2.5 * base)
-
-    def _fits(self, settings: Sequence[Setting], seconds: float, part: float) -> bool:
-        """Return whether measurements end before a fraction of the budget is used up."""
-        needed = sum(seconds + self._overheads[each.engine] for each in settings)
-        return self._elapsed() + needed <= part * self._plan.budget
-
-    def _elapsed(self) -> float:
-        return self._clock() - self._start
-
-    # Judging
 
     @property
     def _reference(self) -> Setting:
         """The defaults, or the first setting that works if they do not."""
-        return next(each for each in self._rates if each not in self._left_out)
+        return next((each for each, why in self._tried.items() if not why), self._plan.default)
 
-    def _with_default(self, field: Sequence[Setting]) -> list[Setting]:
-        default = self._plan.default if not self._rates else self._reference
-        return list(dict.fromkeys([default, *field]))
-
-    def _common(self, setting: Setting) -> list[int]:
-        """Return the rounds that measured a setting and the defaults."""
-        return sorted(self._rates[setting].keys() & self._rates[self._reference].keys())
+    def _rates(self, setting: Setting) -> list[float]:
+        return [each[setting] for each in self._rounds if setting in each]
 
     def _ratios(self, setting: Setting) -> list[float]:
-        reference = self._rates[self._reference]
-        return [self._rates[setting][each] / reference[each] for each in self._common(setting)]
-
-    def _score(self, setting: Setting) -> float:
-        """Return the number that decides: the median ratio to the defaults."""
-        ratios = self._ratios(setting)
-        return Spread.of(ratios).median if ratios else 0.0
+        """Return the ratios to the defaults, of the rounds that measured both."""
+        base = self._reference
+        both = [each for each in self._rounds if setting in each and base in each]
+        return [each[setting] / each[base] for each in both]
 
     def _rank(self, setting: Setting) -> tuple[float, ...]:
         if self._is_enough(setting):
             return (-math.inf, *setting.cost)
         return (-self._score(setting),)
 
+    def _score(self, setting: Setting) -> float:
+        """Return the number that decides."""
+        return statistics.median(self._ratios(setting) or [0.0])
+
     def _is_enough(self, setting: Setting) -> bool:
         """Return whether a setting is fast enough for the training step, if there is one."""
-        rate = Spread.of(list(self._rates[setting].values())).median
+        rate = statistics.median(self._rates(setting))
         return self._plan.needed is not None and rate >= ENOUGH * self._plan.needed
 
     def _is_tie(self, best: Setting) -> bool:
         """Return whether the best setting is no better than the defaults."""
-        least = GAIN if len(self._common(best)) >= LEAST_ROUNDS else _LARGE_GAIN
+        least = GAIN if len(self._ratios(best)) >= LEAST_ROUNDS else _LARGE_GAIN
         return not self._is_enough(best) and self._score(best) < least
 
-    def _is_new(self, setting: Setting) -> bool:
-        if setting in self._rates or setting in self._left_out:
-            return False
-        same = setting.changed(prefetch_factor=None)  # the engine's default may be this factor
-        return same == setting or same.ahead != setting.ahead
-
-    def _tried(self, setting: Setting) -> Tried:
+    def _summary(self, setting: Setting) -> Tried:
         ratios = self._ratios(setting)
-        compared = self._plan.default not in self._left_out and ratios
+        compared = ratios and not self._tried[self._plan.default]
         return Tried(
             setting=setting,
-            images_per_second=Spread.of(list(self._rates[setting].values())),
+            images_per_second=Spread.of(self._rates(setting)),
             speedup=Spread.of(ratios) if compared else None,
         )

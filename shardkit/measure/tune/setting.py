@@ -40,30 +40,19 @@ class Setting:
 
     def loader(self) -> LoaderSpec:
         """Return what the runner measures."""
-        options = self.options()
-        return LoaderSpec(engine=options.pop("engine"), batch_size=self.batch_size, options=options)
+        options = {"num_workers": self.workers, "prefetch_factor": self.prefetch_factor}
+        return LoaderSpec(engine=self.engine, batch_size=self.batch_size, options=options)
 
     @property
     def ahead(self) -> int:
         """Batches in progress or ready."""
-        options = LoaderOptions(prefetch_factor=self.prefetch_factor)
-        settings = options.resolved(self.workers, pinned=False)
+        settings = LoaderOptions(**self.options()).resolved(self.workers, pinned=False)
         return settings.thread_prefetch if self.engine == "thread" else settings.process_prefetch
 
     @property
     def cost(self) -> tuple[int, ...]:
-        """Sort key: of two equally fast settings, the one with the lower cost is better.
+        """Sort key: of two settings that are fast enough, the one with the lower cost is better.
 
-        Processes cost more than threads: they need time to start and memory of their own. Then
-        fewer workers, less memory, and fewer options count.
+        Processes cost more than threads: they need time to start and memory of their own.
         """
-        processes = self.engine == "process"
-        return processes, self.workers, self.ahead * self.batch_size, len(self.options())
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A setting that was not measured, or failed."""
-
-    setting: Setting
-    reason: str
+        return self.engine == "process", self.workers, self.ahead * self.batch_size

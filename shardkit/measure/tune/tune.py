@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -12,11 +11,10 @@ from typing import Any
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
-from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
+from shardkit.measure.runner.material import choose_decode, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
-from shardkit.measure.runner.timing import Measurement
+from shardkit.measure.runner.spec import StepSpec, StopCondition, Subject
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
@@ -26,12 +24,15 @@ from shardkit.measure.tune.search import (
     Tried,
     search,
 )
-from shardkit.measure.tune.setting import LeftOut, Setting
+from shardkit.measure.tune.setting import Setting
 from shardkit.system.formatting import json_value, size
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
 from shardkit.torch.engine.preflight import default_workers, local_ranks
 from shardkit.torch.tuned import Tuned
+
+_ROWS = 6
+"""Settings in the table."""
 
 _LIMIT = 2000
 """Images in the sample, unless the workers need more."""
@@ -44,7 +45,7 @@ _LEAST_PATIENCE = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneReport:
+class TuneReport(SearchResult):
     """Result of `tune`. Rates are images/s without a training step."""
 
     name: str
@@ -54,17 +55,11 @@ class TuneReport:
     measured: int
     """Images that were read: all, or a sample."""
     mean_bytes: float
-    """Mean stored bytes of an image."""
+    """Bytes of all files per image."""
     cached: bool
     """Whether the files were read once before; otherwise the rates may be those of the disk."""
     default: Setting
     """What `make_loader` uses by itself."""
-    ranking: list[Tried]
-    """Settings that were compared with the defaults; the first is the choice."""
-    stopped: list[Tried]
-    """Settings that left after fewer rounds."""
-    left_out: list[LeftOut]
-    """Settings that could not be measured."""
     threads_excluded: str
     """Why no threads were measured, such as an unmarked transform; empty if they were."""
     step_seconds: float | None
@@ -73,9 +68,6 @@ class TuneReport:
     """CPU use of other processes at the start."""
     seconds: float
     """Duration in all."""
-    budget: float
-    out_of_time: bool
-    """Whether the budget ended before the search did."""
     warnings: tuple[str, ...]
     """Warnings of the chosen loader."""
 
@@ -97,21 +89,23 @@ class TuneReport:
         chosen = self.chosen
         return chosen.images_per_second.median * self.step_seconds / chosen.setting.batch_size
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of `LoaderOptions` to change."""
+        return {} if self.is_default else self.chosen.setting.options()
+
     def call(self) -> str:
         """Return the line to paste."""
-        start = f"make_loader(dataset, {self.chosen.setting.batch_size}, shuffle=True"
-        if self.is_default:
-            return f"{start})"
-        options = self.chosen.setting.options().items()
-        texts = ", ".join(f"{name}={value!r}" for name, value in options).replace("'", '"')
-        return f"{start}, options=LoaderOptions({texts}))"
+        texts = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        options = f", options=LoaderOptions({texts})".replace("'", '"') if texts else ""
+        return f"make_loader(dataset, {self.chosen.setting.batch_size}, shuffle=True{options})"
 
     def tuned(self) -> Tuned:
         """Return the choice for ``make_loader(tuned=)``."""
         rates, speedup = self.chosen.images_per_second, self.chosen.speedup
         return Tuned(
             batch_size=self.chosen.setting.batch_size,
-            settings={} if self.is_default else self.chosen.setting.options(),
+            settings=self.options,
             processors=usable_cpus(),
             ranks=local_ranks(),
             measured={
@@ -133,20 +127,19 @@ class TuneReport:
         """Return the report as text: the choice, why, all comparisons, and notes."""
         split = f", split {printable(self.split)}" if self.split else ""
         part = f" (measured: {self.measured:,})" if self.measured < self.images else ""
-        lines = [
-            f"{printable(self.name)}{split}: {self.images:,} images{part}, "
-            f"{size(self.mean_bytes)} each; took {self.seconds:.0f} s",
-            f"  best      {self.chosen.setting}{' (the defaults)' if self.is_default else ''}",
-            f"  why       {self._why()}",
-        ]
-        if self.step_seconds is not None:
-            lines.append(f"  step      {self._step_words()}")
-        lines += [
-            "  compared  speedup over the defaults in the same rounds; images/s",
-            *self._table(),
-        ]
-        lines += [f"  note      {printable(each)}" for each in self._notes()]
-        return "\n".join([*lines, f"  paste     {self.call()}"])
+        return "\n".join(
+            [
+                f"{printable(self.name)}{split}: {self.images:,} images{part}, "
+                f"{size(self.mean_bytes)} each; took {self.seconds:.0f} s",
+                f"  best      {self.chosen.setting}{' (the defaults)' if self.is_default else ''}",
+                f"  why       {self._why()}",
+                *self._step(),
+                "  compared  speedup over the defaults in the same rounds; images/s",
+                *self._table(),
+                *(f"  note      {printable(each)}" for each in self._notes()),
+                f"  paste     {self.call()}",
+            ]
+        )
 
     def _why(self) -> str:
         speedup, default = self.chosen.speedup, self.default
@@ -155,63 +148,58 @@ class TuneReport:
         if self.headroom is not None and self.headroom >= ENOUGH:
             return f"the cheapest of the measured settings with {ENOUGH}x the speed of the step"
         if self.is_default:
-            others = len(self.ranking) + len(self.stopped) - 1
+            others = len(self.ranking) - 1
             return f"none of {others} other settings is clearly faster, by {GAIN - 1:.0%} or more"
         text = f"{speedup.describe()} the speed of the defaults"
         if speedup.rounds < LEAST_ROUNDS:
             return f"{text}; too few rounds for a precise speedup"
         return text if speedup.clear else f"{text}; faster in most rounds, not in all"
 
-    def _step_words(self) -> str:
-        headroom, batch = self.headroom or 0.0, self.chosen.setting.batch_size
-        needed = batch / (self.step_seconds or 1.0)
-        enough = (
-            "enough" if headroom >= ENOUGH else "little margin" if headroom >= 1 else "too slow"
-        )
-        return (
-            f"{1000 * (self.step_seconds or 0.0):.1f} ms for a batch of {batch} needs "
-            f"{needed:,.0f} images/s; loading has {headroom:.2f}x that: {enough}"
-        )
+    def _step(self) -> list[str]:
+        if self.step_seconds is None or self.headroom is None:
+            return []
+        room, batch = self.headroom, self.chosen.setting.batch_size
+        enough = "enough" if room >= ENOUGH else "little margin" if room >= 1 else "too slow"
+        return [
+            f"  step      {1000 * self.step_seconds:.1f} ms for a batch of {batch} needs "
+            f"{batch / self.step_seconds:,.0f} images/s; loading has {room:.2f}x that: {enough}"
+        ]
 
     def _table(self) -> list[str]:
-        width = max(len(str(each.setting)) for each in self.ranking)
+        shown = self.ranking[:_ROWS]
+        width = max(len(str(each.setting)) for each in shown)
         lines = []
-        for each in self.ranking:
-            ratio = "the defaults" if each.setting == self.default else ""
-            if not ratio:
-                ratio = each.speedup.describe() if each.speedup else "-"
-            rate = each.images_per_second
-            name = f"{each.setting!s:<{width}}"
-            lines.append(f"    {name}  {ratio:<34}  {rate.median:>9,.0f}")
-        if self.stopped:
-            ratios = [each.speedup.median for each in self.stopped if each.speedup]
-            span = f", at {min(ratios):.2f}x to {max(ratios):.2f}x" if ratios else ""
-            others = f"{len(self.stopped)} other{'s' * (len(self.stopped) > 1)}"
-            lines.append(f"    {others} stopped after fewer rounds{span}")
-        reasons: dict[str, list[str]] = {}
-        for left in self.left_out:
-            reasons.setdefault(left.reason, []).append(str(left.setting))
-        for reason, (first, *more) in reasons.items():
+        for each in shown:
+            ratio = each.speedup.describe() if each.speedup else "-"
+            ratio = "the defaults" if each.setting == self.default else ratio
+            rate = f"{each.images_per_second.median:>9,.0f}"
+            lines.append(f"    {each.setting!s:<{width}}  {ratio:<34}  {rate}")
+        others = [each.speedup.median for each in self.ranking[_ROWS:] if each.speedup]
+        if others:
+            lines.append(f"    and {len(others)} more, {min(others):.2f}x to {max(others):.2f}x")
+        for reason in dict.fromkeys(self.left_out.values()):
+            first, *more = [name for name, why in self.left_out.items() if why == reason]
             also = f" and {len(more)} more" if more else ""
             lines.append(f"    not measured: {first}{also}: {printable(reason)}")
         return lines
 
     def _notes(self) -> list[str]:
-        notes = list(self.warnings)
-        if self.threads_excluded:
-            notes.append(
-                f"threads were not measured: {self.threads_excluded}. Mark a transform with "
-                "shardkit.with_rng if it is thread-safe and releases the GIL"
-            )
-        if self.default.batch_size != self.chosen.setting.batch_size:
-            notes.append("the batch size also affects training")
-        if not self.cached:
-            notes.append("the files were not read before: rates may be those of the disk")
-        if self.load.disturbs:
-            notes.append(f"{self.load}: on an idle machine another setting may be best")
-        if self.out_of_time:
-            notes.append("the budget ended before the search: a longer --budget may find more")
-        return notes
+        excluded = (
+            f"threads were not measured: {self.threads_excluded}. Mark a transform with "
+            "shardkit.with_rng if it is thread-safe and releases the GIL"
+        )
+        other_batches = self.default.batch_size != self.chosen.setting.batch_size
+        notes = (
+            (self.threads_excluded, excluded),
+            (other_batches, "the batch size also affects training"),
+            (not self.cached, "the files were not read before: rates may be those of the disk"),
+            (self.load.disturbs, f"{self.load}: on an idle machine another setting may be best"),
+            (
+                self.out_of_time,
+                "the budget ended before the search: a longer --budget may find more",
+            ),
+        )
+        return [*self.warnings, *(text for applies, text in notes if applies)]
 
 
 def tune(  # noqa: PLR0913 - the options of the command
@@ -223,7 +211,7 @@ def tune(  # noqa: PLR0913 - the options of the command
     step_ms: float | None = None,
     model: str | None = None,
     budget: float = 60.0,
-    watch: Watch | None = None,
+    watch: Watch = lambda text, done, total: None,
 ) -> TuneReport:
     """Find the fastest settings of `make_loader` for a dataset on this machine.
 
@@ -243,129 +231,80 @@ def tune(  # noqa: PLR0913 - the options of the command
         UsageError: If the dataset, the transform or the model is invalid, or an option.
         MeasurementFailed: If nothing can be measured.
     """
-    path = fspath(dataset)
-    is_dataset(path)  # raises if it does not exist
-    subject = Subject(
-        path=path, decode=choose_decode([path], decode, transform), transform=transform
-    )
-    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
     if not batch_sizes or any(type(each) is not int or each < 1 for each in batch_sizes):
         raise UsageError(f"batch sizes {tuple(batch_sizes)} are not positive integers")
     if (step_ms or model) and len(set(batch_sizes)) > 1:
         raise UsageError("a training step belongs to one batch size: give one --batch-size")
-    with _Tuning(subject, step, tuple(batch_sizes), budget) as tuning:
-        return tuning.run(watch or (lambda text, done, total: None))
+    path = fspath(dataset)
+    is_dataset(path)  # raises if it does not exist
+    subject = Subject(
+        path=path,
+        decode=choose_decode([path], decode, transform),
+        transform=transform,
+        limit=max(_LIMIT, _LEAST_BATCHES * default_workers() * batch_sizes[0]),
+    )
+    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
+    load = other_load()
+    with MeasurementProcess(subject) as process:
+        return _tune(process, step, tuple(batch_sizes), budget, load=load, watch=watch)
 
 
-class _Tuning:
-    """The process that measures, and the time that is left."""
+def _tune(  # noqa: PLR0913 - the second half of one function
+    process: MeasurementProcess,
+    step: StepSpec,
+    batch_sizes: tuple[int, ...],
+    budget: float,
+    *,
+    load: OtherLoad,
+    watch: Watch,
+) -> TuneReport:
+    """Open and cache the dataset, search, and report."""
+    start, warnings = time.monotonic(), {}
 
-    def __init__(
-        self, subject: Subject, step: StepSpec, batch_sizes: tuple[int, ...], budget: float
-    ) -> None:
-        self._start, self._budget = time.monotonic(), budget
-        self._load = other_load()
-        self._step, self._batch_sizes = step, batch_sizes
-        self._process = MeasurementProcess(subject)
-        self._warnings: dict[Setting, tuple[str, ...]] = {}
-
-    def __enter__(self) -> _Tuning:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.close()
-
-    def run(self, watch: Watch) -> TuneReport:
-        """Open and cache the dataset, search, and report."""
-        whole = self._process.open()
-        sample, cached = self._cache(whole)
-        default = self._default()
-        seconds = self._step_seconds(default)
-        excluded = sample.processes if default.engine == "process" else ""
-        plan = Plan(
-            default=default,
-            engines=("process",) if excluded else ("thread", "process"),
-            batch_sizes=self._batch_sizes[1:],
-            needed=default.batch_size / seconds if seconds else None,
-            budget=max(1.0, self._left()),
-            images=sample.images,
-        )
-        found: SearchResult = search(self._measure, plan, watch=watch)
-        return TuneReport(
-            name=self._process.subject.name,
-            split=whole.split,
-            images=whole.images,
-            measured=sample.images,
-            mean_bytes=whole.bytes / max(1, whole.total),
-            cached=cached,
-            default=default,
-            ranking=found.ranking,
-            stopped=found.stopped,
-            left_out=found.left_out,
-            threads_excluded=excluded,
-            step_seconds=seconds,
-            load=self._load,
-            seconds=time.monotonic() - self._start,
-            budget=self._budget,
-            out_of_time=found.out_of_time,
-            warnings=self._warnings.get(found.ranking[0].setting, ()),
-        )
-
-    def _left(self) -> float:
-        return self._start + self._budget - time.monotonic()
-
-    def _cache(self, whole: Opened) -> tuple[Opened, bool]:
-        """Read all images, or a sample of many, once; return what is measured, and if it worked.
-
-        Otherwise the settings that are measured first would be slower.
-        """
-        limit = max(_LIMIT, _LEAST_BATCHES * default_workers() * self._batch_sizes[0])
-        opened = whole
-        if limit < whole.images:
-            opened = self._process.open(dataclasses.replace(self._process.subject, limit=limit))
-        self._process.patience = max(_WARMING * self._budget, _LEAST_PATIENCE)
-        try:
-            self._process.call(session.warm)
-        except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
-            return opened, False
-        return opened, True
-
-    def _default(self) -> Setting:
-        """Return what `make_loader` uses by itself."""
-        size = self._batch_sizes[0]
-        spec = LoaderSpec(batch_size=size)
-        try:
-            found = self._look(spec, 0.1)
-        except MeasurementFailed as error:
-            # There may be no memory for so many workers; what fails with one fails with all.
-            with contextlib.suppress(MeasurementFailed):
-                found = self._look(spec.changed(num_workers=1), 0.1)
-                return Setting(engine=found.engine, workers=default_workers(), batch_size=size)
-            raise error from None
-        return Setting(engine=found.engine, workers=max(1, found.workers), batch_size=size)
-
-    def _step_seconds(self, default: Setting) -> float | None:
-        if self._step.milliseconds:
-            return self._step.milliseconds / 1000
-        if self._step.model is None:
-            return None
-        return float(
-            self._process.call(session.step_seconds, loader=default.loader(), step=self._step)
-        )
-
-    def _measure(self, setting: Setting, seconds: float) -> float:
-        found = self._look(setting.loader(), seconds)
+    def measure(setting: Setting, seconds: float) -> float:
+        left = start + budget - time.monotonic()
+        process.patience = min(PATIENCE, max(left, _LEAST_PATIENCE))
+        found = process.measure(setting.loader(), StopCondition(seconds=seconds))
         for warning in found.warnings:
             if warning.startswith("loading may fail"):  # too little shared memory, for example
                 raise MeasurementFailed(warning)
-        if not found.images:
-            raise MeasurementFailed(f"it returned no batch in {seconds:.1f} s")
-        self._warnings[setting] = found.warnings
+        warnings[setting] = found.warnings
         return found.rate
 
-    def _look(self, spec: LoaderSpec, seconds: float) -> Measurement:
-        """Measure a loader, no longer than the budget lasts."""
-        self._process.patience = min(PATIENCE, max(self._left(), _LEAST_PATIENCE))
-        return self._process.measure(spec, StopCondition(seconds=seconds))
+    opened = process.open()
+    process.patience, cached = max(_WARMING * budget, _LEAST_PATIENCE), True
+    try:  # otherwise the settings that are measured first would be slower
+        process.call(session.warm)
+    except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
+        cached = False
+    engines = ("process",) if opened.processes else ("thread", "process")
+    default = Setting(engine=engines[0], workers=default_workers(), batch_size=batch_sizes[0])
+    step_seconds = step.milliseconds / 1000 or None
+    if step.model is not None:
+        step_seconds = process.call(session.step_seconds, loader=default.loader(), step=step)
+    plan = Plan(
+        default=default,
+        engines=engines,
+        batch_sizes=batch_sizes[1:],
+        needed=default.batch_size / step_seconds if step_seconds else None,
+        budget=max(1.0, start + budget - time.monotonic()),
+        images=opened.images,
+    )
+    found = search(measure, plan, watch=watch)
+    return TuneReport(
+        **vars(found),
+        name=process.subject.name,
+        split=opened.split,
+        images=opened.total,
+        measured=opened.images,
+        mean_bytes=opened.bytes / max(1, opened.total),
+        cached=cached,
+        default=default,
+        threads_excluded=opened.processes,
+        step_seconds=step_seconds,
+        load=load,
+        seconds=time.monotonic() - start,
+        warnings=warnings[found.ranking[0].setting],
+    )

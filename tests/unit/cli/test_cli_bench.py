@@ -56,7 +56,7 @@ def test_a_run_measures_each_line(done: Result, place: Path) -> None:
         assert line["problem"] == ""
         spread = found["images_per_second"]
         assert 0 < spread["lowest"] <= spread["median"] <= spread["highest"]
-        assert 0 <= found["wait_p50"] <= found["wait_p95"] <= found["wait_p99"]
+        assert 0 <= found["wait_p50"] <= found["wait_p95"]
         assert found["first_batch"] > 0
         assert found["memory"] > 50 << 20
         assert (found["engine"], found["workers"]) == ("thread", 1)
@@ -90,7 +90,7 @@ def test_a_failure_is_shown_and_exits_with_1(place: Path, stage: Stage) -> None:
     assert done.exit_code == 1
     assert "warm  failed: it broke" in done.stdout
     assert "2 of 4 lines could not be measured." in done.stdout
-    assert "    warm      100 100..100" in done.stdout
+    assert "    warm        100  100..100" in done.stdout
 
 
 def test_quiet_prints_nothing(place: Path, stage: Stage, tmp_path: Path) -> None:

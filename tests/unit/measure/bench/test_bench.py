@@ -11,7 +11,7 @@ from staged import Stage
 
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import CorruptDataset, UsageError
-from shardkit.measure.bench.bench import bench, default_loaders
+from shardkit.measure.bench.bench import bench
 from shardkit.measure.bench.report import BenchReport
 from shardkit.system.machine import usable_cpus
 
@@ -43,8 +43,7 @@ def test_a_folder_is_the_baseline(place: Path, stage: Stage) -> None:
         ("photos", PLAIN, "warm", True),
     ]
     assert [source.kind for source in report.sources] == ["dataset", "folder"]
-    assert report.against_folder
-    assert default_loaders(dataset=False) == (PLAIN,)
+    assert report.folders == {str(place / "photos")}
     report = bench([place / "photos"], rounds=1, caches=("warm",), loaders=("process", "plain"))
     assert lines(report)[1] == ("photos", "plain", "warm", True), "PyTorch's own loader"
 

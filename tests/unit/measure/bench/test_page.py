@@ -67,5 +67,5 @@ def test_only_own_pages_are_overwritten(tmp_path: Path) -> None:
 
     for name, content in (("other.html", "<!doctype html>mine"), ("cat.jpg", "\xff\xd8")):
         (tmp_path / name).write_text(content, "latin-1")
-        with pytest.raises(UsageError, match="shardkit bench did not write it"):
+        with pytest.raises(UsageError, match="shardkit bench did not write"):
             require_output(tmp_path / name, "--html")

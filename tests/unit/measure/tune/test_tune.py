@@ -26,7 +26,7 @@ from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.tune.search import Tried
-from shardkit.measure.tune.setting import LeftOut, Setting
+from shardkit.measure.tune.setting import Setting
 from shardkit.system.machine import OtherLoad
 from shardkit.torch.engine.preflight import default_workers
 from shardkit.torch.tuned import load_tuned
@@ -107,7 +107,7 @@ def test_where_the_defaults_fail_another_setting_is_found(
     assert (report.chosen.setting.engine, report.chosen.setting.workers) == ("process", 1)
     assert report.chosen.speedup is None
     assert not report.is_default
-    assert "SIGKILL" in report.left_out[0].reason
+    assert "SIGKILL" in next(iter(report.left_out.values()))
     assert "crowded may hold the GIL" in report.threads_excluded
     assert "cannot be measured here" in report.describe()
 
@@ -217,15 +217,11 @@ def report_of(**changed: Any) -> TuneReport:
         "cached": True,
         "default": DEFAULT,
         "ranking": [tried(DEFAULT.changed(engine="process"), 1200), tried(DEFAULT, 600)],
-        "stopped": [tried(DEFAULT.changed(workers=1), 300, 1)],
-        "left_out": [
-            LeftOut(setting=DEFAULT.changed(workers=n), reason="too slow") for n in (8, 9)
-        ],
+        "left_out": {str(DEFAULT.changed(workers=n)): "too slow" for n in (8, 9)},
         "threads_excluded": "",
         "step_seconds": None,
         "load": OtherLoad(busy=0.1, present=2),
         "seconds": 59.0,
-        "budget": 60.0,
         "out_of_time": False,
         "warnings": (),
     }
@@ -240,17 +236,22 @@ def test_the_report_is_one_screen() -> None:
           compared  speedup over the defaults in the same rounds; images/s
             process, 2 workers, batches of 64  2.00x (1.80x to 2.20x in 5 rounds)      1,200
             thread, 2 workers, batches of 64   the defaults                              600
-            1 other stopped after fewer rounds, at 0.50x to 0.50x
             not measured: thread, 8 workers, batches of 64 and 1 more: too slow
           paste     make_loader(dataset, 64, shuffle=True, \
 options=LoaderOptions(engine="process", num_workers=2))""")
+
+
+def test_the_table_ends_with_a_summary() -> None:
+    ranking = [tried(DEFAULT.changed(workers=n), 600 - n, 5 if n < 5 else 1) for n in range(1, 9)]
+
+    assert "\n    and 2 more, 0.99x to 0.99x\n" in report_of(ranking=ranking).describe()
 
 
 def test_the_defaults_stay_if_nothing_is_clearly_faster() -> None:
     report = report_of(ranking=[tried(DEFAULT, 600), tried(DEFAULT.changed(workers=4), 610)])
 
     assert "  best      thread, 2 workers, batches of 64 (the defaults)\n" in report.describe()
-    assert "none of 2 other settings is clearly faster, by 5% or more" in report.describe()
+    assert "none of 1 other settings is clearly faster, by 5% or more" in report.describe()
     assert report.call() == "make_loader(dataset, 64, shuffle=True)"
     assert report.tuned().settings == {}
 
