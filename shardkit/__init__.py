@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from shardkit.torch.data.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
     from shardkit.torch.data.read_context import with_rng
+    from shardkit.torch.data.samplers import Balanced, Mixture, Weighted
     from shardkit.torch.engine.options import LoaderOptions
     from shardkit.torch.lightning import ShardDataModule as ShardDataModule
     from shardkit.torch.loader import Loader, make_loader
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
+    "Balanced": "shardkit.torch.data.samplers",
     "BatchView": "shardkit.torch.data.collate",
     "BenchReport": "shardkit.measure.bench.report",
     "BlockShuffle": "shardkit.sampling.order",
@@ -96,6 +98,7 @@ _WHERE = {
     "LoaderOptions": "shardkit.torch.engine.options",
     "Manifest": "shardkit.dataset.manifest",
     "MeasurementFailed": "shardkit.errors",
+    "Mixture": "shardkit.torch.data.samplers",
     "Normalize": "shardkit.torch.prefetch",
     "Order": "shardkit.sampling.order",
     "Plan": "shardkit.conversion.plan",
@@ -118,6 +121,7 @@ _WHERE = {
     "TuneReport": "shardkit.measure.tune.tune",
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verification.verify",
+    "Weighted": "shardkit.torch.data.samplers",
     "bench": "shardkit.measure.bench.bench",
     "collate": "shardkit.torch.data.collate",
     "convert": "shardkit.conversion.convert",
@@ -138,6 +142,7 @@ _EXTRAS = ("lightning",)
 __all__ = [
     "BadImage",
     "BadImages",
+    "Balanced",
     "BatchView",
     "BenchReport",
     "BlockShuffle",
@@ -164,6 +169,7 @@ __all__ = [
     "LoaderOptions",
     "Manifest",
     "MeasurementFailed",
+    "Mixture",
     "Normalize",
     "Order",
     "Plan",
@@ -185,6 +191,7 @@ __all__ = [
     "TuneReport",
     "UsageError",
     "Verification",
+    "Weighted",
     "__version__",
     "bench",
     "collate",

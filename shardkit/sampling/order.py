@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,9 @@ from shardkit.errors import UsageError
 
 Positions = npt.NDArray[np.int64]
 """Positions in an epoch, from 0 on; int64 of shape (N,)."""
+
+Hashes = npt.NDArray[np.uint64]
+"""Values of 64 bits; uint64 of shape (N,)."""
 
 _SORTED_SIZE = 4096
 """Maximum size of a permutation that is sorted by hash, which is exactly uniform. Larger ones use a
@@ -82,6 +87,13 @@ class Order:
                 f"shuffle={self.shuffle!r} is neither True, False nor BlockShuffle(...)"
             )
 
+    recurs: ClassVar[bool] = False
+    """Whether an epoch may hold a row several times. If so, random numbers depend on positions."""
+
+    def describe(self) -> str:
+        """Return a text that identifies the order, apart from its size and seed, in a state."""
+        return f"shuffle={self.shuffle!r}"
+
     def rows(self, epoch: int, positions: Positions) -> Positions:
         """Return the rows at ``positions`` of ``epoch``, in constant time for each."""
         if self.shuffle is False:
@@ -96,7 +108,7 @@ class Order:
             start = number * window
             inside = windows == number
             size = min(window, self.size - start)
-            mixed[inside] = start + permute(size, _step(key, number), positions[inside] - start)
+            mixed[inside] = start + permute(size, step_key(key, number), positions[inside] - start)
         return self._in_blocks(epoch, self.shuffle, mixed)
 
     def ahead(self, epoch: int, positions: Positions) -> Positions:
@@ -136,11 +148,36 @@ def permute(size: int, key: int, positions: Positions) -> Positions:
         return _sorted_permutation(size, key)[positions]
     left_size = math.isqrt(size - 1) + 1
     right_size = -(-size // left_size)
+    sides = np.uint64(left_size), np.uint64(right_size)
+    round_keys = [np.uint64(step_key(key, number)) for number in range(_ROUNDS)]
     values = positions.astype(np.uint64)
     outside = np.arange(len(values))
     while len(outside):  # the rectangle is slightly larger than ``size``: repeat until inside
-        values[outside] = _feistel(values[outside], key, left_size, right_size)
+        values[outside] = _feistel(values[outside], round_keys, *sides)
         outside = outside[values[outside] >= size]
+    return values.astype(np.int64)
+
+
+def permute_each(sizes: Positions, keys: Hashes, positions: Positions) -> Positions:
+    """Return the image of each position under a permutation of its own.
+
+    It is the Feistel network for any size, so it takes the same time for many small permutations
+    as for one large one.
+
+    Args:
+        sizes: Size of each permutation, int64 of shape (N,), below 2^50.
+        keys: Its 64 bits, uint64 of shape (N,).
+        positions: A number below each size, int64 of shape (N,).
+    """
+    lefts = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    rights = (sizes.astype(np.uint64) + lefts - np.uint64(1)) // lefts
+    round_keys = [step_keys(keys, np.array([number], np.uint64)) for number in range(_ROUNDS)]
+    values = positions.astype(np.uint64)
+    outside = np.arange(len(values))
+    while len(outside):
+        own = [each[outside] for each in round_keys]
+        values[outside] = _feistel(values[outside], own, lefts[outside], rights[outside])
+        outside = outside[values[outside] >= sizes[outside].astype(np.uint64)]
     return values.astype(np.int64)
 
 
@@ -205,7 +242,7 @@ _SECOND = 0x94D049BB133111EB
 _MASK = 2**64 - 1
 
 
-def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(values: Hashes) -> Hashes:
     """Return a hash of each value: the output function of SplitMix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
@@ -220,9 +257,14 @@ def _hash(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _step(key: int, number: int) -> int:
+def step_key(key: int, number: int) -> int:
     """Return the key of part ``number``."""
     return _hash(key + number * _GOLDEN)
+
+
+def step_keys(keys: Hashes, numbers: Hashes) -> Hashes:
+    """Return `step_key` of each key and number."""
+    return mix(keys + numbers * np.uint64(_GOLDEN))
 
 
 @lru_cache(maxsize=8)
@@ -232,18 +274,20 @@ def _sorted_permutation(size: int, key: int) -> Positions:
 
 
 def _feistel(
-    values: npt.NDArray[np.uint64], key: int, left_size: int, right_size: int
-) -> npt.NDArray[np.uint64]:
+    values: Hashes,
+    round_keys: Sequence[Hashes | np.uint64],
+    left_size: Hashes | np.uint64,
+    right_size: Hashes | np.uint64,
+) -> Hashes:
     """Permute ``range(left_size * right_size)``: each half is shifted by a hash of the other.
 
     (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002: the generalized Feistel
     network with cycle walking.)
     """
-    left, right = np.divmod(values, np.uint64(right_size))
-    for number in range(_ROUNDS):
-        round_key = np.uint64(_step(key, number))
+    left, right = np.divmod(values, right_size)
+    for number, round_key in enumerate(round_keys):
         if number % 2:
-            right = (right + mix(left + round_key) % np.uint64(right_size)) % np.uint64(right_size)
+            right = (right + mix(left + round_key) % right_size) % right_size
         else:
-            left = (left + mix(right + round_key) % np.uint64(left_size)) % np.uint64(left_size)
-    return left * np.uint64(right_size) + right
+            left = (left + mix(right + round_key) % left_size) % left_size
+    return left * right_size + right

@@ -87,10 +87,17 @@ class Step(NamedTuple):
     start of the epoch."""
     consumed: int
     """Samples of the epoch that all ranks together have read after this step."""
+    stride: int = 1
+    """Distance between neighboring positions of the batch."""
 
 
 def steps(
-    size: int, batch_size: int, rank_shard: ResolvedRankShard, consumed: int = 0
+    size: int,
+    batch_size: int,
+    rank_shard: ResolvedRankShard,
+    consumed: int = 0,
+    *,
+    strided: bool = False,
 ) -> Iterator[Step]:
     """Yield the batches of one rank for the rest of an epoch.
 
@@ -99,15 +106,19 @@ def steps(
         batch_size: Samples in a batch of one rank.
         rank_shard: The rank, and what to do with the remainder.
         consumed: Samples already read, by any number of ranks with any batch size.
+        strided: Whether neighboring positions of a step are on different ranks. Otherwise, each
+            rank reads a run of them.
     """
     step = batch_size * rank_shard.world_size
+    stride, first = (rank_shard.world_size, 1) if strided else (1, batch_size)
     while size - consumed >= step:
-        start = consumed + rank_shard.rank * batch_size
+        start = consumed + rank_shard.rank * first
         consumed += step
-        yield Step(start, start + batch_size, consumed)
+        yield Step(start, start + batch_size * stride, consumed, stride)
     start, count = _last_step(size - consumed, rank_shard)
+    start = consumed + (rank_shard.rank if strided else start)
     if count:
-        yield Step(consumed + start, consumed + start + count, size)
+        yield Step(start, start + count * stride, size, stride)
 
 
 def count_steps(

@@ -15,12 +15,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from shardkit.errors import LoaderFailed, UsageError
-from shardkit.sampling.order import BlockShuffle, Order
+from shardkit.sampling.epochs import Epochs
+from shardkit.sampling.order import BlockShuffle
 from shardkit.sampling.ranks import RankShard
 from shardkit.torch.data import nested
 from shardkit.torch.data.iterable import IterableShardDataset
 from shardkit.torch.data.resume import ResumeState
-from shardkit.torch.data.sampled import SampledOrder
+from shardkit.torch.data.samplers import make_order
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.fetch import Fetch
@@ -58,6 +59,10 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     persistent_workers: bool | None = None,
     in_order: bool | None = None,
     seed: int | None = None,
+    samples_per_epoch: int | None = None,
+    aug_repeats: int = 1,
+    views: int = 1,
+    endless: bool = False,
     options: LoaderOptions | None = None,
     tuned: str | PathLike[str] | None = None,
 ) -> Loader:
@@ -72,8 +77,9 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
         shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
             shuffles blocks of neighboring rows. None is the setting of an iterable dataset, and
             False for others.
-        sampler: Yields the rows of each epoch, instead of ``shuffle``. Its random numbers depend on
-            seed and epoch, and ranks divide its rows.
+        sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
+            `Mixture`, or a sampler of PyTorch that yields rows. Its random numbers depend on seed
+            and epoch, and ranks divide its rows.
         num_workers: Threads or processes; 0 reads in the main thread.
         collate_fn: Makes a batch of samples.
         pin_memory: Whether batches are in pinned memory.
@@ -84,6 +90,13 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
         in_order: Whether batches arrive in the order of the epoch.
         seed: Selects the order and the random numbers of each epoch; None is the seed of an
             iterable dataset, and 0 for others.
+        samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
+            one ended. None is the length of the dataset or sampler.
+        aug_repeats: Repeated augmentation: each sample comes so often, with different random
+            numbers, in neighboring ranks of the same step.
+        views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+            different random numbers.
+        endless: Whether an iteration continues with the next epoch instead of ending.
         options: All other options, such as the engine and the rank.
         tuned: A file written by ``shardkit tune --out``, for settings that ``options`` leaves open.
 
@@ -112,10 +125,8 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     if batch_size is None:
         raise UsageError("batch_size= is required, unless tuned= sets it")
     rank_shard = options.rank_shard
-    if sampler is not None and shuffle not in (None, False):
-        raise UsageError("sampler= and shuffle= both set the order: leave one of them out")
     if isinstance(dataset, IterableShardDataset):
-        shuffle = dataset.order.shuffle if shuffle is None else shuffle
+        shuffle = dataset.order.shuffle if shuffle is None and sampler is None else shuffle
         seed = dataset.order.seed if seed is None else seed
         rank_shard = dataset.rank_shard if rank_shard is None else rank_shard
         dataset = dataset.dataset
@@ -128,19 +139,13 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     rank_shard = rank_shard or RankShard()
     if drop_last is not None:
         rank_shard = replace(rank_shard, drop_last=drop_last)
-    order = _order(dataset, shuffle, 0 if seed is None else seed, sampler)
-    schedule = BatchSchedule(order, batch_size, rank_shard, nested.row_repeats(dataset))
-    fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows)
-    return Loader(fetch, schedule, options, "requested" if tuned is None else f"tuned, in {tuned}")
-
-
-def _order(dataset: Any, shuffle: bool | BlockShuffle | None, seed: int, sampler: Any) -> Order:
-    if sampler is None:
-        return Order(size=len(dataset), shuffle=False if shuffle is None else shuffle, seed=seed)
-    if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
-        raise UsageError(f"sampler={sampler!r} is not a sampler with a length")
-    origins = nested.origins(dataset)
-    return SampledOrder(size=len(sampler), seed=seed, sampler=sampler, origins=origins)
+    shuffle, seed = False if shuffle is None else shuffle, 0 if seed is None else seed
+    order = make_order(dataset, shuffle, seed, sampler)
+    epochs = Epochs(samples_per_epoch=samples_per_epoch, aug_repeats=aug_repeats, views=views)
+    schedule = BatchSchedule(order, batch_size, rank_shard, epochs, nested.row_repeats(dataset))
+    fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows, views=views)
+    by = "requested" if tuned is None else f"tuned, in {tuned}"
+    return Loader(fetch, schedule, options, by, endless=endless)
 
 
 def _has_rows(dataset: Any) -> bool:
@@ -157,7 +162,8 @@ class Loader:
     ``drop_last``, ``collate_fn`` and ``pin_memory``.
 
     Each iteration reads the next epoch, so no call is needed to change the order; ``set_epoch``
-    selects one. ``state_dict`` can be called at any time.
+    selects one. With ``endless``, it continues with the epochs after that. ``state_dict`` can be
+    called at any time.
     """
 
     def __init__(
@@ -166,6 +172,8 @@ class Loader:
         schedule: BatchSchedule,
         options: LoaderOptions,
         by: str = "requested",
+        *,
+        endless: bool = False,
     ) -> None:
         """Create a loader; use `make_loader` instead."""
         self.dataset = fetch.dataset
@@ -174,6 +182,7 @@ class Loader:
         self.collate_fn = fetch.collate
         self.options = options
         self._schedule = schedule
+        self._endless = schedule.require_endless(endless)
         self._resume = ResumeState(fetch.dataset, schedule)
         self._iteration = 0
         settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
@@ -251,10 +260,11 @@ class Loader:
         self._schedule.require_same_group()
         run, owner = self._resume.begin(), os.getpid()
         self._require_start()
-        batches = self._engine.run(self._schedule.requests(run.epoch, run.consumed))
+        requests = self._schedule.requests(run.epoch, run.consumed, endless=self._endless)
+        batches = self._engine.run(requests)
         try:
             for request, batch in batches:
-                self._resume.advance(run, request.consumed)
+                self._resume.advance(run._replace(epoch=request.epoch), request.consumed)
                 yield batch
                 del batch
                 if os.getpid() != owner:
@@ -309,7 +319,7 @@ def _process_problem(fetch: Fetch, batch_size: int, settings: Settings) -> str |
     if settings.num_workers == 0:
         return None
     batches = settings.process_prefetch + SPARE_SLOTS * settings.num_workers
-    size = preflight.batch_bytes(fetch.dataset, batch_size)
+    size = preflight.batch_bytes(fetch.dataset, batch_size * fetch.views)
     problem = preflight.shared_memory_problem(size * batches) if size else None
-    problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * batches)
+    problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * batches * fetch.views)
     return problem or workers.start_problem(settings.options.start_method, fetch)

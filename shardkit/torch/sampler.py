@@ -11,12 +11,15 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from shardkit.errors import UsageError
-from shardkit.sampling.order import BlockShuffle, Order
+from shardkit.sampling.epochs import Epochs
+from shardkit.sampling.order import BlockShuffle
 from shardkit.sampling.ranks import RankShard
 from shardkit.torch.data import nested
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.data.resume import ResumeState
-from shardkit.torch.data.schedule import BatchSchedule
-from shardkit.torch.engine import preflight
+from shardkit.torch.data.samplers import make_order
+from shardkit.torch.data.schedule import BatchSchedule, Request
 
 
 class EpochBatchSampler(Sampler[list[int]]):
@@ -32,13 +35,18 @@ class EpochBatchSampler(Sampler[list[int]]):
         UsageError: If options contradict each other.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - those of make_loader that select rows
         self,
         dataset: Any,
         batch_size: int,
         *,
         shuffle: bool | BlockShuffle = False,
+        sampler: Any = None,
         seed: int = 0,
+        samples_per_epoch: int | None = None,
+        aug_repeats: int = 1,
+        views: int = 1,
+        endless: bool = False,
         rank_shard: RankShard | None = None,
     ) -> None:
         """Create a sampler.
@@ -46,28 +54,55 @@ class EpochBatchSampler(Sampler[list[int]]):
         Args:
             dataset: The dataset of the ``DataLoader``.
             batch_size: Samples in a batch of this rank.
-            shuffle: As in `shardkit.make_loader`.
+            shuffle: As in `shardkit.make_loader`, like the following arguments.
+            sampler: Selects the rows of each epoch, instead of ``shuffle``.
             seed: Selects the order and the random numbers of each epoch.
+            samples_per_epoch: Samples in an epoch, of all ranks.
+            aug_repeats: How often each sample comes, with different random numbers.
+            views: If more than 1, each batch holds so many views of ``batch_size`` samples, one
+                after the other: ``images.chunk(views)`` separates them.
+            endless: Whether an iteration continues with the next epoch instead of ending.
             rank_shard: This rank's subset of each epoch; None uses the rank given by
                 ``torch.distributed``.
         """
-        order = Order(size=len(dataset), shuffle=shuffle, seed=seed)
-        if nested.row_repeats(dataset) is not None:
-            warnings.warn(
-                "rows repeat in this dataset, and a DataLoader draws the same random numbers for "
-                "each repeat: use shardkit.make_loader, or open the dataset again with another "
-                "view=",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        order = make_order(dataset, shuffle, seed, sampler)
+        epochs = Epochs(samples_per_epoch=samples_per_epoch, aug_repeats=aug_repeats, views=views)
         self._dataset = dataset
-        self._schedule = BatchSchedule(order, batch_size, rank_shard or RankShard())
+        self._schedule = BatchSchedule(order, batch_size, rank_shard or RankShard(), epochs)
+        self._endless = self._schedule.require_endless(endless)
         self._resume = ResumeState(dataset, self._schedule)
+        self._states_context = order.recurs or epochs.recurs or endless
+        self._require_numbered()
         self.batch_size = batch_size
         self.drop_last = self._schedule.rank_shard.drop_last
 
     def __len__(self) -> int:
         return len(self._schedule)
+
+    def _require_numbered(self) -> None:
+        """Check that each sample of a shardkit dataset can get random numbers of its own.
+
+        Raises:
+            UsageError: If batches of different epochs are read side by side, in a dataset that
+                does not know their epochs.
+        """
+        dataset = self._dataset
+        wrapped = any(isinstance(part, ShardDataset) for part in nested.parts(dataset))
+        if isinstance(dataset, ShardDataset) or not wrapped:
+            return
+        if self._endless:
+            raise UsageError(
+                f"endless=True needs a dataset that knows the epoch of each batch, and a "
+                f"{type(dataset).__name__} does not pass it on: use shardkit.make_loader"
+            )
+        if self._states_context or nested.row_repeats(dataset) is not None:
+            warnings.warn(
+                f"rows repeat in this {type(dataset).__name__}, and a DataLoader draws the same "
+                "random numbers for each repeat in another batch: use shardkit.make_loader, or "
+                "open the dataset again with another view=",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def __iter__(self) -> Iterator[list[int]]:
         self._require_undivided(sys._getframe(1))
@@ -94,13 +129,25 @@ class EpochBatchSampler(Sampler[list[int]]):
     def _batches(self) -> Iterator[list[int]]:
         self._schedule.require_same_group()
         run = self._resume.begin()
-        for part in preflight.parts(self._dataset):
+        for part in nested.parts(self._dataset):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(run.epoch, self._schedule.order.seed)
-        for request in self._schedule.requests(run.epoch, run.consumed):
-            self._resume.advance(run, request.consumed)
-            yield request.rows.tolist()
+        requests = self._schedule.requests(run.epoch, run.consumed, endless=self._endless)
+        for request in requests:
+            self._resume.advance(run._replace(epoch=request.epoch), request.consumed)
+            yield self._rows(request)
         self._resume.finish(run)
+
+    def _rows(self, request: Request) -> list[int]:
+        rows: list[int] = request.rows.tolist()
+        if not self._states_context:
+            return rows
+        views = self._schedule.epochs.views
+        repeats: list[int] = []
+        for view in range(views if request.repeats is not None else 0):
+            repeats += request.of_view(view, views).numbers
+        context = ReadContext(request.seed, request.epoch, repeats=repeats)
+        return NumberedRows(rows * views, context)
 
     @property
     def epoch(self) -> int:

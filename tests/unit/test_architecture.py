@@ -92,7 +92,7 @@ INSIDE = {
         "search",
         "tune",
     ),
-    "sampling": ("order ranks",),
+    "sampling": ("order ranks", "epochs weighted"),
     "sources": (
         "crc32c hdf5_reader images inputs labels library_process lmdb_reader tf_example",
         "imagefolder listing npy_files tar_members",
@@ -120,7 +120,7 @@ INSIDE = {
         "datasets",
         "nested",
         "sampled",
-        "schedule",
+        "samplers schedule",
         "resume",
         "iterable",
     ),

@@ -26,7 +26,6 @@ from shardkit import (
     Loader,
     LoaderOptions,
     RandomResizedCrop,
-    StateMismatch,
     make_loader,
     open_dataset,
     with_rng,
@@ -277,36 +276,18 @@ def lopsided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "dataset")
 
 
-def test_balanced_rows_contain_each_class_equally_and_differ_by_epoch(
+def test_balance_and_weights_give_the_shares_that_the_page_states(
     lopsided: Path, recipe: Recipe
 ) -> None:
-    balanced = recipe("Weights and balance").balanced
-    dataset = open_dataset(lopsided)
-
-    one, same, two = (balanced(dataset, epoch).indices for epoch in (0, 0, 1))
-
-    assert len(one) == len(two) == ROWS
-    for rows in (one, two):
-        assert 0.3 < (dataset.targets[rows] == 0).mean() < 0.7
-    assert list(one) == list(same)
-    assert list(one) != list(two)
-
-
-def test_a_balanced_run_resumes_in_the_epoch_of_its_state(lopsided: Path, recipe: Recipe) -> None:
-    make = recipe("Weights and balance").loader_of
-    dataset = open_dataset(lopsided, decode=RandomResizedCrop(48))
-    expected = prints_of(make(dataset, 1))
-
-    loader = make(dataset, 1)
-    batches = iter(loader)
-    seen = [prints(next(batches)) for _ in range(2)]
-    state = loader.state_dict()
-    again = make(dataset, state["epoch"])
-    again.load_state_dict(state)
-
-    assert seen + prints_of(again) == expected
-    with pytest.raises(StateMismatch, match="dataset"):
-        make(dataset, 0).load_state_dict(state)
+    module = recipe("Weights and balance")
+    for loader, least, most in (
+        (module.balanced(lopsided), 0.5, 0.5),
+        (module.weighted(lopsided), 0.1, 0.35),  # sqrt(6) / (sqrt(6) + sqrt(90)) = 0.21
+    ):
+        one, two = ([labels for _, labels in loader] for _ in range(2))
+        for epoch in (one, two):
+            assert least <= (torch.cat(epoch) == 0).float().mean() <= most
+        assert not torch.equal(torch.cat(one), torch.cat(two))
 
 
 def test_a_repeated_row_is_cropped_differently(path: Path) -> None:

@@ -146,7 +146,7 @@ class ShardDataset(Dataset[Sample]):
         """
         positions = self._shards.resolve_rows(rows)
         found = self._shards.find(positions)
-        images = _Images(found, Context(self._epoch, self.view), self.decode)
+        images = _Images(found, Context(self._epoch, self.view, rows), self.decode)
         with images.context.globals_kept(self.transform, self.target_transform), images.lent():
             self._check_sizes(images)
             labels = self._labels(images)

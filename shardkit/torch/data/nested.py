@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,17 @@ def pieces(dataset: Any, rows: list[int]) -> list[Piece]:
         inner = pieces(dataset.datasets[part], [rows[place] - start for place in places])
         found += [each._replace(places=[places[n] for n in each.places]) for each in inner]
     return found
+
+
+def parts(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets inside a ``Subset`` or ``ConcatDataset``, or the dataset itself."""
+    if isinstance(dataset, Subset):
+        yield from parts(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from parts(part)
+    else:
+        yield dataset
 
 
 def origins(dataset: Any) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ import random
 import sysconfig
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
@@ -45,8 +45,23 @@ class ReadContext(NamedTuple):
     mark: npt.NDArray[np.int64] | None = None
     """Receives the row being read, shape (1,), to name the sample if a worker dies."""
     repeats: Sequence[int] | None = None
-    """How often each row of the batch came earlier in the epoch; empty if none did, None if
-    unknown."""
+    """A number for each row of the batch, different for equal rows of an epoch; empty if no row
+    repeats, None if unknown."""
+
+
+class NumberedRows(list[int]):
+    """Rows of a batch that state their epoch and numbers, for a plain ``DataLoader``.
+
+    It passes them to ``__getitems__`` as they are, also in another process.
+    """
+
+    def __init__(self, rows: Iterable[int], context: ReadContext) -> None:
+        """Create a list of ``rows`` that are read in ``context``."""
+        super().__init__(rows)
+        self.context = context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumberedRows, (list(self), self.context)
 
 
 _READING: ContextVar[ReadContext | None] = ContextVar("reading", default=None)
@@ -126,8 +141,9 @@ class Context:
     generator.
     """
 
-    def __init__(self, cell: EpochCell, view: int = 0) -> None:
-        current = _READING.get()
+    def __init__(self, cell: EpochCell, view: int = 0, rows: object = None) -> None:
+        """Use the context of the loader or of `NumberedRows`, or the epoch in ``cell``."""
+        current = _READING.get() or getattr(rows, "context", None)
         stated = cell.get() if current is None else (current.epoch, current.seed)
         self._alone = current is None or current.alone
         self.mark = None if current is None else current.mark
@@ -139,7 +155,7 @@ class Context:
     def samples(self, rows: list[int]) -> list[int]:
         """Return the sample number of each row, which determines its random numbers.
 
-        It is the row itself, unless the row came earlier in the epoch. Without a loader that counts
+        It is the row itself, unless the row may repeat in the epoch. Without a loader that numbers
         repeats, only the rows of one call are known.
         """
         counts = self._repeats

@@ -10,9 +10,8 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.errors import StateMismatch
-from shardkit.sampling.order import BlockShuffle, Order, check_integer
+from shardkit.sampling.order import check_integer
 from shardkit.torch.data.datasets import ShardDataset
-from shardkit.torch.data.sampled import SampledOrder
 from shardkit.torch.data.schedule import BatchSchedule
 
 _VERSION = 1
@@ -38,9 +37,9 @@ class ResumeState:
         self._identity = {
             "version": _VERSION,
             "dataset": fingerprint(dataset),
-            "samples": schedule.order.size,
+            "order": schedule.order.describe() + schedule.epochs.describe(),
+            "samples": schedule.size,
             "seed": schedule.order.seed,
-            "shuffle": _describe(schedule.order),
         }
         self._epoch = 0
         self._consumed = 0
@@ -84,7 +83,7 @@ class ResumeState:
     def advance(self, run: Run, consumed: int) -> None:
         """Record that ``run`` yielded a batch, if it is the latest iteration."""
         if run.number == self._run:
-            self._consumed = consumed
+            self._epoch, self._consumed = run.epoch, consumed
 
     def finish(self, run: Run) -> None:
         """Record that ``run`` reached the end of its epoch, if it is the latest iteration."""
@@ -144,13 +143,6 @@ def fingerprint(dataset: Any) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _describe(order: Order) -> bool | str | list[int]:
-    if isinstance(order, SampledOrder):
-        return type(order.sampler).__name__
-    shuffle = order.shuffle
-    return [shuffle.rows, shuffle.buffer] if isinstance(shuffle, BlockShuffle) else shuffle
-
-
 def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     numbers = ("epoch", "consumed")
     if not isinstance(state, Mapping) or not all(
@@ -169,7 +161,7 @@ def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
         if state.get(name) != ours:
             raise StateMismatch(
                 f"the state does not fit: its {name} is {state.get(name)!r}, this loader's is "
-                f"{ours!r}. Dataset, shuffle and seed must be those it was saved with; "
+                f"{ours!r}. Dataset, order and seed must be those it was saved with; "
                 "ranks, workers, engine and batch size may differ."
             )
     if state["consumed"] > identity["samples"]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import DistributedSampler
 
 from shardkit.errors import UsageError
 from shardkit.sampling.order import Order, Positions, derive_key
-from shardkit.torch.data import nested
 from shardkit.torch.data.read_context import globals_kept, seed_globals
 
 
@@ -24,11 +23,12 @@ class SampledOrder(Order):
         UsageError: If the sampler divides rows among ranks, or has its own generator.
     """
 
+    recurs: ClassVar[bool] = True
     sampler: Any
     """Yields the rows of an epoch; it has a length."""
-    origins: Positions
-    """For each row of the dataset, a number; equal for equal records."""
-    _latest: dict[int, tuple[Positions, Positions | None]] = field(default_factory=dict)
+    of: int
+    """Number of rows of the dataset."""
+    _latest: dict[int, Positions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,16 +43,12 @@ class SampledOrder(Order):
                 "generator out; seed= determines the random numbers"
             )
 
+    def describe(self) -> str:
+        """Return a text that identifies the order in a state."""
+        return type(self.sampler).__name__
+
     def rows(self, epoch: int, positions: Positions) -> Positions:
         """Return the rows at ``positions`` of ``epoch``."""
-        return self._epoch(epoch)[0][positions]
-
-    def repeats(self, epoch: int, positions: Positions) -> Positions | None:
-        """Return how often each row at ``positions`` came earlier; None if no row repeats."""
-        counts = self._epoch(epoch)[1]
-        return None if counts is None else counts[positions]
-
-    def _epoch(self, epoch: int) -> tuple[Positions, Positions | None]:
         if epoch not in self._latest:
             with globals_kept():
                 seed_globals(derive_key("sampler", self.seed, epoch))
@@ -60,15 +56,15 @@ class SampledOrder(Order):
             found = _integers(rows)
             if found is None or len(found) != self.size or not self._has(found):
                 raise UsageError(
-                    f"sampler= must give {self.size} integers from 0 to {len(self.origins) - 1}, "
+                    f"sampler= must give {self.size} integers from 0 to {self.of - 1}, "
                     "according to its length and the dataset's"
                 )
             self._latest.clear()
-            self._latest[epoch] = found, nested.repeats(self.origins[found])
-        return self._latest[epoch]
+            self._latest[epoch] = found
+        return self._latest[epoch][positions]
 
     def _has(self, rows: Positions) -> bool:
-        return bool(((rows >= 0) & (rows < len(self.origins))).all())
+        return bool(((rows >= 0) & (rows < self.of)).all())
 
 
 def _integers(values: list[Any]) -> Positions | None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch.distributed
 
 from shardkit.errors import UsageError
+from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import Order, Positions, check_integer
 from shardkit.sampling.ranks import (
     RankShard,
@@ -19,7 +20,6 @@ from shardkit.sampling.ranks import (
     count_steps,
     steps,
 )
-from shardkit.torch.data.sampled import SampledOrder
 
 _AT_ONCE = 8192
 """Positions whose rows are looked up together: 60 ns each, compared with 1 us in batches of 64."""
@@ -38,7 +38,17 @@ class Request(NamedTuple):
     ahead: Positions
     """Rows to issue readahead for."""
     repeats: Positions | None = None
-    """How often each row came earlier in the epoch; None if no row did."""
+    """A number for each sample, different for equal rows of an epoch; None if no row repeats."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """`repeats` as a list; empty if no row repeats."""
+        return [] if self.repeats is None else list(self.repeats.tolist())
+
+    def of_view(self, view: int, views: int) -> Request:
+        """Return the request of one of several views, which draw different random numbers."""
+        assert self.repeats is not None, "samples with views are numbered"
+        return self._replace(repeats=self.repeats * views + view)
 
 
 class BatchSchedule:
@@ -48,6 +58,7 @@ class BatchSchedule:
         order: The order of an epoch.
         batch_size: Samples in a batch.
         rank_shard: This rank's subset; an unset rank is looked up here.
+        epochs: How epochs are cut from the order.
         repeats: For each row, how many earlier rows are the same record; None if all differ.
 
     Raises:
@@ -59,9 +70,13 @@ class BatchSchedule:
         order: Order,
         batch_size: int,
         rank_shard: RankShard,
+        epochs: Epochs | None = None,
         repeats: Positions | None = None,
     ) -> None:
         self.order = order
+        self.epochs = epochs or Epochs()
+        self.size = self.epochs.size(order)
+        """Samples of all ranks in an epoch."""
         self._repeats = repeats
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.rank_shard: ResolvedRankShard = rank_shard.resolved(_process_group())
@@ -69,7 +84,7 @@ class BatchSchedule:
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
-        return count_steps(self.order.size, self.batch_size, self.rank_shard)
+        return count_steps(self.size, self.batch_size, self.rank_shard)
 
     def require_same_group(self) -> None:
         """Check that the process group still is the one that the rank was taken from.
@@ -90,45 +105,72 @@ class BatchSchedule:
         All ranks must agree, even where some have one batch less: rank 0 never has.
         """
         rank_shard = self.rank_shard._replace(rank=0)
-        return count_steps(self.order.size, self.batch_size, rank_shard, consumed) == 0
+        return count_steps(self.size, self.batch_size, rank_shard, consumed) == 0
 
     @property
     def samples(self) -> int:
         """Samples of this rank in an epoch, including padding."""
-        return count_samples(self.order.size, self.batch_size, self.rank_shard)
+        return count_samples(self.size, self.batch_size, self.rank_shard)
 
-    def requests(self, epoch: int, consumed: int = 0) -> Iterator[Request]:
-        """Yield the batches of the rest of an epoch, in order."""
-        remaining = steps(self.order.size, self.batch_size, self.rank_shard, consumed)
+    def require_endless(self, endless: bool) -> bool:
+        """Return ``endless`` after checking that an endless iteration has batches.
+
+        Raises:
+            UsageError: If it has none, or ``endless`` is not a bool.
+        """
+        if not isinstance(endless, bool):
+            raise UsageError(f"endless={endless!r} is not True or False")
+        if endless and not len(self):
+            raise UsageError(
+                f"endless=True needs a batch in each epoch, and {self.size} samples give none"
+            )
+        return endless
+
+    def requests(
+        self, epoch: int, consumed: int = 0, *, endless: bool = False
+    ) -> Iterator[Request]:
+        """Yield the batches of the rest of an epoch, in order; then of all others if endless."""
+        yield from self._requests(epoch, consumed)
+        while endless:
+            epoch += 1
+            yield from self._requests(epoch, 0)
+
+    def _requests(self, epoch: int, consumed: int) -> Iterator[Request]:
+        strided = self.epochs.aug_repeats > 1
+        remaining = steps(self.size, self.batch_size, self.rank_shard, consumed, strided=strided)
         at_once = max(1, _AT_ONCE // self.batch_size)
         while several := list(itertools.islice(remaining, at_once)):
             yield from self._look_up(epoch, several)
 
     def _look_up(self, epoch: int, several: list[Step]) -> Iterator[Request]:
-        size = self.order.size
-        positions = np.concatenate([np.arange(step.start, step.stop) for step in several])
-        rows = self.order.rows(epoch, positions % size)
-        repeats = self._count_repeats(epoch, positions % size, rows)
+        size = self.size
+        positions = np.concatenate([_positions(step) for step in several]) % size
+        rows = self.epochs.rows(self.order, epoch, positions)
+        repeats = self._number_repeats(positions, rows)
         end = 0
         for step in several:
-            start, end = end, end + step.stop - step.start
+            real = _positions(step._replace(stop=min(step.stop, size)))
+            start, end = end, end + len(range(step.start, step.stop, step.stride))
             own = slice(start, end)
-            real = np.arange(step.start, min(step.stop, size))
             yield Request(
                 epoch=epoch,
                 seed=self.order.seed,
                 rows=rows[own],
-                padding=step.stop - max(step.start, min(step.stop, size)),
+                padding=end - start - len(real),
                 consumed=step.consumed,
-                ahead=self.order.ahead(epoch, real),
+                ahead=self.epochs.ahead(self.order, epoch, real),
                 repeats=None if repeats is None else repeats[own],
             )
 
-    def _count_repeats(self, epoch: int, positions: Positions, rows: Positions) -> Positions | None:
-        """Return how often each row came earlier in the epoch, or None if no row did."""
-        if isinstance(self.order, SampledOrder):
-            return self.order.repeats(epoch, positions)
+    def _number_repeats(self, positions: Positions, rows: Positions) -> Positions | None:
+        """Return a number for each sample, different for equal rows; None if no row repeats."""
+        if self.order.recurs or self.epochs.recurs:
+            return positions
         return None if self._repeats is None else self._repeats[rows]
+
+
+def _positions(step: Step) -> Positions:
+    return np.arange(step.start, step.stop, step.stride)
 
 
 def _process_group() -> tuple[int, int] | None:

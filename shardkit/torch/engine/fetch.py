@@ -22,14 +22,18 @@ from shardkit.torch.data.read_context import (
     seed_globals,
 )
 from shardkit.torch.data.schedule import Request
-from shardkit.torch.engine.preflight import parts
 
 
 class Fetch:
     """Reads batches of a dataset; picklable if the dataset and the collate function are."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Sequence[Any]], Any], *, with_rows: bool
+        self,
+        dataset: Any,
+        collate: Callable[[Sequence[Any]], Any],
+        *,
+        with_rows: bool,
+        views: int = 1,
     ) -> None:
         """Create a reader of batches.
 
@@ -37,7 +41,10 @@ class Fetch:
             dataset: Any object with ``__getitem__``, preferably with ``__getitems__``.
             collate: Makes a batch of samples.
             with_rows: Whether to append the rows of the samples to a batch; -1 for padding.
+            views: Random draws of each sample. If there are several, a batch is a tuple with a
+                batch for each.
         """
+        self.views = views
         self.dataset = dataset
         self.collate = collate
         self._with_rows = with_rows
@@ -56,8 +63,10 @@ class Fetch:
             announce(request.ahead)
         stated = ReadContext(request.seed, request.epoch, allocate, alone, mark)
         with globals_kept() if alone else nullcontext():
-            batch = self._read(request, stated)
-        return self._add_rows(batch, request) if self._with_rows else batch
+            if self.views == 1:
+                return self._read(request, stated)
+            several = (request.of_view(view, self.views) for view in range(self.views))
+            return tuple(self._read(each, stated) for each in several)
 
     def _read(self, request: Request, stated: ReadContext) -> Any:
         """Return the collated batch, with repeatable random numbers from global generators.
@@ -66,7 +75,7 @@ class Fetch:
         for the collate function.
         """
         rows, key = request.rows.tolist(), derive_key("fetch", request.seed, request.epoch)
-        repeats = [] if request.repeats is None else request.repeats.tolist()
+        repeats = request.numbers
 
         def seed(place: int, key: int = key) -> None:
             if stated.alone:
@@ -89,7 +98,8 @@ class Fetch:
                     samples[place] = sample
         seed(0, ~key)
         with reading(stated):
-            return self.collate(samples)
+            batch = self.collate(samples)
+        return self._add_rows(batch, request) if self._with_rows else batch
 
     def _add_rows(self, batch: Any, request: Request) -> Any:
         rows = torch.from_numpy(nested.dataset_rows(self.dataset, request.rows).copy())
@@ -108,7 +118,7 @@ class Fetch:
 def _read_rows(dataset: Any, rows: list[int], seeds: list[Callable[[], None]]) -> Any:
     """Return the samples of ``rows``; ``seeds`` are called to seed the generators before each."""
     # A subclass of Subset always has __getitems__, but its dataset may lack it.
-    if all(getattr(each, "__getitems__", None) for each in (dataset, *parts(dataset))):
+    if all(getattr(each, "__getitems__", None) for each in (dataset, *nested.parts(dataset))):
         seeds[0]()
         return dataset.__getitems__(rows)
     samples = []

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 from typing import Any
-
-from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.memory import SHARED_MEMORY
+from shardkit.torch.data.nested import parts
 from shardkit.torch.data.ops import ImageOp
 
 _SAMPLED_ROWS = 1024
@@ -28,17 +26,6 @@ def local_ranks() -> int:
     """Return the number of ranks on this machine, as set by ``torchrun``."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, int(ranks) if ranks.isdecimal() else 1)
-
-
-def parts(dataset: Any) -> Iterator[Any]:
-    """Yield the datasets inside a ``Subset`` or ``ConcatDataset``, or the dataset itself."""
-    if isinstance(dataset, Subset):
-        yield from parts(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from parts(part)
-    else:
-        yield dataset
 
 
 def why_processes(dataset: Any) -> str | None:

@@ -201,7 +201,7 @@ class ProcessEngine:
         if method is not None:
             workers.require_start(method, self._fetch)
         with full_explained():
-            self._ring = Ring(count, self._each + SPARE_SLOTS)
+            self._ring = Ring(count, (self._each + SPARE_SLOTS) * self._fetch.views)
             self._marks = torch.full((max(1, count),), -1)
             self._marks.share_memory_()  # type: ignore[no-untyped-call]
         if count:

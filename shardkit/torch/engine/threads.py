@@ -51,7 +51,7 @@ class ThreadEngine:
         self._timeout = options.timeout or None
         self._in_order = options.in_order
         self._pinned = settings.pinned
-        self._pool = BlockPool(self._prefetch + 2)
+        self._pool = BlockPool((self._prefetch + 2) * fetch.views)
         self._owned: dict[int, list[torch.Tensor]] | None = {} if options.reuse_buffers else None
 
     def run(self, requests: Iterator[Request]) -> Batches:

@@ -346,7 +346,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "another dataset": ({"dataset": "0" * 32}, "dataset"),
     "fewer samples": ({"samples": ROWS - 1}, "samples"),
     "another seed": ({"seed": 6}, "seed"),
-    "another shuffle": ({"shuffle": [3, 9]}, "shuffle"),
+    "another order": ({"order": "shuffle=False"}, "order"),
     "another version": ({"version": 2}, "version 2.*shardkit"),
     "more than there is": ({"consumed": ROWS + 1}, "damaged"),
     "a negative place": ({"consumed": -1}, "state_dict"),

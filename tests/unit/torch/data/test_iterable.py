@@ -373,7 +373,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(root: Path) ->
         {},
         {**state, "consumed": 99},
         {**state, "seed": 1},
-        {**state, "shuffle": False},
+        {**state, "order": "shuffle=False"},
         {**part, "given": -1},
         {**part, "given": 1.0},
         {**part, "num_workers": 0},

@@ -165,7 +165,7 @@ def state(epoch: int, consumed: int, **changes: Any) -> dict[str, Any]:
         "dataset": "range of 11",
         "samples": 11,
         "seed": 0,
-        "shuffle": False,
+        "order": "shuffle=False",
         "epoch": epoch,
         "consumed": consumed,
         **changes,
@@ -353,9 +353,15 @@ def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
-        ({"shuffle": True}, {"shuffle": True}),
-        ({"shuffle": BlockShuffle()}, {"shuffle": [16, 16384]}),
-        ({"shuffle": BlockShuffle(rows=2, buffer=5)}, {"shuffle": [2, 5]}),
+        ({"shuffle": True}, {"order": "shuffle=True"}),
+        (
+            {"shuffle": BlockShuffle()},
+            {"order": "shuffle=BlockShuffle(rows=16, buffer=16384)"},
+        ),
+        (
+            {"shuffle": BlockShuffle(rows=2, buffer=5)},
+            {"order": "shuffle=BlockShuffle(rows=2, buffer=5)"},
+        ),
         ({"seed": -(2**63)}, {"seed": -(2**63)}),
     ],
 )
@@ -405,8 +411,8 @@ MISSING = object()
         ("samples", 12, "its samples is 12, this loader's is 11"),
         ("seed", 1, "its seed is 1, this loader's is 0"),
         ("seed", "0", "its seed is '0'"),
-        ("shuffle", True, "its shuffle is True, this loader's is False"),
-        ("shuffle", [16, 16384], "its shuffle is [16, 16384]"),
+        ("order", "shuffle=True", "its order is 'shuffle=True', this loader's is 'shuffle=False'"),
+        ("order", MISSING, "its order is None"),
         ("epoch", MISSING, "not the state of a shardkit loader"),
         ("epoch", -1, "not the state"),
         ("epoch", 1.0, "not the state"),

@@ -27,12 +27,12 @@ from shardkit import (
     with_rng,
 )
 from shardkit.torch.data.memory import SHARED_MEMORY
+from shardkit.torch.data.nested import parts
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.preflight import (
     batch_bytes,
     default_workers,
     descriptor_problem,
-    parts,
     shared_memory_problem,
     why_processes,
 )

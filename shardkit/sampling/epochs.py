@@ -1,0 +1,94 @@
+"""Epochs of a chosen length, repeats and views, cut from the sequence of passes of an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardkit.errors import UsageError
+from shardkit.sampling.order import Order, Positions, check_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """How epochs are cut from an order.
+
+    A pass holds each position of the order, ``aug_repeats`` times. Passes follow each other, and
+    an epoch is the next ``samples_per_epoch`` positions of that sequence.
+
+    Raises:
+        UsageError: If a number is not an integer from 1 on.
+    """
+
+    samples_per_epoch: int | None = None
+    """Samples in an epoch; the next epoch continues where this one ended. None is one pass."""
+    aug_repeats: int = 1
+    """Repeated augmentation: how often each sample comes in a pass, next to each other."""
+    views: int = 1
+    """Random draws of each sample that are read side by side."""
+
+    def __post_init__(self) -> None:
+        if self.samples_per_epoch is not None:
+            check_integer("samples_per_epoch", self.samples_per_epoch, 1)
+        check_integer("aug_repeats", self.aug_repeats, 1)
+        check_integer("views", self.views, 1)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether an epoch may hold a sample several times, although the order does not."""
+        return self != Epochs()
+
+    def size(self, order: Order) -> int:
+        """Return the number of samples in an epoch.
+
+        Raises:
+            UsageError: If ``order`` has no samples to choose from.
+        """
+        if self.samples_per_epoch is None:
+            return order.size * self.aug_repeats
+        if not order.size:
+            raise UsageError(
+                f"samples_per_epoch={self.samples_per_epoch} needs a dataset that is not empty"
+            )
+        return self.samples_per_epoch
+
+    def rows(self, order: Order, epoch: int, positions: Positions) -> Positions:
+        """Return the rows at ``positions`` of ``epoch``, in constant time for each."""
+        if not self.recurs:
+            return order.rows(epoch, positions)
+        first, passes, places = self._places(order, epoch, positions)
+        rows = np.empty_like(positions)
+        for number in dict.fromkeys(passes.tolist()):
+            inside = passes == number
+            rows[inside] = order.rows(first + number, places[inside])
+        return rows
+
+    def ahead(self, order: Order, epoch: int, positions: Positions) -> Positions:
+        """Return rows to issue readahead for while ``positions`` are read, as `Order.ahead`."""
+        if not self.recurs:
+            return order.ahead(epoch, positions)
+        first, passes, places = self._places(order, epoch, positions)
+        last = passes[-1:]
+        return order.ahead(first + int(last.sum()), places[passes == last])
+
+    def describe(self) -> str:
+        """Return a text that identifies these options in a state; empty for the defaults."""
+        stated = {
+            "samples_per_epoch": self.samples_per_epoch,
+            "aug_repeats": self.aug_repeats,
+            "views": self.views,
+        }
+        default = vars(Epochs())
+        return "".join(
+            f", {name}={value}" for name, value in stated.items() if value != default[name]
+        )
+
+    def _places(
+        self, order: Order, epoch: int, positions: Positions
+    ) -> tuple[int, Positions, Positions]:
+        """Return the epoch's first pass, and of each position the pass from there and its place."""
+        each = max(1, order.size * self.aug_repeats)
+        first, start = divmod(epoch * self.size(order), each)
+        passes, places = np.divmod(positions + start, each)
+        return first, passes, places // self.aug_repeats

@@ -1,0 +1,153 @@
+"""Orders that choose rows by weight: row by row, or from groups such as classes and datasets.
+
+Like `Order`, they are pure functions of seed, epoch and position; docs/order.md specifies them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import UsageError
+from shardkit.sampling.order import (
+    Order,
+    Positions,
+    derive_key,
+    permute_each,
+    step_keys,
+)
+
+Weights = npt.NDArray[np.float64]
+"""Numbers from 0 on, not all 0; float64 of shape (N,)."""
+
+BLOCK = 10_000
+"""Positions over which weighted groups have exact shares."""
+
+
+_LONGEST = 2**62
+"""Positions after which the sequence of groups starts again, so that 64 bits can count them."""
+
+_LEAST_SUM = 1e-280
+"""Least sum of weights: below, a product with a number less than 1 may be rounded up to it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightedOrder(Order):
+    """Rows drawn with replacement, each with a probability in proportion to its weight.
+
+    Rows are looked up in the cumulative weights: in the time of a binary search, with 8 bytes of
+    memory for each row.
+    """
+
+    recurs: ClassVar[bool] = True
+    cumulative: Weights
+    """Sum of the weights up to and including each row."""
+
+    def rows(self, epoch: int, positions: Positions) -> Positions:
+        """Return the rows at ``positions`` of ``epoch``."""
+        key = np.array([derive_key("weighted", self.seed, epoch)], np.uint64)
+        bits = step_keys(key, positions.astype(np.uint64) + np.uint64(1)) >> np.uint64(11)
+        drawn = bits * 2.0**-53 * self.cumulative[-1]
+        rows: Positions = np.searchsorted(self.cumulative, drawn, side="right").astype(np.int64)
+        return rows
+
+    def describe(self) -> str:
+        """Return a text that identifies the order in a state."""
+        return f"Weighted({self.size} rows, digest {_digest(self.cumulative)})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupedOrder(Order):
+    """Rows of several groups, each with a fixed share of the positions.
+
+    Each block of ``sum(counts)`` positions holds exactly ``counts[g]`` samples of group ``g``, in
+    random order. Within a group, samples come without replacement: each comes once before any
+    comes again. Epochs are parts of one sequence, so both hold across them too.
+    """
+
+    recurs: ClassVar[bool] = True
+    kind: str
+    """Name of the sampler, for states."""
+    counts: Positions
+    """Positions of each group in a block, at least 1."""
+    sizes: Positions
+    """Rows of each group, at least 1."""
+    members: Positions
+    """The rows of all groups, group after group."""
+
+    def rows(self, epoch: int, positions: Positions) -> Positions:
+        """Return the rows at ``positions`` of ``epoch``."""
+        block = int(self.counts.sum())
+        first, start = divmod(epoch * self.size % _LONGEST, block)
+        numbers, offsets = np.divmod(positions + start, block)
+        numbers += first
+        keys = step_keys(self._key("groups"), numbers.astype(np.uint64))
+        slots = permute_each(np.full_like(positions, block), keys, offsets)
+        ends = np.cumsum(self.counts)
+        groups = np.searchsorted(ends, slots, side="right")
+        places = numbers * self.counts[groups] + slots - (ends - self.counts)[groups]
+        turns, places = np.divmod(places, self.sizes[groups])
+        keys = step_keys(self._key("members"), groups.astype(np.uint64))
+        keys = step_keys(keys, turns.astype(np.uint64))
+        starts = (np.cumsum(self.sizes) - self.sizes)[groups]
+        rows: Positions = self.members[starts + permute_each(self.sizes[groups], keys, places)]
+        return rows
+
+    def describe(self) -> str:
+        """Return a text that identifies the order in a state."""
+        digest = _digest(self.counts, self.sizes, self.members)
+        return f"{self.kind}({len(self.counts)} groups, digest {digest})"
+
+    def _key(self, purpose: str) -> npt.NDArray[np.uint64]:
+        return np.array([derive_key(purpose, self.seed, 0)], np.uint64)
+
+
+def check_weights(what: str, weights: Any) -> Weights:
+    """Return ``weights`` as an array.
+
+    Args:
+        what: Name of the weights in errors.
+        weights: A sequence, array or tensor of numbers.
+
+    Raises:
+        UsageError: If they are not finite numbers from 0 on, or all are 0.
+    """
+    try:
+        found = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} must be numbers, not {str(weights)[:80]}") from None
+    if found.ndim != 1 or not len(found):
+        raise UsageError(f"{what} must be a list of numbers, not of shape {found.shape}")
+    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+    if len(wrong):
+        raise UsageError(
+            f"{what} must be finite and not negative: number {wrong[0]} is {found[wrong[0]]}"
+        )
+    with np.errstate(over="ignore"):
+        total = float(np.cumsum(found)[-1])
+    if not _LEAST_SUM <= total < np.inf:
+        raise UsageError(f"{what} must have a finite sum above 0, not {total:g}")
+    return found
+
+
+def block_counts(weights: Weights) -> Positions:
+    """Return how many of `BLOCK` positions each group gets, in proportion to its weight.
+
+    They are rounded by the largest remainders, the earlier group first if these are equal.
+    """
+    exact = weights / weights.sum() * BLOCK
+    counts: Positions = np.floor(exact).astype(np.int64)
+    missing = BLOCK - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return counts
+
+
+def _digest(*arrays: npt.NDArray[Any]) -> str:
+    found = hashlib.sha256()
+    for each in arrays:
+        found.update(each.astype(each.dtype.newbyteorder("<")).tobytes())
+    return found.hexdigest()[:16]
