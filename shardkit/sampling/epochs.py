@@ -37,7 +37,7 @@ class Epochs:
     @property
     def recurs(self) -> bool:
         """Whether an epoch may hold a sample several times, although the order does not."""
-        return self != Epochs()
+        return self.samples_per_epoch is not None or self.aug_repeats * self.views > 1
 
     def size(self, order: Order) -> int:
         """Return the number of samples in an epoch.

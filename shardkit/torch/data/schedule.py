@@ -144,13 +144,14 @@ class BatchSchedule:
 
     def _look_up(self, epoch: int, several: list[Step]) -> Iterator[Request]:
         size = self.size
-        positions = np.concatenate([_positions(step) for step in several]) % size
+        ranges = [np.arange(step.start, step.stop, step.stride) for step in several]
+        positions = np.concatenate(ranges) % size
         rows = self.epochs.rows(self.order, epoch, positions)
         repeats = self._number_repeats(positions, rows)
         end = 0
         for step in several:
-            real = _positions(step._replace(stop=min(step.stop, size)))
-            start, end = end, end + len(range(step.start, step.stop, step.stride))
+            real = np.arange(step.start, min(step.stop, size), step.stride)
+            start, end = end, end + (step.stop - step.start) // step.stride
             own = slice(start, end)
             yield Request(
                 epoch=epoch,
@@ -167,10 +168,6 @@ class BatchSchedule:
         if self.order.recurs or self.epochs.recurs:
             return positions
         return None if self._repeats is None else self._repeats[rows]
-
-
-def _positions(step: Step) -> Positions:
-    return np.arange(step.start, step.stop, step.stride)
 
 
 def _process_group() -> tuple[int, int] | None:
