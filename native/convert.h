@@ -81,8 +81,10 @@ typedef struct {
     const uint8_t *keys;
     const int64_t *ends;       /* of each key; the first one starts at `keys_start` */
     int64_t keys_start;
+    const uint8_t *known;      /* a piece of the file that was read already: */
+    int64_t known_start, known_size; /* where it is in the file */
     uint8_t *rows;             /* SK_ENTRY bytes for each row */
-    uint32_t *checksums;       /* of each record, as _checksum in shardkit/conversion/build.py */
+    uint32_t *checksums;       /* NULL, or of each record, as _checksum in shardkit/record.py */
     sk_range *paths;           /* in the text of the paths, of rows that are done */
     uint8_t *text;             /* allocated by sk_index; the caller frees it */
     size_t text_size;

@@ -40,6 +40,10 @@ typedef struct {
 static const uint8_t *bytes_at(reader *reader, int64_t offset, int64_t length, int64_t more) {
     window *oldest = reader->windows;
     uint8_t *data;
+    int64_t ahead = offset - reader->records->known_start;
+    if (ahead >= 0 && ahead <= reader->records->known_size &&
+        length <= reader->records->known_size - ahead)
+        return reader->records->known + ahead;
     for (int n = 0; n < WINDOWS; n++) {
         window *each = reader->windows + n;
         if (offset >= each->start && offset + length <= each->start + each->length) {
@@ -166,8 +170,10 @@ static enum sk_code index_row(reader *reader, size_t row) {
             data = bytes_at(reader, offsets[n], lengths[n], rest < WINDOW ? rest : WINDOW);
             if (data == NULL) return SK_READ;
         }
-        checksum = sk_crc32(checksum, (const uint8_t *)name, strlen(name));
-        checksum = sk_crc32(checksum, data, length);
+        if (records->checksums != NULL) {
+            checksum = sk_crc32(checksum, (const uint8_t *)name, strlen(name));
+            checksum = sk_crc32(checksum, data, length);
+        }
         if (records->kinds[n] == SK_LABEL) {
             uint32_t label;
             if (length == 0 || number_at(data, length, &label) != length) return SK_UNSUPPORTED;
@@ -189,7 +195,7 @@ static enum sk_code index_row(reader *reader, size_t row) {
     out[28] = (uint8_t)kind;
     put(out + 12, sk_crc32(sk_crc32(0, out + HEAD, CHECKED - HEAD), image, (size_t)lengths[chosen]), 4);
     put(out + CHECKED, sk_crc32(0, out, CHECKED), 3);
-    records->checksums[row] = checksum;
+    if (records->checksums != NULL) records->checksums[row] = checksum;
     return SK_DONE;
 }
 

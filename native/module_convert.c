@@ -242,26 +242,27 @@ static int are_inside(const sk_records *records, size_t size) {
 
 PyDoc_STRVAR(index_records_doc,
              "index_records(file, names, kinds, offsets, lengths, labels, keys, ends, keys_start, "
-             "rows, checksums, codes)\n--\n\n"
+             "known, known_start, rows, checksums, codes)\n--\n\n"
              "Return the path of each record, and fill its row, checksum and code; see "
              "shardkit/dataset/index_builder.py.");
 
 static PyObject *index_records(PyObject *module, PyObject *arguments) {
-    enum { KINDS, OFFSETS, LENGTHS, LABELS, KEYS, ENDS, ROWS, CHECKSUMS, CODES, COUNT };
+    enum { KINDS, OFFSETS, LENGTHS, LABELS, KEYS, ENDS, KNOWN, ROWS, CHECKSUMS, CODES, COUNT };
     Py_buffer buffers[COUNT] = {{0}};
     const char *names[SK_NAMES];
     PyObject *given, *found = NULL;
     sk_records records;
     sk_range *paths = NULL;
-    long long keys_start;
+    long long keys_start, known_start;
     Py_ssize_t columns;
     size_t count;
     int file;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "iO!y*y*y*z*y*y*Lw*w*w*:index_records", &file, &PyTuple_Type,
+    if (!PyArg_ParseTuple(arguments, "iO!y*y*y*z*y*y*Ly*Lw*z*w*:index_records", &file, &PyTuple_Type,
                           &given, &buffers[KINDS], &buffers[OFFSETS], &buffers[LENGTHS],
                           &buffers[LABELS], &buffers[KEYS], &buffers[ENDS], &keys_start,
-                          &buffers[ROWS], &buffers[CHECKSUMS], &buffers[CODES]))
+                          &buffers[KNOWN], &known_start, &buffers[ROWS], &buffers[CHECKSUMS],
+                          &buffers[CODES]))
         return NULL;
     columns = PyTuple_Size(given);
     count = (size_t)buffers[CODES].len;
@@ -279,8 +280,12 @@ static PyObject *index_records(PyObject *module, PyObject *arguments) {
         !holds(&buffers[LENGTHS], "lengths", count * (size_t)columns, 8) ||
         (buffers[LABELS].buf != NULL && !holds(&buffers[LABELS], "labels", count, 8)) ||
         !holds(&buffers[ENDS], "ends", count, 8) || !holds(&buffers[ROWS], "rows", count, SK_ENTRY) ||
-        !holds(&buffers[CHECKSUMS], "checksums", count, 4))
+        (buffers[CHECKSUMS].buf != NULL && !holds(&buffers[CHECKSUMS], "checksums", count, 4)))
         goto done;
+    if (buffers[CHECKSUMS].buf != NULL && buffers[CHECKSUMS].readonly) {
+        PyErr_SetString(PyExc_ValueError, "checksums are read-only");
+        goto done;
+    }
     memset(&records, 0, sizeof records);
     records.file = file;
     records.count = count;
@@ -293,9 +298,16 @@ static PyObject *index_records(PyObject *module, PyObject *arguments) {
     records.keys = buffers[KEYS].buf;
     records.ends = buffers[ENDS].buf;
     records.keys_start = keys_start;
+    records.known = buffers[KNOWN].buf;
+    records.known_start = known_start;
+    records.known_size = buffers[KNOWN].len;
     records.rows = buffers[ROWS].buf;
     records.checksums = buffers[CHECKSUMS].buf;
     records.codes = buffers[CODES].buf;
+    if (known_start < 0) {
+        PyErr_SetString(PyExc_ValueError, "known_start is negative");
+        goto done;
+    }
     if (!are_inside(&records, (size_t)buffers[KEYS].len)) {
         PyErr_SetString(PyExc_ValueError, "a key is outside the text of the keys");
         goto done;
@@ -381,7 +393,7 @@ static uint32_t checksum_of(const parts *parts) {
 
 PyDoc_STRVAR(record_checksums_doc,
              "record_checksums(records)\n--\n\n"
-             "Return the checksum of each record, or None; see shardkit/conversion/build.py.");
+             "Return the checksum of each record, or None; see shardkit/record.py.");
 
 static PyObject *record_checksums(PyObject *module, PyObject *records) {
     PyObject *kept = PySequence_Tuple(records), *found;

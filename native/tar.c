@@ -6,8 +6,8 @@
 
 #define BLOCK 512
 #define NAME 100
-#define WINDOW (1 << 16) /* bytes to read for a header and the next ones, if members are small */
-#define SMALL (1 << 13)
+#define AHEAD (1 << 12)  /* bytes to read for a header and the next ones, */
+#define WINDOW (1 << 16) /* up to this many while all members are small */
 #define ENDING (1 << 20)
 #define MOST_KEY (1 << 14)
 
@@ -16,14 +16,17 @@ typedef struct {
     int64_t size; /* of the file */
     int64_t start; /* of the window */
     size_t length;
+    int64_t ahead; /* bytes to read next */
     uint8_t data[WINDOW];
 } window;
 
-/* Return the block at an offset; with `ahead`, the next ones are read with it. */
-static const uint8_t *block_at(window *window, int64_t offset, int ahead) {
-    int64_t left = window->size - offset, wanted = ahead ? WINDOW : BLOCK;
+/* Return the block at an offset. What is read with it doubles while it is used. */
+static const uint8_t *block_at(window *window, int64_t offset) {
+    int64_t left = window->size - offset, end = window->start + (int64_t)window->length;
     if (left < BLOCK) return NULL;
-    if (offset < window->start || offset + BLOCK > window->start + (int64_t)window->length) {
+    if (offset < window->start || offset + BLOCK > end) {
+        int64_t wanted = offset - end < AHEAD ? 2 * window->ahead : AHEAD;
+        window->ahead = wanted = wanted < WINDOW ? wanted : WINDOW;
         if (wanted > left) wanted = left;
         if (!sk_read_range(window->file, offset, window->data, (size_t)wanted)) return NULL;
         window->start = offset;
@@ -41,6 +44,10 @@ static int octal(const uint8_t *digits, int count, int64_t *value) {
     return 1;
 }
 
+static int is_zero(const uint8_t *data, size_t length) {
+    return length == 0 || (data[0] == 0 && memcmp(data, data + 1, length - 1) == 0);
+}
+
 /* Parse a header; returns whether it is just as shardkit writes one. */
 static int as_written(const uint8_t *header, size_t *length, int64_t *size) {
     static const uint8_t owner[24] = "0000644\0000000000\0000000000";
@@ -52,29 +59,19 @@ static int as_written(const uint8_t *header, size_t *length, int64_t *size) {
     for (n = 0; n < NAME && header[n]; n++)
         if (header[n] >= 0x80) return 0;
     *length = n;
-    for (; n < NAME; n++)
-        if (header[n]) return 0;
+    if (!is_zero(header + n, NAME - n)) return 0;
     /* Owner, size, time (before which the size ends), checksum, type; then the rest. */
     if (*length == 0 || memcmp(header + 100, owner, 24) || !octal(header + 124, 11, size) ||
         header[135] || memcmp(header + 136, time, 12) || !octal(header + 148, 6, &stated) ||
         header[154] || header[155] != ' ' || header[156] != '0')
         return 0;
-    for (n = 157; n < 257; n++)
-        if (header[n]) return 0;
-    if (memcmp(header + 257, "ustar\00000", 8)) return 0;
-    for (n = 265; n < 329; n++)
-        if (header[n]) return 0;
-    if (memcmp(header + 329, "0000000\0000000000", 16)) return 0;
-    for (n = 345; n < BLOCK; n++)
-        if (header[n]) return 0;
-    for (n = 0; n < BLOCK; n++) sum += n >= 148 && n < 156 ? ' ' : header[n];
+    if (!is_zero(header + 157, 100) || memcmp(header + 257, "ustar\00000", 8) ||
+        !is_zero(header + 265, 64) || memcmp(header + 329, "0000000\0000000000", 16) ||
+        !is_zero(header + 345, BLOCK - 345))
+        return 0;
+    for (n = 0; n < BLOCK; n++) sum += header[n];
+    for (n = 148; n < 156; n++) sum += ' ' - (uint32_t)header[n];
     return (int64_t)sum == stated;
-}
-
-static int is_zero(const uint8_t *data, size_t length) {
-    for (size_t n = 0; n < length; n++)
-        if (data[n]) return 0;
-    return 1;
 }
 
 /* Whether the archive ends properly at an offset: only zeros follow, at least two blocks. */
@@ -120,9 +117,8 @@ static int add_member(sk_table *table, int file, const uint8_t *name, size_t len
 
 static enum sk_code walk(window *window, int64_t start, int64_t stop, sk_table *table) {
     int64_t offset = start, end = stop < 0 ? window->size : stop;
-    int small = 1;
     while (offset < end) {
-        const uint8_t *header = block_at(window, offset, small);
+        const uint8_t *header = block_at(window, offset);
         sk_range range;
         size_t length;
         if (header == NULL) return SK_READ;
@@ -134,7 +130,6 @@ static enum sk_code walk(window *window, int64_t start, int64_t stop, sk_table *
         range.offset = offset + BLOCK;
         if (range.length > window->size - range.offset) return SK_READ;
         if (!add_member(table, window->file, header, length, range)) return SK_UNSUPPORTED;
-        small = range.length < SMALL;
         offset = range.offset + (range.length + BLOCK - 1) / BLOCK * BLOCK;
     }
     if (stop >= 0) return offset == stop ? SK_DONE : SK_UNSUPPORTED;
@@ -149,6 +144,7 @@ enum sk_code sk_walk_tar(int file, int64_t size, int64_t start, int64_t stop, sk
     work->size = size;
     work->start = 0;
     work->length = 0;
+    work->ahead = AHEAD;
     code = start < 0 || stop > size ? SK_UNSUPPORTED : walk(work, start, stop, table);
     free(work);
     return code;

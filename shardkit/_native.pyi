@@ -65,8 +65,10 @@ def index_records(
     keys: Buffer,
     ends: Buffer,
     keys_start: int,
+    known: Buffer,
+    known_start: int,
     rows: Buffer,
-    checksums: Buffer,
+    checksums: Buffer | None,
     codes: Buffer,
 ) -> list[str]: ...
 def record_checksums(records: Sequence[object]) -> list[int] | None: ...

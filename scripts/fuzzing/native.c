@@ -3,8 +3,9 @@
  *   native FILE...
  *
  * Each file is decoded as a JPEG: whole and in regions, at all scales, with true and false sizes. Its bytes
- * also serve as index entries, pieces and pixels. Nothing is compared; the sanitizers report. */
-#include "core.h"
+ * also serve as index entries, pieces and pixels, as an image to inspect and as a shard to walk and index.
+ * Nothing is compared; the sanitizers report. */
+#include "convert.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,6 +155,64 @@ static void resize(const uint8_t *data, size_t length) {
     sk_release(&work);
 }
 
+/* Index the records of a table. */
+static void index_table(const sk_table *table, int file) {
+    size_t cells = table->rows * (size_t)table->names + 1;
+    const char *names[SK_NAMES];
+    int8_t found[SK_NAMES];
+    sk_records records = {0};
+    int64_t *offsets = malloc(cells * sizeof *offsets), *lengths = malloc(cells * sizeof *lengths);
+    if (offsets == NULL || lengths == NULL) abort();
+    for (int n = 0; n < table->names; n++) {
+        names[n] = table->name[n];
+        found[n] = strcmp(names[n], "cls") == 0    ? SK_LABEL
+                   : strcmp(names[n], "json") == 0 ? SK_META
+                                                   : n & 1                          ? SK_OTHER
+                                                   : SK_PNG;
+    }
+    for (size_t row = 0; row < table->rows; row++)
+        for (int n = 0; n < table->names; n++) {
+            offsets[row * (size_t)table->names + (size_t)n] = table->ranges[row * SK_NAMES + (size_t)n].offset;
+            lengths[row * (size_t)table->names + (size_t)n] = table->ranges[row * SK_NAMES + (size_t)n].length;
+        }
+    records.file = file;
+    records.count = table->rows;
+    records.columns = table->names;
+    records.names = names;
+    records.kinds = found;
+    records.offsets = offsets;
+    records.lengths = lengths;
+    records.keys = table->keys;
+    records.ends = table->ends;
+    records.rows = malloc(table->rows * SK_ENTRY + 1);
+    records.checksums = malloc((table->rows + 1) * sizeof *records.checksums);
+    records.paths = malloc((table->rows + 1) * sizeof *records.paths);
+    records.codes = malloc(table->rows + 1);
+    if (records.rows == NULL || records.checksums == NULL || records.paths == NULL ||
+        records.codes == NULL)
+        abort();
+    sk_index(&records);
+    for (size_t row = 0; row < table->rows; row++) decoded += records.codes[row] == SK_DONE;
+    free(records.text);
+    free(records.rows);
+    free(records.checksums);
+    free(records.paths);
+    free(records.codes);
+    free(offsets);
+    free(lengths);
+}
+
+static void walk(int file, size_t length) {
+    for (int n = 0; n < 3; n++) {
+        sk_table table = {0};
+        enum sk_code code = n ? sk_walk_tar(file, (int64_t)length, n == 1 ? 0 : 1536, n == 1 ? -1 : 4096, &table)
+                              : sk_walk_lmdb(file, (int64_t)length, &table);
+        if (table.rows && table.names) index_table(&table, file); /* even of a damaged shard */
+        decoded += code == SK_DONE;
+        sk_free_table(&table);
+    }
+}
+
 int main(int count, char **names) {
     sk_crc32_prepare();
     for (int n = 1; n < count; n++) {
@@ -171,6 +230,10 @@ int main(int count, char **names) {
         data = realloc(exact, length ? length : 1); /* no byte to spare */
         if (data == NULL) abort();
         if (length) {
+            sk_image image;
+            decoded += sk_inspect(data, length, 0, &image) == SK_DONE;
+            decoded += sk_inspect(data, length, 1, &image) == SK_DONE;
+            walk(fileno(file), length);
             /* The size that the frame header states, wherever it is, and others. */
             for (size_t at = 2; at + 9 < length; at++)
                 if (data[at] == 0xFF && (data[at + 1] & 0xFC) == 0xC0) {
@@ -188,6 +251,6 @@ int main(int count, char **names) {
         free(data);
         fclose(file);
     }
-    printf("%zu regions decoded\n", decoded);
+    printf("%zu images and records read\n", decoded);
     return 0;
 }

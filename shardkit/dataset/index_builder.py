@@ -113,6 +113,17 @@ class IndexedRecord(NamedTuple):
         return as_rows([self.packed])
 
 
+class FilePiece(NamedTuple):
+    """A piece of a file in memory."""
+
+    content: bytes | memoryview
+    start: int
+    """Its offset in the file."""
+
+
+_NO_PIECE = FilePiece(b"", 0)
+
+
 class ShardRecords:
     """The records of a shard, read through its format and compared with its byte ranges."""
 
@@ -171,8 +182,15 @@ class ShardRecords:
                 found.checksums[place] = checksum
         return found
 
-    def index_known(self, rows: range) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
+    def index_known(
+        self, rows: range, known: FilePiece = _NO_PIECE, *, summed: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
         """Return the index of the records that the compiled module handles: ordinary, intact ones.
+
+        Args:
+            rows: Neighboring rows.
+            known: A piece of the shard in memory, which is not read again.
+            summed: Whether the checksums are needed.
 
         Returns:
             Whether each record is one of them, and the index, which is valid only for those.
@@ -195,8 +213,10 @@ class ShardRecords:
             table.text,
             table.ends,
             table.start,
+            known.content,
+            known.start,
             empty.view(np.uint8),
-            sums,
+            sums if summed else None,
             codes,
         )
         try:

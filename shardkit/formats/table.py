@@ -42,12 +42,12 @@ class Table(NamedTuple):
         Raises:
             UnicodeDecodeError: If a key is not UTF-8.
         """
-        bounds = [self.start, *self.ends.tolist()]
-        pairs = pairwise(bounds)
-        if self.text.isascii():
-            text = self.text.decode("ascii")
-            return [text[start:end] for start, end in pairs]
-        return [self.text[start:end].decode() for start, end in pairs]
+        bounds = (np.concatenate([[self.start], self.ends]) - self.start).tolist()
+        text = self.text[self.start : self.start + bounds[-1]]
+        if text.isascii():
+            decoded = text.decode("ascii")
+            return [decoded[start:end] for start, end in pairwise(bounds)]
+        return [text[start:end].decode() for start, end in pairwise(bounds)]
 
     def take(self, rows: range) -> Table:
         """Return the table of some neighboring rows."""

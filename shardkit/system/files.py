@@ -24,6 +24,9 @@ from shardkit.errors import ShardkitError, UsageError
 from shardkit.system.safe_paths import open_plain, opened
 
 _BLOCK = 1 << 20
+"""Bytes written in one call, unless a single piece is larger."""
+
+_HASHED = 1 << 21
 """Bytes hashed at a time: few enough to stay in the CPU cache."""
 
 SMALL_BYTES = 64 << 20
@@ -191,15 +194,54 @@ def as_name(text: str) -> str:
     return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
+class FileSha256:
+    """The SHA-256 of a dataset's file, computed in steps.
+
+    Args:
+        path: The file, opened by `open_regular`.
+        root: As for `open_regular`.
+
+    Raises:
+        OSError: If the file cannot be opened or, in any method, read.
+    """
+
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        self._file = open_regular(path, root)
+        self._digest = hashlib.sha256()
+        self._view = memoryview(bytearray(_HASHED))
+        self._hashed = 0
+
+    def __enter__(self) -> FileSha256:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def advance(self, end: int) -> tuple[memoryview, int]:
+        """Hash the file up to the offset ``end``, unless it is hashed already.
+
+        Returns:
+            The piece hashed last, in the CPU cache and valid until the next call; and its offset.
+        """
+        piece = self._view[:0]
+        while (missing := end - self._hashed) > 0:
+            piece = self._view[: self._file.readinto(self._view[:missing])]
+            if not piece:
+                break
+            self._digest.update(piece)
+            self._hashed += len(piece)
+        return piece, self._hashed - len(piece)
+
+    def hexdigest(self) -> str:
+        """Hash the rest of the file and return its hexadecimal SHA-256."""
+        self.advance(sys.maxsize)
+        return self._digest.hexdigest()
+
+
 def sha256_of(path: Path, root: Path | None = None) -> str:
     """Return the hexadecimal SHA-256 of a dataset's file, opened by `open_regular`."""
-    digest = hashlib.sha256()
-    buffer = bytearray(_BLOCK)
-    view = memoryview(buffer)
-    with open_regular(path, root) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
+    with FileSha256(path, root) as digest:
+        return digest.hexdigest()
 
 
 def has_sha256(path: Path, sha256: str, root: Path | None = None) -> bool:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.handles import ShardFile
-from shardkit.dataset.index import HEAD, INDEX_DIRECTORY, ROWS_NAME, Index, IndexPart, checksum
-from shardkit.dataset.index_builder import IndexedRecord, ShardRecords, open_records
+from shardkit.dataset.index import (
+    HEAD,
+    INDEX_DIRECTORY,
+    ROW,
+    ROWS_NAME,
+    Index,
+    IndexPart,
+    Rows,
+    checksum,
+)
+from shardkit.dataset.index_builder import FilePiece, IndexedRecord, ShardRecords, open_records
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
 from shardkit.registry import get_format
-from shardkit.system.files import sha256_of
+from shardkit.system.files import FileSha256
 from shardkit.system.pool import Meter
 from shardkit.system.text import quoted
 from shardkit.verification.record_comparison import (
@@ -27,6 +38,12 @@ from shardkit.verification.record_comparison import (
     RecordComparison,
     SourceComparison,
 )
+
+_RUN_BYTES, _RUN_ROWS = 7 << 18, 4096
+"""Bytes of images, and records, compared with the index at a time; they stay in the CPU cache."""
+
+_TAIL = 4096
+"""Bytes after an image that most often contain its metadata."""
 
 MOST_FINDINGS = 10_000
 """Maximum damaged records reported per shard: a small file may state millions of rows, and each
@@ -93,13 +110,18 @@ class CheckedShard(NamedTuple):
 def check_shard(task: ShardCheck) -> CheckedShard:
     """Find all damage of one shard."""
     path = task.directory / task.entry.name
-    findings: list[Finding] = []
+    index = _stored_index(task)
     try:
-        sha256 = sha256_of(path)
+        passed = _pass_over(task, path, index)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror}"
         return CheckedShard([_shard_finding(task, reason)], 0, task.entry.sha256, None)
-    index = _stored_index(task)
+    sha256, sound = passed.sha256, passed.sha256 == task.entry.sha256
+    if passed.records == task.entry.rows and len(passed.equal) and passed.equal.all():
+        return CheckedShard(
+            _check_meta(task, passed.meta, sound=sound), passed.records, sha256, None
+        )
+    findings = []
     comparison = RecordComparison(task.against) if task.against else None
     compared = comparison.result if comparison else None
     try:
@@ -107,13 +129,70 @@ def check_shard(task: ShardCheck) -> CheckedShard:
             if len(records) != task.entry.rows:
                 reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
                 findings.append(_shard_finding(task, reason))
-            sound = sha256 == task.entry.sha256
             findings += _check_meta(task, records.meta, sound=sound)
-            findings += _Records(task, index, sound, comparison).check(records)
+            findings += _Records(task, index, sound, comparison).check(records, passed.equal)
             return CheckedShard(findings, len(records), sha256, compared)
     except CorruptShard as error:
         findings.append(_shard_finding(task, str(error)))
         return CheckedShard(findings + _check_ranges(task, index), 0, sha256, compared)
+
+
+class _Pass(NamedTuple):
+    """What one pass over a shard's bytes shows."""
+
+    sha256: str
+    equal: npt.NDArray[np.bool_]
+    """Whether each record is known to equal the index, and needs no other check; empty if it
+    cannot be known."""
+    records: int
+    meta: Mapping[str, Any]
+
+
+def _pass_over(task: ShardCheck, path: Path, index: IndexPart | None) -> _Pass:
+    """Hash a shard, and compare each part of it with the index while it is in the CPU cache.
+
+    Raises:
+        OSError: If the shard cannot be read.
+    """
+    meta: Mapping[str, Any] = {}
+    count = 0
+    parts: list[npt.NDArray[np.bool_]] = [np.zeros(0, np.bool_)]
+    meter = Meter()
+    with FileSha256(path) as digest:
+        if index is not None and not task.decode and not task.against:
+            # Whatever is wrong with the shard is found again, and reported.
+            with suppress(CorruptShard), open_records(get_format(task.format), path) as records:
+                meta, count = dict(records.meta), len(records)
+                parts += [
+                    _equal_to_index(records, rows, index, digest, meter)
+                    for rows in _runs(index, min(count, task.entry.rows))
+                ]
+        meter.flush()
+        return _Pass(digest.hexdigest(), np.concatenate(parts), count, meta)
+
+
+def _runs(index: IndexPart, count: int) -> Iterator[range]:
+    """Divide rows into runs whose images take about `_RUN_BYTES`."""
+    mean = int(index.rows["length"].mean()) + 1 if count else 1
+    step = min(max(1, _RUN_BYTES // mean), _RUN_ROWS)
+    for start in range(0, count, step):
+        yield range(start, min(start + step, count))
+
+
+def _equal_to_index(
+    records: ShardRecords, rows: range, index: IndexPart, digest: FileSha256, meter: Meter
+) -> npt.NDArray[np.bool_]:
+    """Return whether each record is known to be as the index says, after hashing them."""
+    part = slice(rows.start, rows.stop)
+    stored = index.rows[part]
+    end = int((stored["offset"] + stored["length"]).max())
+    piece = FilePiece(*digest.advance(end + _TAIL))
+    equal, found = records.index_known(rows, piece, summed=False)
+    for known, listed in ((found.keys, index.keys[part]), (found.paths, index.paths[part])):
+        equal &= np.fromiter(map(operator.eq, known, listed), np.bool_, len(rows))
+    same: npt.NDArray[np.bool_] = equal & (_words(found.rows) == _words(stored)).all(axis=1)
+    meter.add(images=int(same.sum()), size=int(stored["length"][same].sum(dtype=np.int64)))
+    return same
 
 
 def _stored_index(task: ShardCheck) -> IndexPart | None:
@@ -136,6 +215,11 @@ def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, sound: bool) -> li
     return [Finding(file=task.prefix + file, reason=reason)]
 
 
+def _words(rows: Rows) -> npt.NDArray[np.int64]:
+    """Return rows as numbers, which are compared 20 times as fast."""
+    return rows.view(np.int64).reshape(len(rows), ROW.itemsize // 8)
+
+
 @dataclass(frozen=True)
 class _Records:
     """The check of each record of a shard."""
@@ -146,12 +230,14 @@ class _Records:
     """Whether the shard is intact, so any file that differs from it is damaged."""
     comparison: RecordComparison | None
 
-    def check(self, records: ShardRecords) -> list[Finding]:
-        """Find all damaged or different records."""
+    def check(self, records: ShardRecords, equal: npt.NDArray[np.bool_]) -> list[Finding]:
+        """Find all damaged or different records, among those not known to be ``equal``."""
         findings = []
         meter = Meter()
         with self.comparison.at_work() if self.comparison else nullcontext():
             for row in range(len(records)):
+                if row < len(equal) and equal[row]:
+                    continue
                 file, size, differs, as_stored = self.task.entry.name, 0, False, False
                 try:
                     (found,) = records.read([row])

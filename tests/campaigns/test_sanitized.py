@@ -14,6 +14,8 @@ import pytest
 from hostile import jpegs
 
 from scripts.fuzzing.pieces import mutated_jpeg
+from shardkit.registry import get_format
+from shardkit.testing.tools import write_sample
 
 ROOT = Path(__file__).parents[2]
 MUTATED = 600
@@ -40,7 +42,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: Path, files: list[Path]) -> int:
-    """Run files through the program, and return how many regions it decoded."""
+    """Run files through the program, and return how many regions and records it read."""
     done = subprocess.run(
         [str(program), *map(str, files)], capture_output=True, text=True, check=False, timeout=280
     )
@@ -71,6 +73,22 @@ def test_mutated_jpegs_are_clean(program: Path, tmp_path: Path) -> None:
         (tmp_path / str(number)).write_bytes(mutated_jpeg(random.Random(number)))
 
     assert run(program, sorted(tmp_path.iterdir())) > MUTATED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lmdb", "webdataset"])
+def test_damaged_shards_are_clean(program: Path, tmp_path: Path, name: str) -> None:
+    storage = get_format(name)
+    intact = write_sample(storage, tmp_path / "shard").read_bytes()
+    for number in range(MUTATED):
+        rng, data = random.Random(number), bytearray(intact)
+        for _ in range(rng.randint(0, 6)):
+            data[rng.randrange(len(data))] = rng.choice((0, 1, 0xFF, rng.randrange(256)))
+        if number % 5 == 0:
+            del data[rng.randrange(len(data)) :]
+        (tmp_path / str(number)).write_bytes(data)
+
+    assert run(program, sorted(tmp_path.iterdir())) > MUTATED // 10
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from helpers import encoded, exif, jpeg, make_tree, picture, png, png_chunk
 
-from shardkit.codecs.image import BadImage
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.recipe import CHECKS, Recipe
+from shardkit.errors import BadImage
 from shardkit.record import Record
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.system import native
