@@ -88,7 +88,6 @@ INSIDE = {
         "rounds",
     ),
     "measure.tune": (
-        "setting",
         "search",
         "tune",
     ),
