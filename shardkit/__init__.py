@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from shardkit.measure.bench.report import BenchReport
     from shardkit.measure.doctor.doctor import DoctorReport, doctor
     from shardkit.measure.tune.tune import TuneReport, tune
+    from shardkit.record import Field
     from shardkit.sampling.order import BlockShuffle, Order
     from shardkit.sampling.ranks import RankShard
+    from shardkit.sources.samples import Sample
     from shardkit.system.pool import Progress
     from shardkit.torch.data.collate import BatchView, collate
     from shardkit.torch.data.datasets import (
@@ -85,6 +87,7 @@ _WHERE = {
     "DiskFull": "shardkit.errors",
     "DoctorReport": "shardkit.measure.doctor.doctor",
     "EpochBatchSampler": "shardkit.torch.sampler",
+    "Field": "shardkit.record",
     "Finding": "shardkit.verification.shard_check",
     "HDF5Dataset": "shardkit.torch.data.datasets",
     "ImageOp": "shardkit.torch.data.ops",
@@ -108,6 +111,7 @@ _WHERE = {
     "RankShard": "shardkit.sampling.ranks",
     "Repaired": "shardkit.verification.repair",
     "Resize": "shardkit.torch.data.ops",
+    "Sample": "shardkit.sources.samples",
     "ShardDataModule": "shardkit.torch.lightning",
     "ShardDataset": "shardkit.torch.data.datasets",
     "ShardkitError": "shardkit.errors",
@@ -156,6 +160,7 @@ __all__ = [
     "DiskFull",
     "DoctorReport",
     "EpochBatchSampler",
+    "Field",
     "Finding",
     "HDF5Dataset",
     "ImageOp",
@@ -179,6 +184,7 @@ __all__ = [
     "RankShard",
     "Repaired",
     "Resize",
+    "Sample",
     "ShardDataset",
     "ShardkitError",
     "Source",

@@ -8,11 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
 from shardkit.errors import Problem
-from shardkit.record import Record
+from shardkit.record import Field, Record, Schema, default_schema, load_schema, uniform_arrays
 
 
 class Entry(NamedTuple):
@@ -243,6 +244,16 @@ class Scan:
     """Images and folders that cannot be listed and the reasons, by split."""
     understood: Mapping[str, str] = field(default_factory=dict)
     """How the source was understood, for the user to check: a term, such as "label", and a text."""
+    fields: Schema | None = None
+    """The fields of all records; None means images, and labels if there are classes."""
+    known: bool = True
+    """Whether entries state labels and sizes. Otherwise only records state labels (entries have
+    `shardkit.record.NO_LABEL`), and sizes are estimates."""
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of all records."""
+        return default_schema(self.classes) if self.fields is None else self.fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +369,26 @@ class ShardSpec:
     """JSON object that describes the dataset; stored in the shard."""
 
     raw_shape: tuple[int, int, int] | None = None
-    """Height, width and channels of every ``raw`` field; None without such fields."""
+    """Height, width and channels of all raw pixels (`shardkit.record.is_raw`); None without."""
+
+    @cached_property
+    def arrays(self) -> Mapping[str, Field]:
+        """The arrays of one shape, by stored name: records hold their values without a header.
+
+        They follow from the schema in ``meta``.
+        """
+        return stated_arrays(self.meta)
+
+
+def stated_arrays(meta: Mapping[str, Any]) -> Mapping[str, Field]:
+    """Return the arrays of one shape that a shard's metadata state, by stored name.
+
+    Raises:
+        ValueError: If the metadata are damaged.
+    """
+    if not meta.get("schema"):
+        return {}
+    return uniform_arrays(load_schema(meta["schema"], ()))
 
 
 @dataclass(frozen=True, kw_only=True)

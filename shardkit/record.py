@@ -1,4 +1,4 @@
-"""The record: one stored, encoded example, and the rules for keys and field names.
+"""The record: one stored, encoded example, the fields it may have, and the rules for its names.
 
 Nothing here knows about files, formats or decoding.
 """
@@ -6,6 +6,7 @@ Nothing here knows about files, formats or decoding.
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
+
+import numpy as np
 
 from shardkit.system import native
 from shardkit.system.text import quoted
@@ -24,6 +27,13 @@ IMAGE_FIELDS = ("jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "raw")
 Part of format version 1: entries may be appended, never moved. ``raw`` is uint8 pixels in the order
 height, width, channel, all of the manifest's ``raw_shape``.
 """
+
+STORED_KINDS = (*IMAGE_FIELDS, "npy", "bin", "absent")
+"""What an entry of the index describes, in the order of its codes: an image, an array, bytes, or
+nothing, where the row lacks the field. Part of format version 1, like `IMAGE_FIELDS`."""
+
+ABSENT = "absent"
+"""The entry of a row that lacks the field, in `STORED_KINDS`."""
 
 FOREIGN_FIELD = "foreign"
 """The field of a source's image that can be stored only re-encoded by a recipe."""
@@ -40,7 +50,40 @@ NO_LABEL = -1
 MAX_KEY_BYTES = 1 << 14
 """Maximum length of a key: the longest possible file path, percent-encoded, takes 12 KiB."""
 
-_FIELD_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,31}\Z")
+KINDS = ("image", "mask", "array", "bytes", "number", "label", "labels", "text", "json", "boxes")
+"""The kinds of fields. The first four have bytes, which the index locates. The others are small,
+and the index holds their values as columns."""
+
+STORED_APART = ("image", "mask", "array", "bytes")
+"""The `KINDS` with bytes of their own."""
+
+IMAGE, LABEL = "image", "label"
+"""The names of the primary image and the primary label, which training code gets by default."""
+
+RESERVED = frozenset(
+    (
+        "key",
+        "path",
+        "width",
+        "height",
+        "orientation",
+        "frames",
+        "small",
+        "odd",
+        "damaged",
+        "dropped",
+    )
+)
+"""Names that no field may have: the metadata use them."""
+
+BFLOAT16 = "bfloat16"
+"""The one `Field.dtype` that NumPy lacks; stored as ``<u2``."""
+
+_SUFFIXES = {"array": "npy", "bytes": "bin", "text": "txt"}
+"""The last part of the stored name of each kind that has a name of its own in a record."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
+_FIELD_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,31}(?:\.[a-z0-9][a-z0-9_]{0,31})?\Z")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_~/-]*")
 
 
@@ -50,14 +93,14 @@ class Record:
 
     Raises:
         ValueError: If the key is empty or longer than `MAX_KEY_BYTES`, or a field's name is not
-            ``[a-z0-9][a-z0-9_]*`` of at most 32 characters.
+            one or two parts ``[a-z0-9][a-z0-9_]*`` of at most 32 characters, with a dot between.
     """
 
     key: str
     """The record's unique name in its dataset, from `make_keys`."""
 
     fields: Mapping[str, bytes]
-    """The bytes of each field, by name."""
+    """The bytes of each field, by stored name: ``jpg``, ``mask.png``, ``json``."""
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -71,7 +114,8 @@ class Record:
             if not is_field_name(name):
                 raise ValueError(
                     f"field name {quoted(name)} of record {quoted(self.key)}: use 1 to 32 of "
-                    "a-z, 0-9 and '_', starting with a letter or a digit"
+                    "a-z, 0-9 and '_', starting with a letter or a digit, or two of these with a "
+                    "dot between"
                 )
 
     @property
@@ -100,16 +144,216 @@ class Record:
 
 @lru_cache(maxsize=256)
 def is_field_name(name: str) -> bool:
-    """Return whether ``name`` is a valid field name: 1 to 32 of ``a-z 0-9 _``, no leading ``_``."""
+    """Return whether ``name`` is a valid stored name: see `Record`."""
     return _FIELD_NAME.match(name) is not None
 
 
-def image_field(names: Iterable[str]) -> str | None:
-    """Return the first image field among ``names``, or None."""
+def image_field(names: Iterable[str], field: str = IMAGE) -> str | None:
+    """Return the stored name of an image among ``names``, or None.
+
+    Args:
+        names: Stored names.
+        field: Name of the image in the schema: ``mask`` is stored as ``mask.png``.
+    """
+    if field == IMAGE:
+        for name in names:
+            if name in IMAGE_FIELDS:
+                return name
+        return None
     for name in names:
-        if name in IMAGE_FIELDS:
+        before, dot, kind = name.partition(".")
+        if before == field and dot and kind in IMAGE_FIELDS:
             return name
     return None
+
+
+def is_raw(stored: str) -> bool:
+    """Return whether a stored name is that of raw pixels: ``raw`` or ``depth.raw``."""
+    return stored == "raw" or stored.endswith(".raw")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named part of all records of a dataset.
+
+    Raises:
+        ValueError: If the kind is unknown, or does not go with the other values.
+    """
+
+    kind: str
+    """One of `KINDS`. A mask is an image whose pixels are classes or measurements: it is scaled by
+    nearest neighbor and stored without loss."""
+
+    dtype: str | None = None
+    """Type of an array's or number's values: a NumPy name, or ``bfloat16``."""
+
+    shape: tuple[int, ...] | None = None
+    """Shape of every array; None if it varies."""
+
+    classes: tuple[str, ...] | None = None
+    """Class names of a label, of labels, or of the labels of boxes, which have none without."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"the kind {quoted(self.kind)} is unknown; use {', '.join(KINDS)}")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        if (self.dtype is not None) != (self.kind == "number") and self.kind != "array":
+            raise ValueError(f"a {self.kind} has {'a' if self.dtype is None else 'no'} dtype")
+        if self.kind == "number" and np.dtype(self.dtype).kind not in "biuf":
+            raise ValueError(f"a number has no dtype {self.dtype}; use an array")
+        if self.shape is not None:
+            object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+            if self.kind != "array" or self.dtype is None:
+                raise ValueError("only an array of a stated dtype has a shape")
+            if len(self.shape) > _MOST_AXES or not 0 < self.bytes < 1 << 32:
+                raise ValueError(f"the shape {self.shape} is out of range")
+            if min(self.shape, default=1) < 1:
+                raise ValueError(f"the shape {self.shape} has an empty axis: leave the shape out")
+        classes: Any = self.classes
+        if isinstance(classes, int):
+            classes = map(str, range(classes))
+        if classes is not None:
+            object.__setattr__(self, "classes", tuple(map(str, classes)))
+            if len(set(self.classes or ())) != len(self.classes or ()):
+                raise ValueError("two classes have one name")
+        if classes is None and self.kind in ("label", "labels"):
+            raise ValueError(
+                f"the classes are missing: give their names or their number, as in "
+                f"Field({self.kind!r}, classes=10)"
+            )
+        if classes is not None and self.kind not in ("label", "labels", "boxes"):
+            raise ValueError(f"a {self.kind} has no classes")
+
+    @property
+    def values(self) -> np.dtype[Any]:
+        """The type of the stored values; little-endian."""
+        if self.dtype == BFLOAT16:
+            return np.dtype("<u2")
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the values of an array of a stated shape."""
+        return math.prod(self.shape or ()) * self.values.itemsize
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all values are arrays of one dtype and shape, stored end to end."""
+        return self.shape is not None
+
+    def stored_name(self, name: str) -> str | None:
+        """Return the stored name of this field, called ``name``; None in the metadata.
+
+        The name of an image also depends on its encoding: see `image_field`.
+        """
+        if self.kind == "label" and name == LABEL:
+            return LABEL_FIELD
+        suffix = _SUFFIXES.get(self.kind)
+        return suffix if suffix is None or name == self.kind else f"{name}.{suffix}"
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return the field as JSON values. The classes of `LABEL` are described elsewhere."""
+        return {
+            "name": name,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "shape": None if self.shape is None else list(self.shape),
+            "classes": None if self.classes is None or name == LABEL else list(self.classes),
+        }
+
+
+_MOST_AXES = 16
+"""Maximum axes of an array."""
+
+Schema = Mapping[str, Field]
+"""The fields of a dataset by name, in the order in which users see them."""
+
+
+def default_schema(classes: Sequence[str] | None) -> dict[str, Field]:
+    """Return the schema of images, and of labels if there are ``classes``."""
+    schema = {IMAGE: Field("image")}
+    if classes is not None:
+        schema[LABEL] = Field("label", classes=tuple(classes))
+    return schema
+
+
+def check_schema(schema: Schema) -> None:
+    """Refuse a schema with a name that no field can have.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for name, field in schema.items():
+        if not _NAME.match(name) or name in RESERVED:
+            raise ValueError(
+                f"no field can be called {quoted(name)}: use 1 to 32 of a-z, 0-9 and '_', starting "
+                f"with a letter, and none of {', '.join(sorted(RESERVED))}"
+            )
+        if name in (IMAGE, LABEL) and field.kind != name:
+            raise ValueError(f"the field {name!r} cannot be of the kind {field.kind}: rename it")
+
+
+def describe_schema(schema: Schema) -> list[dict[str, Any]]:
+    """Return a schema as JSON values, for a shard's metadata."""
+    return [field.describe(name) for name, field in schema.items()]
+
+
+def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Field]:
+    """Return the schema that `describe_schema` described.
+
+    Args:
+        described: The description. None means the `default_schema`.
+        classes: Class names of `LABEL`.
+
+    Raises:
+        ValueError: If it describes none.
+    """
+    if described is None:
+        return default_schema(classes)
+    schema: dict[str, Field] = {}
+    try:
+        for each in described:
+            name, own = each["name"], each["classes"]
+            known = classes if name == LABEL else own
+            if name in schema or not isinstance(name, str):
+                raise ValueError(f"the field {quoted(name)} is described twice")
+            schema[name] = Field(
+                each["kind"],
+                each["dtype"],
+                None if each["shape"] is None else tuple(each["shape"]),
+                None if known is None else tuple(known),
+            )
+        check_schema(schema)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"its schema is damaged: {error!r}") from error
+    return schema
+
+
+def uniform_arrays(schema: Schema) -> dict[str, Field]:
+    """Return the fields whose values are stored end to end without headers, by stored name."""
+    return {
+        str(field.stored_name(name)): field for name, field in schema.items() if field.is_uniform
+    }
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """Return the name of a type: ``float16``; that of NumPy's own text for types like ``<M8[s]``.
+
+    Raises:
+        ValueError: If it is not a type of plain values.
+    """
+    if dtype is None:
+        return None
+    if isinstance(dtype, str) and dtype == BFLOAT16:
+        return BFLOAT16
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"the dtype {quoted(str(dtype))} is unknown") from None
+    widest = {"f": 8, "c": 16}.get(found.kind, found.itemsize)  # wider ones differ by machine
+    if found.kind not in "biufcmMSU" or not 0 < found.itemsize <= widest:
+        raise ValueError(f"the dtype {found} has no plain values of the same size everywhere")
+    return str(found.name if found.kind in "biufc" else found.newbyteorder("<").str)
 
 
 def parse_label(value: bytes) -> int:

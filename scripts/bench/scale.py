@@ -48,9 +48,9 @@ from shardkit.contracts import ShardSpec
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart, save_index
 from shardkit.dataset.index_builder import index_shard
-from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, save_manifest
+from shardkit.dataset.manifest import FieldEntry, FileEntry, Manifest, ShardEntry, save_manifest
 from shardkit.measure.runner.page_cache import drop
-from shardkit.record import Record, dump_json
+from shardkit.record import Field, Record, dump_json
 from shardkit.registry import format_names, get_format
 from shardkit.sampling.order import Order
 from shardkit.system.files import sha256_of, sync
@@ -115,6 +115,10 @@ def write_dataset(to: str, directory: Path, area: Path, part: IndexPart, shards:
             for file in files
         ),
         fields={"cls": rows, "jpg": rows, "json": rows},
+        schema=(
+            FieldEntry.of("image", Field("image"), rows),
+            FieldEntry.of("label", Field("label", classes=("0000",)), rows),
+        ),
         classes=tuple(f"{label:04d}" for label in range(CLASSES)),
         class_counts=tuple(labels.tolist()),
         raw_shape=None,

@@ -15,17 +15,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, join_parts, save_index
 from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.record import NO_LABEL, Record, checksums, dump_json, load_json
+from shardkit.record import (
+    NO_LABEL,
+    Record,
+    Schema,
+    checksums,
+    describe_schema,
+    dump_json,
+    load_json,
+)
 from shardkit.registry import get_format
 from shardkit.system.files import (
     has_sha256,
@@ -51,6 +57,8 @@ class ShardTask:
     """Folder for the shard's part of the index and of the manifest."""
     format: str
     recipe: Recipe
+    schema: Schema
+    """The fields of all records."""
     source: Images
     meta: dict[str, Any]
     software: dict[str, str]
@@ -163,8 +171,7 @@ def _is_sound(task: ShardTask, result: ShardResult) -> bool:
 
 def load_part(task: ShardTask, rows: int) -> IndexPart:
     """Return a finished shard's part of the index."""
-    index = Index(task.part, rows)
-    return IndexPart(index.rows(), list(index.keys()), list(index.paths()))
+    return Index(task.part, rows).part(task.schema)
 
 
 class _UnwantedError(Exception):
@@ -225,7 +232,7 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
         # again, which then takes no time.
         with ThreadPoolExecutor(1) as aside:
             sha256 = aside.submit(_synced_sha256, path)
-            part = _read_back(task.format, path, tally.checksums, starts, workers)
+            part = _read_back(task, path, tally.checksums, starts, workers)
     entry = ShardEntry(
         name=task.path.name,
         rows=len(tally.checksums),
@@ -273,7 +280,14 @@ class _Chunk(NamedTuple):
 
     source: Images
     recipe: Recipe
+    schema: Schema
     format: str
+
+    @property
+    def spec(self) -> ShardSpec:
+        """What the encoding of records depends on."""
+        meta = {"schema": describe_schema(self.schema)}
+        return ShardSpec(meta=meta, raw_shape=self.recipe.raw_shape)
 
 
 class _Prepared(NamedTuple):
@@ -292,10 +306,11 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     for row, entry in enumerate(source.entries):
         size += max(entry.bytes, raw_bytes)
         if row > start and (size > _CHUNK_BYTES or row - start == _CHUNK_ROWS):
-            yield _Chunk(source.take(range(start, row)), task.recipe, task.format)
+            part = source.take(range(start, row))
+            yield _Chunk(part, task.recipe, task.schema, task.format)
             start, size = row, max(entry.bytes, raw_bytes)
     rest = source.take(range(start, len(source)))
-    yield _Chunk(rest, task.recipe, task.format)
+    yield _Chunk(rest, task.recipe, task.schema, task.format)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
@@ -307,7 +322,7 @@ def _prepare(chunk: _Chunk) -> _Prepared:
         ordinary = read_ordinary(source, recipe)
         for row in range(len(source)):
             try:
-                record, notes = ordinary[row] or _read(source, row, recipe)
+                record, notes = ordinary[row] or _read(chunk, row)
             except BadImage as error:
                 tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
             except MemoryError:  # the image is not to blame, and must not be left out for it
@@ -321,13 +336,13 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)
-    return _Prepared([], pieces.encode(records, ShardSpec(raw_shape=recipe.raw_shape)), tally)
+    return _Prepared([], pieces.encode(records, chunk.spec), tally)
 
 
-def _read(source: Images, row: int, recipe: Recipe) -> Prepared:
-    """Read, check and convert one image."""
-    (record,) = source.read([row])
-    return recipe.apply_with_notes(record)
+def _read(chunk: _Chunk, row: int) -> Prepared:
+    """Read, check and convert one record."""
+    (record,) = chunk.source.read([row])
+    return chunk.recipe.apply_with_notes(record, chunk.schema)
 
 
 class _WrittenPart(NamedTuple):
@@ -340,20 +355,16 @@ class _WrittenPart(NamedTuple):
 
 
 def _read_back(
-    format_: str, path: Path, checksums: list[int], starts: list[_Start], workers: Team
+    task: ShardTask, path: Path, checksums: list[int], starts: list[_Start], workers: Team
 ) -> IndexPart:
     """Return the shard's part of the index, after comparing each record with the one written."""
     count = min(workers.ready, 1 + len(checksums) // _CHUNK_ROWS)
     parts = [
-        _WrittenPart(format_, path, part, checksums[rows])
+        _WrittenPart(task.format, path, part, checksums[rows])
         for rows, part in _divide(len(checksums), count, starts)
     ]
     found = workers.map_at_once(_compare, parts)
-    index = IndexPart(
-        np.concatenate([each.rows for each in found]),
-        [key for each in found for key in each.keys],
-        [source for each in found for source in each.paths],
-    )
+    index = join_parts(found, task.schema)
     if len(set(index.keys)) != len(checksums):
         raise ConversionFailed(
             f"{path} lost records: it has {len(set(index.keys))} of {len(checksums)}"
@@ -394,10 +405,11 @@ def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
     shutil.rmtree(task.part, ignore_errors=True)
     task.part.mkdir(parents=True)
     digests = {}
-    for name in save_index([part], task.part):
+    for name in save_index([part], task.part, task.schema):
         sync(task.part / name)
         digests[name] = sha256_of(task.part / name)
-    sync(task.part / INDEX_DIRECTORY)
+    for folder in {(task.part / name).parent for name in digests} | {task.part / INDEX_DIRECTORY}:
+        sync(folder)
     value = {"made_of": task.digest, "part": digests, **asdict(result)}
     write_atomically(task.part / "result.json", dump_json(value))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shardkit.contracts import Scan, Source
 from shardkit.conversion.build import (
@@ -28,8 +28,9 @@ from shardkit.conversion.options import (
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
 from shardkit.conversion.recipe import TOO_SMALL, Recipe
 from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
-from shardkit.dataset.index import save_index
+from shardkit.dataset.index import join_parts, save_index
 from shardkit.dataset.manifest import (
+    FieldEntry,
     FileEntry,
     Manifest,
     SplitsManifest,
@@ -38,9 +39,12 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import BadImages, DiskFull, Problem, UsageError
+from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
+from shardkit.sources.samples import Samples
 from shardkit.system.files import as_name, sha256_of, sync
 from shardkit.system.pool import Progress, Report, run_tasks
+from shardkit.system.text import quoted
 
 _Name = TypeVar("_Name", str, int)
 
@@ -70,10 +74,12 @@ class _Work:
 
 
 def convert(  # noqa: PLR0913 - the options of the command, each with its own meaning
-    source: str | Path | Source,
+    source: str | Path | Source | Any,
     target: str | Path,
     *,
     to: str,
+    schema: Mapping[str, Field | str] | None = None,
+    fields: Sequence[str] | None = None,
     resize: int | tuple[int, int] | str | None = None,
     resize_mode: str | None = None,
     filter: str = "bicubic",  # noqa: A002 - the name of the option
@@ -107,10 +113,15 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
 
     Args:
         source: A folder with one folder for each class, or images alone, or splits of either; or
-            another `shardkit.contracts.Source`.
+            another `shardkit.contracts.Source`; or samples: any object with ``len()`` and
+            ``[number]`` that returns dicts, `shardkit.Sample` objects or tuples of images (bytes,
+            paths, PIL images), arrays, tensors, numbers and texts.
         target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
             old dataset stays intact until the new one is ready.
         to: Storage format: ``lmdb``, ``hdf5`` or ``webdataset``.
+        schema: Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the
+            first sample.
+        fields: Names of the values of samples that are tuples; image and label for two of them.
         resize: Pixels of the side that ``resize_mode`` selects, or height and width as a pair or
             as ``"HxW"``. None keeps the size.
         resize_mode: ``shorter`` or ``longer`` side, ``crop``, ``pad`` or ``stretch``. None is
@@ -184,6 +195,10 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         limit=limit,
         on_error=on_error,
     )
+    if not isinstance(source, (str, Path)) and not hasattr(source, "scan"):
+        source = Samples(source, schema=schema, fields=fields)
+    elif schema is not None or fields is not None:
+        raise UsageError("schema and fields are options of samples")
     if isinstance(source, (str, Path)):
         source = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
     elif class_order != "plain" or splits is not None:
@@ -277,6 +292,7 @@ def _prepare(split: SplitPlan, plan: Plan, staging: StagingDirectory) -> _Work:
             part=staging.state / "parts" / as_name(split.name) / f"{number:06d}",
             format=plan.options.to,
             recipe=plan.options.recipe,
+            schema=plan.scan.schema,
             source=split.shard_source(number),
             meta=split.meta,
             software=plan.software,
@@ -400,12 +416,15 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
     skipped = _problems(work, plan)
     ignored = plan.scan.ignored.get(work.plan.name, [])
     labels = _sum(result.labels for result in results)
-    classes = plan.scan.classes
+    classes, schema = plan.scan.classes, plan.scan.schema
+    index = join_parts(
+        [load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)],
+        schema,
+    )
+    _require_distinct(index.keys)
+    counts = index.counts(schema)
     names = [
-        *save_index(
-            (load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)),
-            work.folder,
-        ),
+        *save_index([index], work.folder, schema),
         *_save_report(SKIPPED, skipped, work.folder),
         *_save_report(IGNORED, ignored, work.folder),
     ]
@@ -415,6 +434,7 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
         shards=tuple(shards),
         files=tuple(_file_entry(name, work.folder) for name in names),
         fields=dict(sorted(_sum(result.fields for result in results).items())),
+        schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
         classes=classes,
         class_counts=None if classes is None else tuple(labels[n] for n in range(len(classes))),
         raw_shape=plan.options.recipe.raw_shape,
@@ -425,6 +445,20 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
         ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
         software=plan.software,
     )
+
+
+def _require_distinct(keys: Sequence[str]) -> None:
+    """Refuse records of the same key, which readers of tar files would take for one.
+
+    Raises:
+        UsageError: If there are any.
+    """
+    if len(set(keys)) != len(keys):
+        twice = [key for key, count in Counter(keys).items() if count > 1]
+        raise UsageError(
+            f"{len(twice)} keys occur more than once ({', '.join(map(quoted, twice[:3]))}); give "
+            "each record a key of its own"
+        )
 
 
 def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:

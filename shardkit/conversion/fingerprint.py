@@ -98,8 +98,8 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
 
 
 def _describe(name: str, before: Any, now: Any) -> str:
-    if name == "classes":
-        return "the classes or their order differ"
+    if name in ("classes", "the fields"):
+        return f"{name if name != 'classes' else 'the classes or their order'} differ"
     return f"{name} was {_value(before)} and is {_value(now)}"
 
 

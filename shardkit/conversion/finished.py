@@ -19,7 +19,7 @@ from shardkit.dataset.manifest import (
     split_directory,
 )
 from shardkit.errors import BadImage, ShardkitError
-from shardkit.record import dump_json, load_json
+from shardkit.record import describe_schema, dump_json, load_json
 from shardkit.system.safe_paths import is_file, status_of
 
 
@@ -62,14 +62,16 @@ def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> b
 
 def _described(manifest: Manifest) -> Any:
     made = (manifest.format, manifest.classes, manifest.recipe, manifest.source, manifest.software)
-    return _plain(*made, manifest.raw_shape, manifest.ignored)
+    schema = describe_schema(manifest.fields_by_name)
+    return _plain(*made, schema, manifest.raw_shape, manifest.ignored)
 
 
 def _planned(split: SplitPlan, plan: Plan) -> Any:
     ignored = Counter(problem.reason for problem in plan.scan.ignored.get(split.name, ()))
     described = (split.meta["recipe"], split.meta["source"], plan.software)
     shape = plan.options.recipe.raw_shape
-    return _plain(plan.options.to, plan.scan.classes, *described, shape, ignored)
+    schema = describe_schema(plan.scan.schema)
+    return _plain(plan.options.to, plan.scan.classes, *described, schema, shape, ignored)
 
 
 def _plain(*values: Any) -> Any:
@@ -98,9 +100,9 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
     rows = index.rows()
     return (
         [entry.path for entry in kept] == list(index.paths())
-        and [entry.label for entry in kept] == rows["label"].tolist()
+        and (not plan.scan.known or [entry.label for entry in kept] == rows["label"].tolist())
         and (
-            not plan.options.recipe.keeps_bytes
+            not (plan.scan.known and plan.options.recipe.keeps_bytes)
             or [entry.bytes for entry in kept] == rows["length"].tolist()
         )
         and all(_is_bad(entry, split, plan) for entry in bad)
@@ -110,7 +112,7 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
 def _is_bad(entry: Entry, split: SplitPlan, plan: Plan) -> bool:
     try:
         (record,) = split.source.read([split.source.entries.index(entry)])
-        plan.options.recipe.apply(record)
+        plan.options.recipe.apply(record, plan.scan.schema)
     except BadImage:
         return True
     return False

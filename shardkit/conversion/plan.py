@@ -22,6 +22,7 @@ from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError
+from shardkit.record import IMAGE, LABEL, Schema, describe_schema
 from shardkit.registry import get_format
 from shardkit.system.formatting import size
 from shardkit.system.text import printable
@@ -156,11 +157,14 @@ class Plan:
             **{f"--{name.replace('_', '-')}": value for name, value in found.items()},
             **{f"the version of {name}": value for name, value in self.software.items()},
             "classes": self.scan.classes and list(self.scan.classes),
+            "the fields": describe_schema(self.scan.schema),
             "the source's name": ", ".join(split.meta["source"]["name"] for split in self.splits),
         }
 
     def class_counts(self, split: SplitPlan) -> dict[str, int]:
-        """Return the number of images of each class in ``split``; empty if it has no labels."""
+        """Return the number of images of each class in ``split``; empty if that is unknown."""
+        if not self.scan.known:
+            return {}
         counts = Counter(entry.label for entry in split.source.entries)
         return {name: counts[label] for label, name in enumerate(self.scan.classes or ())}
 
@@ -214,7 +218,7 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
     total = len(source)
     seed = options.seed if options.shuffle else None
     source = as_stored(source, seed=seed, limit=options.limit)
-    sizes = _sizes(source, options.recipe)
+    sizes = _sizes(source, options.recipe, scan.schema)
     cuts = _cuts(sizes, options)
     overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
@@ -228,7 +232,7 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
         ),
         meta=shard_meta(
             to=options.to,
-            classes=scan.classes,
+            schema=scan.schema,
             recipe=options.recipe,
             source={
                 **scan.source.describe(name),
@@ -243,41 +247,46 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
 
 
 def shard_meta(
-    *, to: str, classes: Sequence[str] | None, recipe: Recipe, source: dict[str, Any]
+    *, to: str, schema: Schema, recipe: Recipe, source: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the description of a dataset that each of its shards stores."""
     return {
         "shardkit": FORMAT_VERSION,
         "format": to,
-        "classes": classes,
+        "classes": schema[LABEL].classes if LABEL in schema else None,
+        "schema": describe_schema(schema),
         "raw_shape": recipe.raw_shape,
         "recipe": recipe.describe(),
         "source": source,
     }
 
 
-def _sizes(source: Images, recipe: Recipe) -> list[int]:
-    """Return the stored size of each image: exact, or estimated from a few encoded images."""
+def _sizes(source: Images, recipe: Recipe, schema: Schema) -> list[int]:
+    """Return the stored size of each record: exact, or estimated from a few converted records."""
     if recipe.keeps_bytes:
         return [entry.bytes for entry in source.entries]
-    if recipe.raw_shape:
+    if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
         height, width, channels = recipe.raw_shape
         return [height * width * channels] * len(source)
     step = max(1, len(source) // _TRIALS)
     # Sizes are similar with either resizer. With one of them, both give the same shards.
     trial = replace(recipe, resizer="pillow")
-    tried = [found for row in range(0, len(source), step) if (found := _try(source, trial, row))]
+    tried = [
+        found for row in range(0, len(source), step) if (found := _try(source, trial, row, schema))
+    ]
     mean = sum(tried) // len(tried) if tried else 1
     return [max(1, mean)] * len(source)
 
 
-def _try(source: Images, recipe: Recipe, row: int) -> int:
+def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
     try:
         (record,) = source.read([row])
-        stored = recipe.apply(record)
+        stored = recipe.apply(record, schema)
     except BadImage:
         return 0  # reported when its shard is built
-    return len(stored.fields[stored.image_field or ""])
+    if schema.keys() <= {IMAGE, LABEL}:
+        return len(stored.fields[stored.image_field or ""])
+    return sum(map(len, stored.fields.values()))
 
 
 def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:

@@ -1,6 +1,6 @@
-"""The recipe: decides how a conversion checks and changes each image.
+"""The recipe: decides how a conversion checks and changes the images of each record.
 
-`shardkit.codecs.image` does the work.
+`shardkit.codecs.image` does the work. Masks and boxes follow the geometry of the primary image.
 """
 
 from __future__ import annotations
@@ -29,11 +29,23 @@ from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.resize import resize
+from shardkit.conversion.geometry import LOSSY, View, centered, moved_boxes, moved_mask
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import FOREIGN_FIELD, META_FIELD, Record, dump_json
+from shardkit.record import (
+    FOREIGN_FIELD,
+    IMAGE,
+    META_FIELD,
+    Field,
+    Record,
+    Schema,
+    dump_json,
+    image_field,
+)
 
 _Size = tuple[int, int]
 """Width and height, in pixels."""
+
+_ONE_IMAGE: Schema = {IMAGE: Field("image")}
 
 ENCODINGS = ("keep", "jpeg", "png", "webp", "raw")
 RESIZE_MODES = ("shorter", "longer", "crop", "pad", "stretch")
@@ -57,10 +69,11 @@ _ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw"}
 _KEPT = ("jpg", "png", "webp")
 """Encodings that ``keep`` keeps if pixels change; others become PNG."""
 
-NOTES = ("damaged", "frames", "odd", "orientation", "small")
+NOTES = ("damaged", "dropped", "frames", "odd", "orientation", "small")
 """Notes on an image in its record's metadata: the source had lost data (only with
-``tolerate_damage``), has several frames, has a harmless fault, has an EXIF orientation that is not
-applied, or is smaller than the requested size."""
+``tolerate_damage``), has boxes outside of the crop (counted, but not in the metadata), has several
+frames, has a harmless fault, has an EXIF orientation that is not applied, or is smaller than the
+requested size."""
 
 CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
@@ -208,22 +221,104 @@ class Recipe:
         context: AbstractContextManager[None] = _scaling().one_thread()
         return context
 
-    def apply(self, record: Record) -> Record:
-        """Return the record to store, with the image's size and notes in its metadata.
+    def apply(self, record: Record, schema: Schema = _ONE_IMAGE) -> Record:
+        """Return the record to store, with each image's size and notes in its metadata.
+
+        Args:
+            record: The record, as its source returned it.
+            schema: The fields of all records.
 
         Raises:
-            BadImage: If the image fails the check, or cannot be converted as requested.
+            BadImage: If an image fails the check, or cannot be converted as requested.
         """
-        return self.apply_with_notes(record)[0]
+        return self.apply_with_notes(record, schema)[0]
 
-    def apply_with_notes(self, record: Record) -> tuple[Record, dict[str, int]]:
-        """Return the result of `apply` and the `NOTES` on the image.
+    def apply_with_notes(
+        self, record: Record, schema: Schema = _ONE_IMAGE
+    ) -> tuple[Record, dict[str, int]]:
+        """Return the result of `apply` and the `NOTES` on the images.
 
         Raises:
             BadImage: As for `apply`.
         """
         field = record.image_field or FOREIGN_FIELD
-        data = record.fields[field]
+        others = _others(schema)
+        if not others and field in record.fields:
+            made = self._convert(record.fields[field], field)
+            return _stored(record, field, made), made.notes
+        fields, meta = dict(record.fields), record.meta
+        view, notes = None, dict[str, int]()
+        if field in fields:
+            made = self._convert(fields.pop(field), field)
+            fields[made.field] = made.content
+            meta |= made.described
+            notes |= made.notes
+            view = made.view
+        for name in others:
+            try:
+                notes |= self._convert_other(fields, meta, name, schema[name], view)
+            except BadImage as error:
+                raise BadImage(f"{name}: {error}") from error
+        return Record(record.key, {**fields, META_FIELD: dump_json(meta)}), notes
+
+    def _convert_other(
+        self,
+        fields: dict[str, bytes],
+        meta: dict[str, Any],
+        name: str,
+        field: Field,
+        view: View | None,
+    ) -> dict[str, int]:
+        """Convert an image other than the primary one, a mask, or boxes; return the notes.
+
+        Args:
+            fields: The fields of the record, which this changes.
+            meta: The metadata of the record, which this changes.
+            name: Name of the field.
+            field: The field.
+            view: What becomes of the primary image; None without one.
+        """
+        if field.kind == "boxes":
+            if name not in meta or view is None or view.is_identity:
+                return {}
+            before = len(meta[name])
+            meta[name] = moved_boxes(meta[name], view)
+            return {"dropped": 1} if len(meta[name]) < before else {}
+        stored = image_field(fields, name) or f"{name}.{FOREIGN_FIELD}"
+        if stored not in fields:
+            return {}
+        data, kind = fields.pop(stored), stored.rpartition(".")[2]
+        made = self._convert(data, kind) if field.kind == "image" else self._mask(data, kind, view)
+        fields[f"{name}.{made.field}"] = made.content
+        meta[name] = made.described
+        return made.notes
+
+    def _mask(self, data: bytes, field: str, view: View | None) -> _Made:
+        """Return a mask under the geometry of its image."""
+        info = self._inspect(data, field)
+        if field in LOSSY:
+            raise BadImage(f"a mask cannot be a {field} file, which changes values: use PNG")
+        size = info.width, info.height
+        if view is None:
+            view = View(size, info.orientation, *self._geometry(*info.upright))
+        if size != view.stored and not (view.is_identity and self.keeps_bytes):
+            raise BadImage(
+                f"the mask is {size[0]} x {size[1]} pixels; its image is {view.stored[0]} x "
+                f"{view.stored[1]}"
+            )
+        if view.is_identity and field != FOREIGN_FIELD:
+            if self.check == "decode" and not info.surely_decodes:
+                self._decode(data, field, {})
+            return _Made(field, data, size, {}, view)
+        content = moved_mask(data, field, view)
+        return _Made("png", content, view.canvas, {}, view)
+
+    def _convert(self, data: bytes, field: str) -> _Made:
+        """Check an image, and change it if the recipe says so.
+
+        Raises:
+            BadImage: As for `apply`.
+        """
         info = self._inspect(data, field)
         if info.kind and self.keeps_bytes:
             decode(data, field, background=self.background)  # raises if re-encoding would fail too
@@ -239,7 +334,8 @@ class Recipe:
                 self._decode(data, field, notes)
             if info.orientation != 1:
                 notes["orientation"] = info.orientation
-            return _stored(record, field, data, (info.width, info.height), notes), notes
+            size = info.width, info.height
+            return _Made(field, data, size, notes, View(size, 1, size, size))
         _check_size(plan)
         image = self._change(data, field, info, plan, notes)
         if self.raw_shape and (image.height, image.width) != self.box:
@@ -248,7 +344,8 @@ class Recipe:
                 f"({TOO_SMALL})"
             )
         content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
-        return _stored(record, plan.field, content, image.size, notes), notes
+        view = View((info.width, info.height), info.orientation, plan.size, plan.canvas)
+        return _Made(plan.field, content, image.size, notes, view)
 
     def _decode(
         self, data: bytes, field: str, notes: dict[str, int], at_least: _Size = (0, 0)
@@ -371,6 +468,23 @@ class Recipe:
         return apply_orientation(image, info.orientation)
 
 
+class _Made(NamedTuple):
+    """An image to store."""
+
+    field: str
+    """Its kind: a name in `shardkit.record.IMAGE_FIELDS`."""
+    content: bytes
+    size: _Size
+    notes: dict[str, int]
+    view: View
+    """What became of the pixels."""
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Size and notes as stored in the metadata."""
+        return {"width": self.size[0], "height": self.size[1], **self.notes}
+
+
 class _Geometry(NamedTuple):
     """Size to scale an upright image to, and canvas to crop or pad it to."""
 
@@ -403,8 +517,7 @@ def _check_size(plan: _Change) -> None:
 
 def _crop_or_pad(image: Image.Image, canvas: _Size, background: Color) -> Image.Image:
     """Return an image of the canvas's size: the center of ``image``, or ``image`` centered."""
-    left = round((image.width - canvas[0]) / 2)
-    top = round((image.height - canvas[1]) / 2)
+    left, top = centered(image.size, canvas)
     if left >= 0 and top >= 0:
         with quiet():  # Pillow takes large pieces for decompression bombs
             return image.crop((left, top, left + canvas[0], top + canvas[1]))
@@ -413,22 +526,26 @@ def _crop_or_pad(image: Image.Image, canvas: _Size, background: Color) -> Image.
     return padded
 
 
-def _stored(
-    record: Record,
-    field: str,
-    content: bytes,
-    size: _Size,
-    notes: dict[str, int],
-) -> Record:
-    image = record.image_field or FOREIGN_FIELD
+def _others(schema: Schema) -> list[str]:
+    """Return the fields that a recipe can change, except the primary image."""
+    return [
+        name
+        for name, field in schema.items()
+        if name != IMAGE and field.kind in ("image", "mask", "boxes")
+    ]
+
+
+def _stored(record: Record, image: str, made: _Made) -> Record:
+    """Return a record with one image, changed."""
     fields = {name: value for name, value in record.fields.items() if name != image}
+    size, notes = made.size, made.notes
     meta = fields.get(META_FIELD, b"{}")
     if not notes and meta.startswith(b'{"path":"') and meta.count(b'":') == 1:
         # Parsing and encoding again takes twice as long as all other work on a small file.
         meta = b'{"height":%d,%b,"width":%d}' % (size[1], meta[1:-1], size[0])
     else:
-        meta = dump_json({**record.meta, "width": size[0], "height": size[1], **notes})
-    return Record(record.key, {**fields, field: content, META_FIELD: meta})
+        meta = dump_json({**record.meta, **made.described})
+    return Record(record.key, {**fields, made.field: made.content, META_FIELD: meta})
 
 
 def _choose(option: str, value: str, known: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The index: the byte range, label, size and kind of each row's image.
+"""The index: the byte range, label, size and kind of each row's image, and all other fields.
 
 It is derived from the shards, and it knows rows, not shards: the manifest's row counts give the
 shard of each row.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
@@ -16,8 +16,26 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.dataset.columns import (
+    PARTS,
+    Column,
+    columns_of,
+    join_columns,
+    take_rows,
+    type_of,
+)
 from shardkit.errors import CorruptDataset
-from shardkit.record import IMAGE_FIELDS, NO_LABEL
+from shardkit.record import (
+    ABSENT,
+    IMAGE,
+    LABEL,
+    NO_LABEL,
+    STORED_APART,
+    STORED_KINDS,
+    Field,
+    Schema,
+    default_schema,
+)
 from shardkit.system import native
 from shardkit.system.npy import StoredValues, map_npy, save_npy
 
@@ -35,9 +53,10 @@ ROW = np.dtype(
 )
 """One row: 32 bytes, so a lookup touches one cache line and 10 million rows take 320 MB.
 
-``offset`` is the image's first byte in its shard's file, or -1 if the format does not store it as
-plain bytes; ``field`` is a position in `IMAGE_FIELDS`; ``label`` is -1 if there is none; ``width``
-and ``height`` are pixels of the stored image; ``check`` is from `row_check`.
+``offset`` is the first byte of the image, array or bytes in its shard's file, or -1 if the format
+does not store it as plain bytes; ``field`` is a position in `STORED_KINDS`; ``label`` is -1 if
+there is none, and for other fields than the primary image; ``width`` and ``height`` are pixels of
+the stored image, or 0; ``check`` is from `row_check`.
 """
 
 HEAD = slice(16, 29)
@@ -50,6 +69,11 @@ INDEX_DIRECTORY = "index"
 ROWS_NAME = f"{INDEX_DIRECTORY}/rows.npy"
 _STRINGS = ("keys", "paths")
 
+_ABSENT_CODE = STORED_KINDS.index(ABSENT)
+
+_HELD = 16 << 20
+"""Maximum bytes of a column to hold in memory."""
+
 _RUN = 4096
 """Strings read at a time when all are requested."""
 
@@ -61,11 +85,28 @@ _Loaded = TypeVar("_Loaded")
 
 
 class IndexPart(NamedTuple):
-    """The index of one shard, in memory."""
+    """The index of one shard, or of neighboring records of one, in memory."""
 
     rows: Rows
     keys: list[str]
     paths: list[str]
+    apart: Mapping[str, Rows] = {}
+    """Entries of each other field with bytes of its own, by name."""
+    columns: Mapping[str, Column] = {}
+    """Values of each small field, by name."""
+
+    def counts(self, schema: Schema) -> dict[str, int]:
+        """Return the number of rows that have each field."""
+        found = {}
+        for name, field in schema.items():
+            if name == LABEL:
+                found[name] = int(np.count_nonzero(self.rows["label"] != NO_LABEL))
+            elif field.kind in STORED_APART:
+                entries = self.rows if name == IMAGE else self.apart[name]
+                found[name] = int(np.count_nonzero(entries["field"] != _ABSENT_CODE))
+            else:
+                found[name] = self.columns[name].filled
+        return found
 
 
 def row_check(row: bytes | bytearray | memoryview) -> bytes:
@@ -84,13 +125,13 @@ def damaged_rows(rows: Rows) -> npt.NDArray[np.bool_]:
     compiled = native.module()
     if compiled is not None:
         damaged = np.empty(len(rows), np.bool_)
-        compiled.check_entries(rows.tobytes(), len(IMAGE_FIELDS), damaged)
+        compiled.check_entries(rows.tobytes(), len(STORED_KINDS), damaged)
         return damaged
     packed, crc32 = memoryview(rows.tobytes()), zlib.crc32
     starts = range(0, len(packed), ROW.itemsize)
     found = [crc32(packed[start : start + HEAD.stop]) & 0xFFFFFF for start in starts]
     stated = rows["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
-    wrong: npt.NDArray[np.bool_] = (stated != found) | (rows["field"] >= len(IMAGE_FIELDS))
+    wrong: npt.NDArray[np.bool_] = (stated != found) | (rows["field"] >= len(STORED_KINDS))
     return wrong
 
 
@@ -103,21 +144,21 @@ def checksum(head: bytes | bytearray | memoryview, image: bytes | memoryview) ->
 
 
 def pack_row(*, offset: int, image: bytes, label: int, size: tuple[int, int], field: str) -> bytes:
-    """Return the row of one image as the bytes of a `ROW`.
+    """Return the row of one image, or of another field with bytes, as the bytes of a `ROW`.
 
     Args:
-        offset: Position of the image's first byte in its shard, or -1.
-        image: The stored bytes of the image.
+        offset: Position of its first byte in its shard, or -1.
+        image: The stored bytes.
         label: The label, or -1.
         size: Width and height in pixels.
-        field: Name of the image's field.
+        field: One of `STORED_KINDS`.
 
     Raises:
         OverflowError: If a number is out of range.
     """
     row = bytearray(ROW.itemsize)
     try:
-        _HEAD.pack_into(row, HEAD.start, label, *size, IMAGE_FIELDS.index(field))
+        _HEAD.pack_into(row, HEAD.start, label, *size, STORED_KINDS.index(field))
         _START.pack_into(row, 0, offset, len(image), checksum(row[HEAD], image))
     except struct.error as error:
         raise OverflowError(f"a number of the row is out of range: {error}") from error
@@ -213,9 +254,57 @@ class Index:
         self._directory = directory
         self._count = rows
 
-    def rows(self) -> Rows:
-        """Return all rows, as a read-only memory-mapped array of `ROW`."""
-        return self._load(map_npy, ROWS_NAME, ROW, self._count)
+    def rows(self, field: str = IMAGE) -> Rows:
+        """Return the entries of all rows, as a read-only memory-mapped array of `ROW`."""
+        return self._load(map_npy, entries_file(field), ROW, self._count)
+
+    def part(
+        self, schema: Schema, rows: slice = slice(None), lacking: Collection[str] | None = None
+    ) -> IndexPart:
+        """Return the index of neighboring rows, in memory.
+
+        Args:
+            schema: The fields of the dataset.
+            rows: The rows.
+            lacking: Small fields that rows lack; None means those with a file that says so.
+        """
+        start, stop, _ = rows.indices(self._count)
+        columns = {}
+        for name, field in columns_of(schema).items():
+            if lacking is None:
+                lacks = (self._directory / column_files(name)[2]).exists()
+            else:
+                lacks = name in lacking
+            column = self.column(name, field, lacking=lacks)
+            columns[name] = column.slice(start, stop)
+        return IndexPart(
+            np.array(self.rows()[rows]),
+            list(self.keys()[rows]),
+            list(self.paths()[rows]),
+            {name: np.array(self.rows(name)[rows]) for name in apart_of(schema)},
+            columns,
+        )
+
+    def column(self, name: str, field: Field, *, lacking: bool) -> StoredColumn:
+        """Return the column of a small field.
+
+        Args:
+            name: Name of the field.
+            field: The field.
+            lacking: Whether rows lack it.
+        """
+        values, ends, present, labels = column_files(name)
+        count, found = self._count, dict[str, StoredValues]()
+        if field.kind not in ("number", "label"):
+            found[PARTS[1]] = self._load(StoredValues, ends, np.int64, count)
+            last = _part_of(found[PARTS[1]], count - 1, count) if count else [0]
+            count = int(last[0])
+        found[PARTS[0]] = self._load(StoredValues, values, type_of(field), count)
+        if lacking:
+            found[PARTS[2]] = self._load(StoredValues, present, np.bool_, self._count)
+        if field.kind == "boxes" and field.classes is not None:
+            found[PARTS[3]] = self._load(StoredValues, labels, np.int32, count // 4)
+        return StoredColumn(field, found, self._count)
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -249,32 +338,156 @@ class Index:
             ) from error
 
 
-def save_index(parts: Iterable[IndexPart], directory: Path) -> list[str]:
+def join_parts(parts: Sequence[IndexPart], schema: Schema) -> IndexPart:
+    """Return the index of the records of several parts, in order."""
+    return IndexPart(
+        _entries(parts, IMAGE),
+        [key for part in parts for key in part.keys],
+        [path for part in parts for path in part.paths],
+        {name: _entries(parts, name) for name in apart_of(schema)},
+        {
+            name: join_columns(field, [part.columns[name] for part in parts])
+            for name, field in columns_of(schema).items()
+        },
+    )
+
+
+class StoredColumn:
+    """A column of a dataset, read from its files on access, or held in memory if it is small.
+
+    Raises:
+        CorruptDataset: On access, if its files are damaged or unreadable.
+    """
+
+    def __init__(self, field: Field, files: Mapping[str, StoredValues], rows: int) -> None:
+        self.field = field
+        self._files = files
+        self._rows = rows
+        self._held: Column | None = None
+        self._is_small = sum(map(len, files.values())) * 8 <= _HELD
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def whole(self) -> Column:
+        """Return the column of all rows."""
+        if self._held is not None:
+            return self._held
+        column = Column(
+            self.field,
+            *(
+                _part_of(self._files[part], 0, len(self._files[part]))
+                if part in self._files
+                else None
+                for part in PARTS
+            ),  # type: ignore[arg-type]
+        )
+        _require_ascending(column)
+        for array in column.parts().values():
+            array.setflags(write=False)
+        if self._is_small:
+            self._held = column
+        return column
+
+    def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
+        """Return the column of some rows, counted from 0, in that order."""
+        if self._is_small:
+            return take_rows(self.whole(), rows)
+        runs = [self.slice(row, row + 1) for row in rows]
+        return join_columns(self.field, runs)
+
+    def slice(self, start: int, stop: int) -> Column:
+        """Return the column of neighboring rows."""
+        files, ends = self._files, None
+        first, last = start, stop
+        if PARTS[1] in files:
+            bounds = _part_of(files[PARTS[1]], max(0, start - 1), stop)
+            first = int(bounds[0]) if start else 0
+            ends = (bounds[1:] if start else bounds) - first
+            last = first + int(ends[-1]) if len(ends) else first
+        present = _part_of(files[PARTS[2]], start, stop) if PARTS[2] in files else None
+        labels = _part_of(files[PARTS[3]], first // 4, last // 4) if PARTS[3] in files else None
+        column = Column(self.field, _part_of(files[PARTS[0]], first, last), ends, present, labels)
+        _require_ascending(column)
+        return column
+
+
+def _require_ascending(column: Column) -> None:
+    """Refuse a column whose rows overlap.
+
+    Raises:
+        CorruptDataset: If they do.
+    """
+    ends = column.ends
+    if ends is None or not len(ends):
+        return
+    apart = np.diff(ends, prepend=0)
+    four = 4 if column.field.kind == "boxes" else 1
+    if apart.min() < 0 or ends[-1] != len(column.values) or np.any(apart % four):
+        raise CorruptDataset(
+            "the index is damaged: the values of rows overlap; to rebuild it from the shards, run "
+            "`shardkit index`"
+        )
+
+
+def save_index(
+    parts: Iterable[IndexPart], directory: Path, schema: Schema | None = None
+) -> list[str]:
     """Write the index of a dataset from the parts of its shards.
 
     Args:
         parts: One part for each shard, in order.
         directory: The dataset's directory.
+        schema: The fields of the dataset; None means only images and labels.
 
     Returns:
         The names of the files written, relative to ``directory``.
     """
-    (directory / INDEX_DIRECTORY).mkdir(exist_ok=True)
-    parts = list(parts)
-    rows = np.concatenate([part.rows for part in parts]) if parts else np.zeros(0, ROW)
-    columns = {ROWS_NAME: rows}
+    index = join_parts(list(parts), default_schema(None) if schema is None else schema)
+    arrays = {ROWS_NAME: index.rows}
+    arrays |= {entries_file(name): entries for name, entries in index.apart.items()}
     for name in _STRINGS:
-        texts = [text.encode(*_UTF8) for part in parts for text in getattr(part, name)]
+        texts = [text.encode(*_UTF8) for text in getattr(index, name)]
         text_name, ends_name = string_files(name)
-        columns[text_name] = np.frombuffer(b"".join(texts), np.uint8)
-        columns[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    for name, column in columns.items():
-        save_npy(directory / name, column)
-    return list(columns)
+        arrays[text_name] = np.frombuffer(b"".join(texts), np.uint8)
+        arrays[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    for name, column in index.columns.items():
+        files = dict(zip(PARTS, column_files(name), strict=True))
+        arrays |= {files[part]: array for part, array in column.parts().items()}
+    for name, array in arrays.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        save_npy(directory / name, array)
+    return list(arrays)
+
+
+def _entries(parts: Sequence[IndexPart], name: str) -> Rows:
+    found = [part.rows if name == IMAGE else part.apart[name] for part in parts]
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate(found) if found else np.zeros(0, ROW)
+
+
+def apart_of(schema: Schema) -> dict[str, Field]:
+    """Return the fields with bytes and thus entries of their own, except the primary image."""
+    return {
+        name: field
+        for name, field in schema.items()
+        if field.kind in STORED_APART and name != IMAGE
+    }
 
 
 _UTF8 = ("utf-8", "surrogateescape")
 """Encoding of strings: file names that are not UTF-8 keep their bytes."""
+
+
+def entries_file(field: str) -> str:
+    """Return the file with the entries of a field with bytes of its own."""
+    return ROWS_NAME if field == IMAGE else f"{INDEX_DIRECTORY}/fields/{field}.npy"
+
+
+def column_files(name: str) -> tuple[str, ...]:
+    """Return the files that the column of a small field may have, in the order of `PARTS`."""
+    return tuple(f"{INDEX_DIRECTORY}/columns/{name}{part}.npy" for part in PARTS)
 
 
 def string_files(name: str) -> tuple[str, str]:

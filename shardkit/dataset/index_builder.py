@@ -10,16 +10,29 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardReader
-from shardkit.dataset.index import ROW, IndexPart, Rows, as_rows, pack_row
+from shardkit.dataset.columns import Packed, build_column, columns_of, value_in
+from shardkit.dataset.index import ROW, IndexPart, Rows, apart_of, as_rows, pack_row
 from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
-from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, Record, checksums
+from shardkit.record import (
+    ABSENT,
+    IMAGE_FIELDS,
+    LABEL_FIELD,
+    META_FIELD,
+    NO_LABEL,
+    Field,
+    Record,
+    Schema,
+    checksums,
+    image_field,
+    load_schema,
+)
 from shardkit.system import native
 from shardkit.system.text import quoted, shortened
 
@@ -72,18 +85,40 @@ def index_shard(
     Raises:
         CorruptShard: If the shard or a record is damaged.
     """
-    index = IndexPart(as_rows(()), [], [])
-    found: list[Rows] = []
+    keys: list[str] = []
+    paths: list[str] = []
+    rows: list[Rows] = [as_rows(())]
+    others: list[Others] = []
     with open_records(storage, path, part) as records:
         wanted = range(len(records))[part.rows if part else slice(None)]
         for start in range(0, len(wanted), _INDEX_ROWS):
             some = records.index(wanted[start : start + _INDEX_ROWS])
             if see:
                 see(some.keys, some.checksums)
-            found.append(some.rows)
-            index.keys.extend(some.keys)
-            index.paths.extend(some.paths)
-    return index._replace(rows=np.concatenate([index.rows, *found]))
+            rows.append(some.rows)
+            keys += some.keys
+            paths += some.paths
+            others += some.others
+        schema = records.schema
+    return IndexPart(
+        np.concatenate(rows),
+        keys,
+        paths,
+        {name: as_rows([each.entries[name] for each in others]) for name in apart_of(schema)},
+        {
+            name: build_column(field, [each.values[name] for each in others])
+            for name, field in columns_of(schema).items()
+        },
+    )
+
+
+class Others(NamedTuple):
+    """The fields of a record other than its primary image and label."""
+
+    entries: dict[str, bytes]
+    """A packed row of the index for each other field with bytes of its own, by name."""
+    values: dict[str, Packed | None]
+    """The value of each small field, by name."""
 
 
 class IndexedRecords(NamedTuple):
@@ -96,6 +131,8 @@ class IndexedRecords(NamedTuple):
     """Their source paths."""
     checksums: list[int]
     """Their `shardkit.record.checksums`."""
+    others: list[Others]
+    """Their other fields; empty if no record has any."""
 
 
 class IndexedRecord(NamedTuple):
@@ -106,6 +143,8 @@ class IndexedRecord(NamedTuple):
     """The record's row of the index, as bytes."""
     path: str
     """The record's source path."""
+    others: Others | None = None
+    """Its other fields; None if no record has any."""
 
     @property
     def row(self) -> Rows:
@@ -134,6 +173,14 @@ class ShardRecords:
         self._descriptor = descriptor
         # A reader that itself reads by its ranges needs no comparison with them.
         self._compares = not reads_its_ranges(reader)
+        try:
+            meta = reader.meta
+            self.schema: Schema = load_schema(meta.get("schema"), meta.get("classes"))
+            """The fields of all records, from the shard's metadata."""
+        except (ValueError, TypeError) as error:
+            raise CorruptShard(f"{path} is damaged: {error}") from error
+        self._apart = apart_of(self.schema)
+        self._small = columns_of(self.schema)
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -180,6 +227,8 @@ class ShardRecords:
                 found.rows[place] = each.row[0]
                 found.keys[place], found.paths[place] = each.record.key, each.path
                 found.checksums[place] = checksum
+                if each.others:
+                    found.others.append(each.others)
         return found
 
     def index_known(
@@ -198,9 +247,10 @@ class ShardRecords:
         compiled = None if self._compares else native.module()
         table = self._reader.table(rows) if isinstance(self._reader, RangeReader) else None
         empty = np.zeros(len(rows), ROW)
-        if compiled is None or table is None or not 0 < len(table.names) <= _MOST_NAMES:
+        few = table is not None and 0 < len(table.names) <= _MOST_NAMES
+        if compiled is None or table is None or not few or self._apart or self._small:
             blank = [""] * len(rows)
-            found = IndexedRecords(empty, blank, blank.copy(), [0] * len(rows))
+            found = IndexedRecords(empty, blank, blank.copy(), [0] * len(rows), [])
             return np.zeros(len(rows), np.bool_), found
         sums, codes = np.zeros(len(rows), np.uint32), np.zeros(len(rows), np.uint8)
         paths = compiled.index_records(
@@ -223,30 +273,77 @@ class ShardRecords:
             keys = table.keys()
         except UnicodeDecodeError:  # the record's reader explains it
             keys, codes = [""] * len(rows), np.ones(len(rows), np.uint8)
-        return codes == 0, IndexedRecords(empty, keys, paths, sums.tolist())
+        return codes == 0, IndexedRecords(empty, keys, paths, sums.tolist(), [])
 
     def _at(self, range_: Range) -> bytes:
         return os.pread(self._descriptor, range_.length, range_.offset)
 
     def _index(self, record: Record, row: int) -> IndexedRecord:
-        name = record.image_field
-        if name is None:
+        name, meta = record.image_field, record.meta
+        alone = not (self._apart or self._small)
+        if name is not None:
+            image = self._bytes_of(record, row, name)
+            packed = pack_row(**image, label=record.label, size=_size(meta), field=name)
+        elif alone:
             raise CorruptShard(f"{self._path} is damaged: record {quoted(record.key)} has no image")
-        image, meta = record.fields[name], record.meta
-        range_ = self._ranges[row].get(name)
-        if self._compares and range_ and self._at(range_) != image:
+        else:
+            packed = _pack_absent(record.label)
+        if alone:
+            return IndexedRecord(record, packed, _path(meta))
+        others = Others(
+            {
+                field: self._pack_other(record, row, field, kind, meta)
+                for field, kind in self._apart.items()
+            },
+            {field: value_in(record, meta, field, kind) for field, kind in self._small.items()},
+        )
+        return IndexedRecord(record, packed, _path(meta), others)
+
+    def _pack_other(
+        self, record: Record, row: int, name: str, field: Field, meta: Mapping[str, Any]
+    ) -> bytes:
+        """Return the entry of an image, array or bytes other than the primary image."""
+        if field.kind in ("image", "mask"):
+            stored = image_field(record.fields, name)
+            if stored is not None:
+                found = self._bytes_of(record, row, stored)
+                kind, size = stored.rpartition(".")[2], _size(meta[name])
+                return pack_row(**found, label=NO_LABEL, size=size, field=kind)
+            return _pack_absent(NO_LABEL)
+        stored = str(field.stored_name(name))
+        if stored not in record.fields:
+            return _pack_absent(NO_LABEL)
+        found = self._bytes_of(record, row, stored)
+        if field.is_uniform and len(found["image"]) != field.bytes:
+            raise ValueError(f"the array {quoted(name)} has not the shape {field.shape}")
+        kind = stored.rpartition(".")[2]
+        return pack_row(**found, label=NO_LABEL, size=(0, 0), field=kind)
+
+    def _bytes_of(self, record: Record, row: int, stored: str) -> _Located:
+        """Return the bytes of a field and where the file has them."""
+        content = record.fields[stored]
+        range_ = self._ranges[row].get(stored)
+        if self._compares and range_ and self._at(range_) != content:
             raise CorruptShard(
                 f"{self._path} is damaged: record {quoted(record.key)} is not at byte "
                 f"{range_.offset}"
             )
-        packed = pack_row(
-            offset=range_.offset if range_ else -1,
-            image=image,
-            label=record.label,
-            size=(int(meta["width"]), int(meta["height"])),
-            field=name,
-        )
-        return IndexedRecord(record, packed, _path(meta))
+        return {"offset": range_.offset if range_ else -1, "image": content}
+
+
+class _Located(TypedDict):
+    """The bytes of a field, and their offset in the shard or -1."""
+
+    offset: int
+    image: bytes
+
+
+def _pack_absent(label: int) -> bytes:
+    return pack_row(offset=0, image=b"", label=label, size=(0, 0), field=ABSENT)
+
+
+def _size(meta: Mapping[str, Any]) -> tuple[int, int]:
+    return int(meta["width"]), int(meta["height"])
 
 
 def _path(meta: dict[str, Any]) -> str:

@@ -10,9 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile, forget, shard_file
-from shardkit.dataset.index import ROW, ROWS_NAME, Index, Rows, StringTable, string_files
+from shardkit.dataset.index import (
+    ROW,
+    Index,
+    Rows,
+    StoredColumn,
+    StringTable,
+    column_files,
+    entries_file,
+    string_files,
+)
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit.record import IMAGE, Field
 from shardkit.system.files import sha256_of
 from shardkit.system.npy import npy_header
 
@@ -51,13 +61,19 @@ class IndexReader:
         self._manifest = manifest
         self._verify = verify
 
-    def rows(self) -> Rows:
-        """Return the rows, memory-mapped and read-only.
+    def rows(self, field: str = IMAGE) -> Rows:
+        """Return the entries of a field with bytes of its own, memory-mapped and read-only.
 
         Raises:
-            CorruptDataset: If a file is missing, truncated or changed, as for `keys` and `paths`.
+            CorruptDataset: If a file is missing, truncated or changed, as for all columns.
         """
-        return self._whole(Index.rows, ROWS_NAME)
+        return self._whole(lambda index: index.rows(field), entries_file(field))
+
+    def column(self, name: str, field: Field, *, lacking: bool) -> StoredColumn:
+        """Return the column of a small field; see `shardkit.dataset.index.Index.column`."""
+        return self._whole(
+            lambda index: index.column(name, field, lacking=lacking), *column_files(name)
+        )
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -67,10 +83,10 @@ class IndexReader:
         """Return the source path of each row."""
         return self._whole(Index.paths, *string_files("paths"))
 
-    def entries(self, rows: Rows) -> IndexRows:
-        """Return a reader of single rows, given all rows."""
+    def entries(self, rows: Rows, field: str = IMAGE) -> IndexRows:
+        """Return a reader of single rows, given all rows of that field."""
         held = np.array(rows) if rows.nbytes <= _HELD else None
-        path = self._directory / ROWS_NAME
+        path = self._directory / entries_file(field)
         return IndexRows(path, len(rows), self._manifest.digest, held, self._directory)
 
     def _whole(self, load: Callable[[Index], _Column], *names: str) -> _Column:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
-from shardkit.record import dump_json, load_json
+from shardkit.record import LABEL, Field, dump_json, load_json, load_schema
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, parts_of, require_no_link
 
@@ -57,6 +57,33 @@ class ShardEntry(FileEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FieldEntry:
+    """One field of a dataset's schema: see `shardkit.record.Field`."""
+
+    name: str
+    kind: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    classes: tuple[str, ...] | None
+    """Class names; None without, and for the primary label, whose names the manifest has."""
+    rows: int
+    """Number of rows that have the field."""
+
+    @classmethod
+    def of(cls, name: str, field: Field, rows: int) -> FieldEntry:
+        """Return the entry of a field."""
+        classes = None if name == LABEL else field.classes
+        return cls(
+            name=name,
+            kind=field.kind,
+            dtype=field.dtype,
+            shape=field.shape,
+            classes=classes,
+            rows=rows,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Description of one dataset: format, shards, classes, and how it was made.
 
@@ -70,7 +97,9 @@ class Manifest:
     files: tuple[FileEntry, ...]
     """Files other than shards: the columns of the index, and reports."""
     fields: dict[str, int]
-    """Number of records that have each field, by field name."""
+    """Number of records that have each field, by stored name."""
+    schema: tuple[FieldEntry, ...]
+    """The fields of records, as users see them."""
     classes: tuple[str, ...] | None
     """Class names, by label; None for an unlabeled dataset."""
     class_counts: tuple[int, ...] | None
@@ -94,6 +123,15 @@ class Manifest:
     def entries(self) -> tuple[FileEntry, ...]:
         """All files of the dataset except the manifest itself."""
         return (*self.shards, *self.files)
+
+    @functools.cached_property
+    def fields_by_name(self) -> dict[str, Field]:
+        """The fields of records by name, with all class names.
+
+        Raises:
+            ValueError: If the schema states a field that cannot be.
+        """
+        return load_schema([asdict(each) for each in self.schema], self.classes)
 
     @property
     def bytes(self) -> int:
@@ -288,6 +326,9 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
             raise ValueError("classes requires class_counts, and class_counts requires classes")
         if len(manifest.classes or ()) != len(manifest.class_counts or ()):
             raise ValueError("class_counts and classes differ in length")
+        rows = [each.rows for each in manifest.schema]
+        if not manifest.fields_by_name or max(rows) > manifest.rows:
+            raise ValueError("the schema has no fields, or more rows than there are")
     for name in names:
         require_file_name(name)
         if "/" in name and isinstance(manifest, SplitsManifest):
@@ -299,14 +340,18 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         raise ValueError("two entries have the same file name")
 
 
+_FOLDERS: tuple[list[str], ...] = ([], ["index"], ["index", "fields"], ["index", "columns"])
+"""Folders of a dataset's files."""
+
+
 def require_file_name(name: str) -> None:
-    """Refuse a name that no file of a dataset can have; only the index has its own folder.
+    """Refuse a name that no file of a dataset can have; only the index has its own folders.
 
     Raises:
         ValueError: If ``name`` is one.
     """
     *folders, last = parts_of(as_name(name))
-    if folders not in ([], ["index"]) or last == MANIFEST_NAME or name.startswith(".shardkit"):
+    if folders not in _FOLDERS or last == MANIFEST_NAME or name.startswith(".shardkit"):
         raise ValueError(f"{name!r} cannot be a file of a dataset")
 
 

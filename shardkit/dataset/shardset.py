@@ -1,4 +1,4 @@
-"""A dataset on disk as one sequence of encoded images across shards, with verified reads.
+"""A dataset on disk as one sequence of stored records across shards, with verified reads.
 
 Nothing here knows a format by name or decodes.
 """
@@ -18,11 +18,13 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import MAX_PIXELS
 from shardkit.contracts import Format
+from shardkit.dataset.columns import COLUMN_KINDS, Column
 from shardkit.dataset.handles import ShardFile, forget, shard_file, shard_reader
 from shardkit.dataset.index import (
     HEAD,
     ROW,
     Rows,
+    StoredColumn,
     StringTable,
     checksum,
     damaged_rows,
@@ -30,8 +32,19 @@ from shardkit.dataset.index import (
 )
 from shardkit.dataset.index_reader import IndexReader, IndexRows
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
-from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
-from shardkit.record import IMAGE_FIELDS
+from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
+from shardkit.record import (
+    ABSENT,
+    IMAGE,
+    IMAGE_FIELDS,
+    LABEL,
+    NO_LABEL,
+    STORED_APART,
+    STORED_KINDS,
+    Field,
+    Schema,
+    image_field,
+)
 from shardkit.registry import get_format
 from shardkit.system.files import require_local
 from shardkit.system.text import quoted
@@ -39,6 +52,7 @@ from shardkit.system.text import quoted
 _Opened = TypeVar("_Opened")
 
 _RAW_CODE = IMAGE_FIELDS.index("raw")
+_ABSENT_CODE = STORED_KINDS.index(ABSENT)
 
 _DESCRIPTOR, _MAP = attrgetter("descriptor"), attrgetter("map")
 
@@ -50,12 +64,12 @@ _GAP = 16384
 
 
 class EncodedImage(NamedTuple):
-    """One image as stored."""
+    """One image as stored, or the values of an array, or bytes."""
 
     data: bytes | memoryview
     """Image bytes; the next read overwrites a memoryview."""
     field: str
-    """Kind of the image: a name in `IMAGE_FIELDS`."""
+    """Kind of the image: a name in `STORED_KINDS`."""
     label: int
     width: int
     height: int
@@ -81,7 +95,8 @@ class ShardSet:
         self.manifest: Manifest = load_manifest(self.directory)
         self._paths: dict[int, Path] = {}
         self._verify_option = verify
-        self._verify = (self.manifest.raw_shape is None) if verify is None else verify
+        self._entries: dict[str, IndexRows] = {}
+        self._columns: dict[str, StoredColumn] = {}
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -104,10 +119,85 @@ class ShardSet:
         """The index: one `shardkit.dataset.index.ROW` for each row, memory-mapped and read-only."""
         return self._unchanged(self._index.rows)
 
-    @cached_property
+    @property
+    def schema(self) -> Schema:
+        """The fields of all records, by name."""
+        return self.manifest.fields_by_name
+
+    @property
     def entries(self) -> IndexRows:
         """The rows of the index, read without a map: truncating a mapped file kills the process."""
-        return self._index.entries(self.rows)
+        return self.entries_of(IMAGE)
+
+    def entries_of(self, field: str) -> IndexRows:
+        """Return the entries in the index of a field with bytes of its own.
+
+        Raises:
+            UsageError: If there is no such field.
+        """
+        found = self._entries.get(field)
+        if found is None:
+            if field != IMAGE:
+                self._require(field, STORED_APART, "has no bytes of its own: it has a column")
+            rows = self._unchanged(lambda: self._index.rows(field))
+            found = self._entries[field] = self._index.entries(rows, field)
+        return found
+
+    def values(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
+        """Return the values of a small field in some rows, without reading a record.
+
+        Args:
+            name: Name of a number, labels, text, JSON or boxes.
+            rows: From `resolve_rows`.
+
+        Raises:
+            UsageError: If there is no such field.
+            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
+        """
+        return self._stored_column(name).take(rows)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return the values of a small field in all rows, without reading a record.
+
+        Returns:
+            An array with one element for each row, read-only: a masked array if rows lack the
+            number or label; for other kinds, Python objects, None where a row lacks the field.
+
+        Raises:
+            UsageError: If there is no such field.
+            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
+        """
+        if name == LABEL and name in self.schema:
+            labels = self.labels
+            lacking = labels == NO_LABEL
+            return np.ma.MaskedArray(labels, lacking) if lacking.any() else labels
+        return self._stored_column(name).whole().as_numpy()
+
+    def _stored_column(self, name: str) -> StoredColumn:
+        found = self._columns.get(name)
+        if found is None:
+            field = self._require(name, COLUMN_KINDS, "has no column: it is stored in the records")
+            (entry,) = (each for each in self.manifest.schema if each.name == name)
+            lacking = entry.rows < len(self)
+            found = self._columns[name] = self._unchanged(
+                lambda: self._index.column(name, field, lacking=lacking)
+            )
+        return found
+
+    def _require(self, name: str, kinds: Sequence[str], otherwise: str) -> Field:
+        """Return a field, which must exist and be of one of some kinds.
+
+        Raises:
+            UsageError: If it is not.
+        """
+        field = self.schema.get(name)
+        if field is None:
+            raise UsageError(
+                f"{self.directory} has no field {quoted(name)}; it has {', '.join(self.schema)}"
+            )
+        if field.kind not in kinds:
+            raise UsageError(f"the field {quoted(name)} of {self.directory} {otherwise}")
+        return field
 
     @property
     def _index(self) -> IndexReader:
@@ -147,21 +237,23 @@ class ShardSet:
         labels.setflags(write=False)
         return labels
 
-    def find(self, rows: npt.NDArray[np.int64]) -> LocatedRows:
-        """Look up ``rows`` in the index and return their images, ready to read.
+    def find(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> LocatedRows:
+        """Look up ``rows`` in the index and return their images or arrays, ready to read.
 
         Args:
             rows: From `resolve_rows`.
+            field: Name of a field with bytes of its own.
 
         Raises:
+            UsageError: If there is no such field.
             CorruptRecord: If a row of the index is damaged or states an impossible size.
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        index = self.entries.read(rows)
+        index = self.entries_of(field).read(rows)
         files = self._open_all(set(shards.tolist()))
-        found = LocatedRows(self, rows, index, [files[shard] for shard in shards.tolist()])
+        found = LocatedRows(self, rows, index, [files[shard] for shard in shards.tolist()], field)
         self._require_plausible(found, index, shards)
         return found
 
@@ -174,7 +266,8 @@ class ShardSet:
         for number in np.flatnonzero(beyond).tolist():
             # A format that compresses may hold an image larger than its shard.
             row, length = found.rows[number], found.lengths[number]
-            if index["offset"][number] >= 0 or len(self.read_via_format(row)) != length:
+            content = b"" if index["offset"][number] >= 0 else self.read_via_format(row, found.name)
+            if len(content) != length:
                 raise found.corrupt(number, "it ends beyond its shard")
         raw = index["field"] == _RAW_CODE
         height, width, _ = self.manifest.raw_shape or (0, 0, 3)
@@ -187,18 +280,24 @@ class ShardSet:
             # 0 x 0 is an unchecked image whose header cannot be read.
             ((pixels == 0) & (index["width"] + index["height"] > 0)) | (pixels > MAX_PIXELS),
         )
+        field = self.schema.get(found.name)
+        if field is not None and field.is_uniform:
+            odd = (lengths != field.bytes) & (index["field"] != _ABSENT_CODE)
+            if odd.any():
+                number = int(odd.argmax())
+                raise found.corrupt(number, f"it has not the shape {field.shape}")
         if wrong.any():
             number = int(wrong.argmax())
             size = f"{found.widths[number]} x {found.heights[number]}"
             raise found.corrupt(number, f"the index states an impossible size, {size} pixels")
 
-    def announce(self, rows: npt.NDArray[np.int64]) -> None:
+    def announce(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> None:
         """Issue readahead for the images of ``rows``, counted from 0, without waiting.
 
         Neighboring images share one call. A problem with a shard is reported when it is read.
         """
         rows = np.unique(rows)
-        entries = self.entries.read(rows)
+        entries = self.entries_of(field).read(rows)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
         shards, starts = shards[order], entries["offset"][order].astype(np.int64)
@@ -250,7 +349,8 @@ class ShardSet:
         try:
             return self._unchanged(open_all)
         except CorruptDataset:  # drop them: otherwise they would be read if this dataset came back
-            self.entries.forget()
+            for entries_of_field in self._entries.values():
+                entries_of_field.forget()
             for shard in shards:
                 forget(self.shard_path(shard), entries[shard].sha256)
             raise
@@ -283,10 +383,13 @@ class ShardSet:
             _require_digest(load_manifest(self.directory), self.manifest.digest, self.directory)
             self._stamp = stamp
 
-    @property
-    def verifies(self) -> bool:
-        """Whether each read compares the record's checksum."""
-        return self._verify
+    def verifies(self, name: str = IMAGE) -> bool:
+        """Return whether each read of a field compares its checksum."""
+        if self._verify_option is not None:
+            return self._verify_option
+        field = self.schema.get(name)
+        is_raw = field is not None and field.kind == "image" and self.manifest.raw_shape is not None
+        return not is_raw and not (field is not None and field.is_uniform)
 
     @cached_property
     def maps(self) -> bool:
@@ -296,10 +399,10 @@ class ShardSet:
         compared.
         """
         is_raw = self.manifest.raw_shape is not None
-        return is_raw and not self._verify and int(self._sizes.sum()) <= _MAPPED
+        return is_raw and not self.verifies() and int(self._sizes.sum()) <= _MAPPED
 
-    def read_via_format(self, row: int) -> bytes:
-        """Return an image that its shard does not store as plain bytes.
+    def read_via_format(self, row: int, name: str = IMAGE) -> bytes:
+        """Return an image or array that its shard does not store as plain bytes.
 
         Raises:
             CorruptShard: If its shard is damaged.
@@ -311,7 +414,9 @@ class ShardSet:
             lambda: shard_reader(self.shard_path(shard), entry.sha256, self._format.read)
         )
         (record,) = reader.read([row - int(self._starts[shard])])
-        return record.fields[record.image_field or ""]
+        field = self.schema.get(name)
+        stored = field.stored_name(name) if field is not None else None
+        return record.fields[stored or image_field(record.fields, name) or ""]
 
     def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
         """Return the error for a damaged record, with its location."""
@@ -338,7 +443,12 @@ class LocatedRows:
     """
 
     def __init__(
-        self, shards: ShardSet, rows: npt.NDArray[np.int64], index: Rows, files: list[ShardFile]
+        self,
+        shards: ShardSet,
+        rows: npt.NDArray[np.int64],
+        index: Rows,
+        files: list[ShardFile],
+        name: str = IMAGE,
     ) -> None:
         """Unpack the rows of the index.
 
@@ -347,7 +457,9 @@ class LocatedRows:
         """
         self._shards = shards
         self._files = files
-        self.verifies = shards.verifies
+        self.name = name
+        """Name of the field."""
+        self.verifies = shards.verifies(name)
         """Whether each read compares the record's checksum."""
         self.entries = memoryview(index.tobytes())
         """The entries of the rows in the index: one `ROW` each."""
@@ -361,7 +473,8 @@ class LocatedRows:
         self.labels: list[int] = index["label"].tolist()
         self.widths: list[int] = index["width"].tolist()
         self.heights: list[int] = index["height"].tolist()
-        self.fields = [IMAGE_FIELDS[code] for code in index["field"].tolist()]
+        self.fields = [STORED_KINDS[code] for code in index["field"].tolist()]
+        """Kind of each image, in `STORED_KINDS`: `ABSENT` where the row has none."""
         self._announced = len(rows) == 1
 
     def __len__(self) -> int:
@@ -400,7 +513,7 @@ class LocatedRows:
     def _fill(self, number: int, data: memoryview) -> None:
         offset, file = self._offsets[number], self._files[number]
         if offset < 0:
-            data[:] = self._shards.read_via_format(self.rows[number])
+            data[:] = self._shards.read_via_format(self.rows[number], self.name)
         elif self._announced or not file.read_cached(offset, data):
             self._announce(number)
             file.read_into(offset, data)

@@ -21,15 +21,22 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.formats.hdf5_layout import MalformedHdf5Error, StoredArray, find_arrays
-from shardkit.formats.ranges import KEY, META, RAW, RangeReader, check_raw
+from shardkit.formats.hdf5_layout import (
+    STORED_TYPES,
+    MalformedHdf5Error,
+    StoredArray,
+    find_arrays,
+)
+from shardkit.formats.ranges import KEY, META, RangeReader, header_of
 from shardkit.formats.table import Table
 from shardkit.record import (
     LABEL_FIELD,
     NO_LABEL,
+    Field,
     Record,
     dump_json,
     is_field_name,
+    is_raw,
     parse_label,
 )
 from shardkit.system.files import Appender, write_all
@@ -92,14 +99,14 @@ class Hdf5Writer:
         """Append ``record`` as the next row.
 
         Raises:
-            ValueError: If its label is not a number, or its raw pixels have another shape.
+            ValueError: If its label is not a number, or raw pixels or an array have another shape.
             OSError: If the disk is full or fails.
         """
         fields = dict(record.fields)
         label = fields.pop(LABEL_FIELD, None)
         self._labels.append(NO_LABEL if label is None else parse_label(label))
-        if RAW in fields:
-            check_raw(record, self._spec.raw_shape)
+        for name in fields:
+            header_of(record, name, self._spec)  # for its check
         for name, value in {KEY: record.key.encode(), **fields}.items():
             if name not in self._columns:
                 self._columns[name] = _Column(self._path.parent)
@@ -141,9 +148,9 @@ class Hdf5Writer:
         for name, column in sorted(self._columns.items()):
             column.fill(self._rows)
             values = column.values()
-            if name == RAW and not column.missing:
-                shape = (self._rows, *(self._spec.raw_shape or ()))
-                contents[f"{name}/data"] = _Content(shape, np.dtype(np.uint8), values)
+            if not column.missing and (form := self._form(name)):
+                dtype, shape = form
+                contents[f"{name}/data"] = _Content((self._rows, *shape), dtype, values)
                 continue
             total = (sum(column.lengths),)
             contents[f"{name}/data"] = _Content(total, np.dtype(np.uint8), values)
@@ -154,6 +161,23 @@ class Hdf5Writer:
                 present[column.missing] = 0
                 contents[f"{name}/present"] = _Content.of(present)
         return contents
+
+    def _form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+        """Return dtype and shape of each value of a field whose values all have one shape."""
+        if is_raw(name):
+            return np.dtype(np.uint8), self._spec.raw_shape or ()
+        return array_form(self._spec.arrays[name]) if name in self._spec.arrays else None
+
+
+def array_form(field: Field) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return dtype and shape of each array of a field in an HDF5 file.
+
+    Types that HDF5 lacks are stored as bytes, along one more axis.
+    """
+    dtype, shape = field.values, field.shape or ()
+    if dtype.str in STORED_TYPES:
+        return dtype, shape
+    return np.dtype(np.uint8), shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
 
 
 @contextlib.contextmanager
@@ -318,22 +342,33 @@ class Hdf5Reader(RangeReader):
         """Return where the values of a field are stored."""
         data = parts.get("data")
         field = f"field {quoted(name)}"
-        if data is None or data.dtype != _BYTE:
+        if data is None or (data.dtype != _BYTE and name not in self._arrays):
             self._fail(f"{field} has no values, or not bytes")
         ends = self._list(parts.get("offsets"), _LABEL)
         present = self._list(parts.get("present"), _BYTE)
-        if ends is None and name == RAW and len(data.shape) > 1:
-            rows, stride = data.shape[0], math.prod(data.shape[1:])
-            if (rows and not stride) or rows * stride != data.length:
-                self._fail(f"{field} has images of no pixels")
-            ends = np.arange(rows + 1, dtype=np.int64) * stride
-        elif ends is None or len(data.shape) != 1 or not len(ends):
+        if ends is None and (stride := self._stride(name, data)):
+            ends = np.arange(data.shape[0] + 1, dtype=np.int64) * stride
+        elif ends is None or (data.dtype, len(data.shape)) != (_BYTE, 1) or not len(ends):
             self._fail(f"{field} is not a list of values")
         if ends[0] != 0 or ends[-1] != data.length or np.any(ends[1:] < ends[:-1]):
             self._fail(f"the offsets of {field} do not fit its values")
         if present is not None and len(present) != len(ends) - 1:
             self._fail(f"{field} is present in another number of rows")
         return _Field(data.offset, ends, present)
+
+    def _stride(self, name: str, data: StoredArray) -> int:
+        """Return the bytes of each value of a dataset with one value of one shape for each row."""
+        if is_raw(name) and len(data.shape) > 1:
+            if not all(data.shape[1:]):
+                self._fail(f"field {quoted(name)} has images of no pixels")
+            return math.prod(data.shape[1:])
+        if name not in self._arrays:
+            return 0
+        field = self._arrays[name]
+        dtype, shape = array_form(field)
+        if (data.dtype, data.shape[1:]) != (dtype.str, shape):
+            self._fail(f"field {quoted(name)} has not the dtype and shape of the schema")
+        return field.bytes
 
     def _list(self, array: StoredArray | None, dtype: str) -> npt.NDArray[Any] | None:
         """Return the values of a dataset of one dimension, if it is there."""

@@ -32,8 +32,28 @@ _CONTINUATION, _SYMBOLS = 0x10, 0x11
 _SHARED = 0x02
 """Flag of a message that is stored in another object."""
 
-_TYPES = {b"\x10\0\0\0\x01\0\0\0\0\0\x08\0": "|u1", b"\x10\x08\0\0\x08\0\0\0\0\0\x40\0": "<i8"}
-"""HDF5's encodings of the two types that shardkit writes."""
+_FLOATS = {
+    2: b"\x11\x20\x0f\0\x02\0\0\0\0\0\x10\0\x0a\x05\0\x0a\x0f",
+    4: b"\x11\x20\x1f\0\x04\0\0\0\0\0\x20\0\x17\x08\0\x17\x7f",
+    8: b"\x11\x20\x3f\0\x08\0\0\0\0\0\x40\0\x34\x0b\0\x34\xff\x03",
+}
+"""HDF5's encodings of IEEE 754 numbers, by size in bytes: fields 0x10 on are offset and precision,
+then the places and sizes of exponent and mantissa, and the exponent's bias."""
+
+_TYPES = {
+    bytes(
+        (0x10, sign, 0, 0, size, 0, 0, 0, 0, 0, 8 * size)
+    ): f"{'|' if size == 1 else '<'}{kind}{size}"
+    for sign, kind in ((0, "u"), (8, "i"))
+    for size in (1, 2, 4, 8)
+} | {encoded: f"<f{size}" for size, encoded in _FLOATS.items()}
+"""HDF5's encodings of the types that shardkit writes, without zeros at their end."""
+
+STORED_TYPES = frozenset(_TYPES.values())
+"""The types that shardkit writes, as NumPy spells them."""
+
+_MOST_AXES = 18
+"""Maximum axes of a dataset: rows, those of an array, and one for the bytes of a value."""
 
 _LONGEST = 1 << 16
 """Maximum bytes of a block of headers, or of the heap with a group's member names."""
@@ -49,7 +69,7 @@ class StoredArray(NamedTuple):
     """A dataset, stored as one byte range of the file."""
 
     dtype: str
-    """``|u1`` or ``<i8``."""
+    """One of `STORED_TYPES`."""
     shape: tuple[int, ...]
     offset: int
     length: int
@@ -173,7 +193,7 @@ class _Walk:
         return found
 
     def _array(self, messages: dict[int, bytes], name: str) -> StoredArray:
-        dtype = _TYPES.get(messages.get(_TYPE, b"").rstrip(b"\0").ljust(12, b"\0"))
+        dtype = _TYPES.get(messages.get(_TYPE, b"").rstrip(b"\0"))
         shape = _shape(messages.get(_SPACE, b""))
         layout = messages.get(_LAYOUT, b"")
         if dtype is None or shape is None or layout[:2] != b"\x03\x01" or len(layout) < 18:
@@ -211,6 +231,6 @@ def _shape(message: bytes) -> tuple[int, ...] | None:
     """Return the shape in a dataspace message, or None if the message is invalid."""
     version, rank = message[:1], int.from_bytes(message[1:2], "little")
     start = {b"\x01": 8, b"\x02": 4}.get(version, len(message))
-    if not 1 <= rank <= 4 or start + 8 * rank > len(message):
+    if not 1 <= rank <= _MOST_AXES or start + 8 * rank > len(message):
         return None
     return struct.unpack_from(f"<{rank}Q", message, start)

@@ -54,14 +54,14 @@ class LmdbWriter:
             )
         self._map_size = FIRST_MAP_SIZE
         self._meta = dump_json(spec.meta)
-        self._raw_shape = spec.raw_shape
+        self._spec = spec
         self._rows = 0
         self._pending: list[tuple[bytes, bytes]] = []
         self._pending_bytes = 0
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row."""
-        values = [(KEY, record.key.encode()), *stored_fields(record, self._raw_shape)]
+        values = [(KEY, record.key.encode()), *stored_fields(record, self._spec)]
         for name, value in sorted(values):
             self._put(b"%09d.%b" % (self._rows, name.encode()), value)
         self._rows += 1
@@ -149,6 +149,9 @@ class LmdbReader(RangeReader):
             self._fail(str(error))
         if len(self._keys) != len(self._fields):
             self._fail(f"row {len(self._fields) - 1} has no key")
+        for fields in self._fields if self._arrays else ():  # known only now
+            for name in fields.keys() & self._arrays.keys():
+                fields[name] = self._values(name, fields[name])
 
     def _add(self, lmdb_key: bytes, range_: Range) -> None:
         if lmdb_key == META.encode():

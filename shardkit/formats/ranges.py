@@ -14,18 +14,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from shardkit.contracts import Range, ShardReader
+import numpy as np
+
+from shardkit.contracts import Range, ShardReader, ShardSpec, stated_arrays
 from shardkit.errors import CorruptShard
 from shardkit.formats.table import Table, TableRows, as_walked
-from shardkit.record import MAX_KEY_BYTES, Record, is_field_name, load_json
+from shardkit.record import MAX_KEY_BYTES, Field, Record, is_field_name, is_raw, load_json
 from shardkit.system import native
 from shardkit.system.files import open_regular
 from shardkit.system.npy import npy_header, npy_values
 from shardkit.system.text import quoted
 
-RAW = "raw"
-STORED_RAW = "raw.npy"
-"""Raw pixels are stored as an .npy file, which numpy opens; a record holds only the pixels."""
+_RAW = "raw"
+
+NPY = ".npy"
+"""Raw pixels and arrays of one shape are stored as an .npy file, which numpy opens; a record holds
+only their values. Raw pixels get this suffix in addition to their name."""
 
 KEY = "__key__"
 """Name under which formats other than tar store a record's key."""
@@ -33,7 +37,7 @@ KEY = "__key__"
 META = "__shardkit__"
 """Name under which every format stores the shard's metadata, a JSON object."""
 
-_NPY_HEADER_BYTES = 128
+_RAW_HEADER_BYTES = 128
 """Length of the .npy header for the shape of an image: a multiple of 64 that always fits."""
 
 _RUN_BYTES = 1 << 20
@@ -42,30 +46,39 @@ _GAP_BYTES = 1 << 12
 as copying some 10 KB."""
 
 
-def stored_fields(record: Record, raw_shape: tuple[int, ...] | None) -> list[tuple[str, bytes]]:
+def stored_fields(record: Record, spec: ShardSpec) -> list[tuple[str, bytes]]:
     """Return the stored names and contents of a record's fields, sorted by name.
 
     Raises:
-        ValueError: If raw pixels do not have the shape ``raw_shape``.
+        ValueError: If raw pixels or an array do not have the shape of the shard.
     """
     fields = dict(record.fields)
-    if RAW in fields:
-        check_raw(record, raw_shape)
-        fields[STORED_RAW] = npy_header(raw_shape or ()) + fields.pop(RAW)
+    for name, value in record.fields.items():
+        if header := header_of(record, name, spec):
+            del fields[name]
+            fields[name if name.endswith(NPY[1:]) else name + NPY] = header + value
     return sorted(fields.items())
 
 
-def check_raw(record: Record, raw_shape: tuple[int, ...] | None) -> None:
-    """Refuse a record whose raw pixels do not have the shard's shape.
+def header_of(record: Record, name: str, spec: ShardSpec) -> bytes:
+    """Return the .npy header of a field that a record holds without one; else nothing.
 
     Raises:
-        ValueError: If the sizes differ.
+        ValueError: If the field does not have the shape that the shard states for it.
     """
-    if raw_shape is None or len(record.fields[RAW]) != math.prod(raw_shape):
+    shape: tuple[int, ...] | None
+    if is_raw(name):
+        dtype, shape = np.dtype(np.uint8), spec.raw_shape
+    elif name in spec.arrays:
+        dtype, shape = spec.arrays[name].values, spec.arrays[name].shape
+    else:
+        return b""
+    if shape is None or len(record.fields[name]) != math.prod(shape) * dtype.itemsize:
         raise ValueError(
-            f"record {quoted(record.key)} has {len(record.fields[RAW])} bytes of raw pixels, "
-            f"which is not the shape {raw_shape} of its shard"
+            f"record {quoted(record.key)} has {len(record.fields[name])} bytes of {name}, which is "
+            f"not the shape {shape} of its shard"
         )
+    return npy_header(shape, dtype)
 
 
 def reads_its_ranges(reader: ShardReader) -> bool:
@@ -90,6 +103,8 @@ class RangeReader(abc.ABC):
         self._fields: Sequence[Mapping[str, Range]] = []
         self._raw_checked: tuple[bytes, int] | None = None
         self._table: Table | None = None
+        self._arrays: Mapping[str, Field] = {}
+        """Arrays of one shape, once the metadata are known."""
         try:
             self._file = open_regular(path)
             self._size = os.fstat(self._file.fileno()).st_size
@@ -169,15 +184,33 @@ class RangeReader(abc.ABC):
 
     def _field(self, stored: str, range_: Range) -> tuple[str, Range]:
         """Return the name and range of the field stored under the name ``stored``."""
-        if stored != STORED_RAW:
-            if not is_field_name(stored) or stored == RAW:
-                self._fail(f"it has a field {quoted(stored)}")
-            return stored, range_
-        header = self._pread(Range(range_.offset, min(_NPY_HEADER_BYTES, range_.length)))
+        name = stored.removesuffix(NPY)
+        if is_raw(name) and name != stored:
+            return name, self._raw_values(range_)
+        if stored in self._arrays:
+            return stored, self._values(stored, range_)
+        if not is_field_name(stored) or is_raw(stored):
+            self._fail(f"it has a field {quoted(stored)}")
+        return stored, range_
+
+    def _values(self, stored: str, range_: Range) -> Range:
+        """Return the range of the values of an array of one shape."""
+        field = self._arrays[stored]
+        header = npy_header(field.shape or (), field.values)
+        values = Range(range_.offset + len(header), field.bytes)
+        if range_.length != len(header) + field.bytes:
+            self._fail(f"the array at byte {range_.offset} has not the shape {field.shape}")
+        if self._pread(Range(range_.offset, len(header))) != header:
+            self._fail(f"the header of the array at {range_.offset} differs from the schema")
+        return values
+
+    def _raw_values(self, range_: Range) -> Range:
+        """Return the range of the pixels of an .npy file."""
+        header = self._pread(Range(range_.offset, min(_RAW_HEADER_BYTES, range_.length)))
         if (header, range_.length) != self._raw_checked:
             self._check_raw(range_)
             self._raw_checked = header, range_.length
-        return RAW, Range(range_.offset + len(header), range_.length - len(header))
+        return Range(range_.offset + len(header), range_.length - len(header))
 
     def _check_key_size(self, size: int) -> None:
         """Refuse a key of a length that no path can have, before reading it."""
@@ -186,16 +219,21 @@ class RangeReader(abc.ABC):
 
     def _parse_meta(self, range_: Range) -> dict[str, Any]:
         try:
-            return load_json(self._pread(range_))
+            meta = load_json(self._pread(range_))
         except ValueError as error:
             self._fail(f"its metadata is not a JSON object: {error}")
+        try:
+            self._arrays = stated_arrays(meta)
+        except ValueError as error:
+            self._fail(str(error))
+        return meta
 
     def _check_raw(self, range_: Range) -> None:
         try:
             start, _ = npy_values(self._pread(range_))
         except ValueError as error:
             self._fail(f"the array at byte {range_.offset} was not written by shardkit: {error}")
-        if start != _NPY_HEADER_BYTES:
+        if start != _RAW_HEADER_BYTES:
             self._fail(f"the header of the array at {range_.offset} has {start} bytes")
 
     def _find_compiled(self, walk: Callable[[ModuleType], Any]) -> bool:
@@ -209,27 +247,36 @@ class RangeReader(abc.ABC):
         if not found:
             return False
         meta, raw_header, table = as_walked(found)
-        names = tuple(RAW if name == STORED_RAW else name for name in table.names)
+        names = tuple(_RAW if name == _RAW + NPY else name for name in table.names)
         try:
             keys = table.keys()
         except UnicodeDecodeError:
             return False
-        if RAW in table.names or not all(map(is_field_name, names)) or len({*keys}) < len(keys):
+        if _RAW in table.names or not all(map(is_field_name, names)) or len({*keys}) < len(keys):
             return False
         if raw_header:
-            column = names.index(RAW)
+            column = names.index(_RAW)
             stored = table.offsets[:, column] >= 0
             starts, sizes = table.offsets[stored, column], table.lengths[stored, column]
             if (sizes != sizes[0]).any():
                 return False
             self._check_raw(Range(int(starts[0]), int(sizes[0])))
-            table.offsets[stored, column] += _NPY_HEADER_BYTES
-            table.lengths[stored, column] -= _NPY_HEADER_BYTES
+            table.offsets[stored, column] += _RAW_HEADER_BYTES
+            table.lengths[stored, column] -= _RAW_HEADER_BYTES
         if meta.length:
             self.meta = self._parse_meta(meta)
+        for number, name in enumerate(names):
+            if name in self._arrays:
+                self._move_to_values(table, number, name)
         self._table = table._replace(names=names)
         self._keys, self._fields = keys, TableRows(self._table)
         return True
+
+    def _move_to_values(self, table: Table, number: int, name: str) -> None:
+        """Let the ranges of an array of one shape exclude its headers."""
+        for row in np.flatnonzero(table.offsets[:, number] >= 0).tolist():
+            stored = Range(int(table.offsets[row, number]), int(table.lengths[row, number]))
+            table.offsets[row, number], table.lengths[row, number] = self._values(name, stored)
 
     @abc.abstractmethod
     def _find(self) -> None:

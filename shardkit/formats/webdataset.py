@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import struct
 import tarfile
@@ -97,13 +98,14 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
         ValueError: As `TarWriter.write`.
     """
     compiled = native.module()
-    if compiled is not None and (found := compiled.tar_members(records, _SMALL)) is not None:
+    plain = spec.raw_shape is None and not spec.arrays
+    if compiled and plain and (found := compiled.tar_members(records, _SMALL)) is not None:
         members: list[bytes] = found
         return members
     encoded: list[bytes] = []
     small: list[bytes] = []
     for record in records:
-        for piece in _members(record, spec.raw_shape):
+        for piece in _members(record, spec):
             if len(piece) < _SMALL:
                 small.append(piece)
             else:  # copying it would take longer than passing it on
@@ -112,11 +114,11 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
     return [*encoded, b"".join(small)]
 
 
-def _members(record: Record, raw_shape: tuple[int, ...] | None) -> Iterator[bytes]:
+def _members(record: Record, spec: ShardSpec) -> Iterator[bytes]:
     name = record.key.rpartition("/")[2]
     if not record.fields or "\0" in record.key or not name or "." in name:
         raise ValueError(f"WebDataset has no place for the record {quoted(record.key)}")
-    for field, value in stored_fields(record, raw_shape):
+    for field, value in stored_fields(record, spec):
         yield from _member(f"{record.key}.{field}", value)
 
 
@@ -149,19 +151,21 @@ class TarReader(RangeReader):
         super().__init__(path)
 
     def _find(self) -> None:
+        if self._start:  # a part also needs the metadata, the first member of the archive
+            self._group(itertools.islice(self._walk(0, None), 1))
         end = -1 if self._stop is None else self._stop
         place = self._file.fileno(), self._size, self._start, end
         if not self._find_compiled(lambda compiled: compiled.walk_tar(*place)):
             self._keys, self._fields = [], []
-            self._group(self._walk())
+            self._group(self._walk(self._start, self._stop))
             self._window = b""
 
-    def _walk(self) -> Iterator[tuple[str, Range]]:
+    def _walk(self, offset: int, end: int | None) -> Iterator[tuple[str, Range]]:
         """Yield the name and range of every file, after applying its extension headers."""
-        offset, extensions = self._start, 0
+        extensions = 0
         said: dict[str, bytes] = {}
         small = True
-        stop = self._size if self._stop is None else self._stop
+        stop = self._size if end is None else end
         while offset < stop and (header := self._header(offset, small)) != bytes(_BLOCK):
             if found := _as_written(header):
                 kind, size = b"0", found[1]
@@ -187,7 +191,7 @@ class TarReader(RangeReader):
                 extensions, said = 0, {}
             small = size < _SMALL
             offset += _BLOCK + size + -size % _BLOCK
-        self._check_end(offset)
+        self._check_end(offset, end)
 
     def _header(self, offset: int, small: bool) -> bytes:
         """Return the header at ``offset``; if members are ``small``, the next come along."""
@@ -253,11 +257,11 @@ class TarReader(RangeReader):
             yield keyword, value
             start = end
 
-    def _check_end(self, offset: int) -> None:
+    def _check_end(self, offset: int, stop: int | None) -> None:
         """Refuse an archive without its end: only this finds a truncation between members."""
-        if self._stop is not None:
-            if offset != self._stop:
-                self._fail(f"no member ends at byte {self._stop}")
+        if stop is not None:
+            if offset != stop:
+                self._fail(f"no member ends at byte {stop}")
             return
         if self._size - offset < 2 * _BLOCK:
             self._fail(f"the archive does not end properly at byte {offset}")

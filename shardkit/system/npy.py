@@ -10,6 +10,7 @@ import math
 import os
 import re
 import struct
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _ROOM = 21
 _SHAPE = re.compile(rb"\x93NUMPY\x01\x00(?s:..)\{[^\n(]*'shape': \(([0-9, ]{0,80})\)")
 
 
+@lru_cache(maxsize=64)  # the header of every array of a dataset
 def npy_header(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> bytes:
     """Return the header of an .npy file of version 1.0 with C-ordered values."""
     described = np.lib.format.dtype_to_descr(np.dtype(dtype))
@@ -100,13 +102,14 @@ class StoredValues:
         start, stop, _ = part.indices(self._count)
         length = max(0, stop - start) * self._dtype.itemsize
         offset = self._start + start * self._dtype.itemsize
-        data = bytearray()
-        while len(data) < length:
-            piece = os.pread(self._file.fileno(), length - len(data), offset + len(data))
+        data = np.empty(length, np.uint8)
+        found = 0
+        while found < length:
+            piece = os.preadv(self._file.fileno(), [data.data[found:]], offset + found)
             if not piece:
-                raise ValueError(f"it was truncated at byte {offset + len(data)}")
-            data += piece
-        return np.frombuffer(data, self._dtype)
+                raise ValueError(f"it was truncated at byte {offset + found}")
+            found += piece
+        return data.view(self._dtype)
 
 
 def map_npy(

@@ -43,6 +43,7 @@ def _describe(place: Path) -> dict[str, Any]:
             for name, column in (("width", "width"), ("height", "height"), ("bytes", "length"))
         },
         "raw_shape": manifest.raw_shape,
+        "schema": [asdict(each) for each in manifest.schema],
         "classes": classes,
         "recipe": recipe.describe(),
         "source": manifest.source,

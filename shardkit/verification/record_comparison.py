@@ -15,7 +15,7 @@ from shardkit.conversion.recipe import CHECK_NOTES, Recipe
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.record import FOREIGN_FIELD, Record
+from shardkit.record import FOREIGN_FIELD, Record, Schema
 
 ALIKE_PSNR = 40.0
 """Minimum peak signal-to-noise ratio, in decibels, for two images to count as the same picture.
@@ -36,6 +36,8 @@ class SourceComparison:
     entries: Sequence[Entry | None]
     """Source image of each row; None if the source lacks it."""
     recipe: Recipe
+    schema: Schema
+    """The fields of all records."""
     exact: bool
     """Whether the library versions are those of the conversion, so the bytes must be equal."""
 
@@ -87,7 +89,8 @@ class RecordComparison:
         try:
             original = self._against.source.read(self._against.split, entry)
             checked = record.meta.keys() & CHECK_NOTES
-            expected = (self._against.recipe if checked else self._recipe).apply(original)
+            recipe = self._against.recipe if checked else self._recipe
+            expected = recipe.apply(original, self._against.schema)
         except BadImage as error:
             return f"its file cannot be converted: {error}"
         data = original.fields[original.image_field or FOREIGN_FIELD]

@@ -53,7 +53,7 @@ def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None 
         if on_progress:
             on_progress(Progress(images=shard.rows, bytes=shard.bytes))
     expected = {file.name: file.sha256 for file in manifest.files}
-    for name in save_index(parts, scratch):
+    for name in save_index(parts, scratch, manifest.fields_by_name):
         if sha256_of(scratch / name) != expected.get(name):
             raise CorruptDataset(
                 f"the index built from the shards of {directory} differs from its manifest; "
@@ -66,7 +66,7 @@ def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None 
 def _replace(old: Path, scratch: Path) -> None:
     """Swap the new index in ``scratch`` with the old one."""
     new = scratch / INDEX_DIRECTORY
-    for path in (*new.iterdir(), new):
+    for path in (*new.rglob("*"), new):
         sync(path)
     if os.path.lexists(old):
         old.rename(scratch / "old")

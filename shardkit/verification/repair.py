@@ -244,10 +244,11 @@ def _task(
         part=scratch / "parts" / place.split / f"{number:06d}",
         format=manifest.format,
         recipe=origin.recipe,
+        schema=manifest.fields_by_name,
         source=source,
         meta=shard_meta(
             to=manifest.format,
-            classes=manifest.classes,
+            schema=manifest.fields_by_name,
             recipe=origin.recipe,
             source=manifest.source,
         ),

@@ -24,11 +24,20 @@ from shardkit.dataset.index import (
     IndexPart,
     Rows,
     checksum,
+    column_files,
+    entries_file,
 )
-from shardkit.dataset.index_builder import FilePiece, IndexedRecord, ShardRecords, open_records
+from shardkit.dataset.index_builder import (
+    FilePiece,
+    IndexedRecord,
+    Others,
+    ShardRecords,
+    open_records,
+)
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
+from shardkit.record import Schema
 from shardkit.registry import get_format
 from shardkit.system.files import FileSha256
 from shardkit.system.pool import Meter
@@ -84,6 +93,10 @@ class ShardCheck:
     """Number of rows in the whole dataset."""
     decode: bool
     raw_shape: tuple[int, int, int] | None
+    schema: Schema
+    """The fields of all records."""
+    lacking: frozenset[str]
+    """Fields that some rows of the dataset lack."""
     meta: dict[str, Any]
     """Expected metadata of the shard."""
     against: SourceComparison | None = None
@@ -200,7 +213,7 @@ def _stored_index(task: ShardCheck) -> IndexPart | None:
     index = Index(task.directory, task.rows)
     part = slice(task.start, task.start + task.entry.rows)
     try:
-        return IndexPart(np.array(index.rows()[part]), index.keys()[part], index.paths()[part])
+        return index.part(task.schema, part, task.lacking)
     except (CorruptDataset, ValueError):
         return None
 
@@ -272,10 +285,8 @@ class _Records:
 
 def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
     """Return how a record differs from the index ("" if it does not), and which index file."""
-    if index is None:
-        return "", ""
-    if row >= len(index.keys):
-        return "it is not in the index", ROWS_NAME
+    if index is None or row >= len(index.keys):
+        return ("", "") if index is None else ("it is not in the index", ROWS_NAME)
     if found.path != index.paths[row]:
         return _name(found), f"{INDEX_DIRECTORY}/paths.npy"
     if found.record.key != index.keys[row]:
@@ -288,7 +299,20 @@ def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tupl
     if "checksum" in wrong:
         reason = "its image, label or size has changed: the checksum differs"
         return reason, ROWS_NAME
-    return f"the index has another {', another '.join(wrong)} for it" if wrong else "", ROWS_NAME
+    if wrong:
+        return f"the index has another {', another '.join(wrong)} for it", ROWS_NAME
+    return _other_difference(found.others, row, index) if found.others else ("", "")
+
+
+def _other_difference(others: Others, row: int, index: IndexPart) -> tuple[str, str]:
+    """Return how the other fields of a record differ from the index, and which index file."""
+    for name, packed in others.entries.items():
+        if packed != index.apart[name][row].tobytes():
+            return f"its {name} has changed, or the entry of the index", entries_file(name)
+    for name, value in others.values.items():
+        if value != index.columns[name].packed(row):
+            return f"the index has another {name} for it", column_files(name)[0]
+    return "", ""
 
 
 def _name(found: IndexedRecord) -> str:

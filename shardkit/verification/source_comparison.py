@@ -83,6 +83,7 @@ def attach_source(
                     split=split,
                     entries=rows[task.start : task.start + task.entry.rows],
                     recipe=origin.recipe,
+                    schema=origin.schema,
                     exact=origin.exact,
                 )
                 attached.append(replace(task, against=against if rows else None))
@@ -126,7 +127,7 @@ def _good_ones(origin: SourceMatch, prefix: str) -> Iterator[Finding]:
         for row, entry in enumerate(origin.skipped.entries):
             try:
                 (record,) = origin.skipped.read([row])
-                origin.recipe.apply(record)
+                origin.recipe.apply(record, origin.schema)
             except BadImage:
                 continue
             reason = "it was skipped as bad, but it is good"

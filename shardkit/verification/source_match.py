@@ -13,6 +13,7 @@ from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import Index, string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.record import Schema
 from shardkit.registry import get_format, get_source, source_names
 from shardkit.system.files import as_name, has_sha256
 from shardkit.system.text import is_within, quoted
@@ -32,6 +33,8 @@ class SourceMatch:
     ignored: list[Problem]
     """Files that are not images, in the order in which the conversion reported them."""
     recipe: Recipe
+    schema: Schema
+    """The fields of all records."""
     changed_software: dict[str, tuple[str, str]]
     """Versions then and now of each changed library that affects the dataset's bytes."""
     exact: bool
@@ -133,6 +136,7 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Sou
         left_out=len(source) - len(images),
         ignored=scan.ignored.get(split, []),
         recipe=recipe,
+        schema=manifest.fields_by_name,
         changed_software=changed,
         exact=changed.keys() <= set(storage.libraries),
         rows=manifest.rows,

@@ -19,7 +19,7 @@ from shardkit.dataset.manifest import (
     split_directory,
 )
 from shardkit.errors import CorruptDataset, UsageError
-from shardkit.record import dump_json, load_json
+from shardkit.record import describe_schema, dump_json, load_json
 from shardkit.system.files import as_name, as_text, sha256_of
 from shardkit.system.pool import Report, run_tasks
 from shardkit.system.safe_paths import is_file, status_of
@@ -232,7 +232,10 @@ def _tasks(
     directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
 ) -> Iterator[ShardCheck]:
     start = 0
-    said = load_json(dump_json({name: getattr(manifest, name) for name in _SAID}))
+    lacking = frozenset(each.name for each in manifest.schema if each.rows < manifest.rows)
+    said = {name: getattr(manifest, name) for name in _SAID}
+    said["schema"] = describe_schema(manifest.fields_by_name)
+    said = load_json(dump_json(said))
     for entry in manifest.shards:
         if entry.name in present:
             yield ShardCheck(
@@ -244,6 +247,8 @@ def _tasks(
                 rows=manifest.rows,
                 decode=level == "decode",
                 raw_shape=manifest.raw_shape,
+                schema=manifest.fields_by_name,
+                lacking=lacking,
                 meta=said,
             )
         start += entry.rows

@@ -28,7 +28,8 @@ from shardkit import (
 )
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import ROW, ROWS_NAME, pack_row
-from shardkit.dataset.manifest import Manifest, ShardEntry, save_manifest
+from shardkit.dataset.manifest import FieldEntry, Manifest, ShardEntry, save_manifest
+from shardkit.record import Field
 from shardkit.system.npy import npy_header
 from shardkit.torch.data import schedule
 from shardkit.torch.data.memory import BlockPool
@@ -61,6 +62,10 @@ def sparse(root: Path, rows: int, real: list[int]) -> Path:
         shards=(entry,),
         files=(),
         fields={"png": rows},
+        schema=(
+            FieldEntry.of("image", Field("image"), rows),
+            FieldEntry.of("label", Field("label", classes=("a", "b")), rows),
+        ),
         classes=("a", "b"),
         class_counts=(rows - rows // 2, rows // 2),
         raw_shape=None,

@@ -45,7 +45,8 @@ INSIDE = {
         "scaling",
     ),
     "conversion": (
-        "disk exchange fingerprint recipe",
+        "disk exchange fingerprint geometry",
+        "recipe",
         "bulk command lock options plan",
         "build",
         "staging",
@@ -53,7 +54,8 @@ INSIDE = {
         "convert",
     ),
     "dataset": (
-        "handles index manifest reports",
+        "columns handles manifest reports",
+        "index",
         "index_builder index_reader",
         "shardset",
         "decode",
@@ -88,13 +90,14 @@ INSIDE = {
         "rounds",
     ),
     "measure.tune": (
+        "setting",
         "search",
         "tune",
     ),
     "sampling": ("order ranks", "epochs weighted"),
     "sources": (
         "crc32c hdf5_reader images inputs labels library_process lmdb_reader tf_example",
-        "imagefolder listing npy_files tar_members",
+        "imagefolder listing npy_files samples tar_members",
         "cifar hdf5 lmdb mnist npy tfrecord webdataset",
     ),
     "system": (

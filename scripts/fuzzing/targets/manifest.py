@@ -16,6 +16,7 @@ import numpy as np
 from scripts.fuzzing.target import Change, Target, broken
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    FieldEntry,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -26,6 +27,7 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.record import Field
 from shardkit.verification.describe import describe
 from shardkit.verification.verify import verify
 
@@ -137,6 +139,10 @@ def _manifest() -> Manifest:
         ),
         files=(FileEntry(name="index/rows.npy", bytes=288, sha256="cc"),),
         fields={"cls": 5, "jpg": 5},
+        schema=(
+            FieldEntry.of("image", Field("image"), 5),
+            FieldEntry.of("label", Field("label", classes=("a",)), 5),
+        ),
         classes=("bär", "ant\n", "\udcff"),
         class_counts=(2, 3, 0),
         raw_shape=(4, 5, 3),

@@ -21,7 +21,7 @@ from shardkit.conversion.staging import (
     old_files,
 )
 from shardkit.errors import ShardkitError
-from shardkit.record import dump_json, load_json
+from shardkit.record import default_schema, dump_json, load_json
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.system.safe_paths import make_folder
 
@@ -83,6 +83,7 @@ class StateTarget(Target):
             part=folder / "part",
             format="webdataset",
             recipe=Recipe(),
+            schema=default_schema(None),
             source=Images(ImageFolder(folder), "", ()),
             meta={},
             software={},

@@ -24,7 +24,7 @@ from shardkit.conversion.build import (
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import ConversionFailed
 from shardkit.formats.hdf5 import Hdf5Writer
-from shardkit.record import Record, dump_json, load_json
+from shardkit.record import Record, default_schema, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import sha256_of
@@ -46,6 +46,7 @@ def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTa
         part=tmp_path / "parts" / "000007",
         format=to,
         recipe=Recipe(),
+        schema=default_schema(("cat", "dog")),
         source=source,
         meta={"classes": ["cat", "dog"]},
         software={"pillow": "1"},

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from shardkit.dataset.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    FieldEntry,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -28,6 +29,7 @@ from shardkit.dataset.manifest import (
     split_directory,
 )
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
+from shardkit.record import Field
 from shardkit.system.files import SMALL_BYTES
 
 Change = Callable[[dict[str, Any]], object]
@@ -43,6 +45,10 @@ def make_manifest() -> Manifest:
         ),
         files=(FileEntry(name="index/rows.npy", bytes=288, sha256="cc"),),
         fields={"cls": 5, "jpg": 5},
+        schema=(
+            FieldEntry.of("image", Field("image"), 5),
+            FieldEntry.of("label", Field("label", classes=("a",)), 5),
+        ),
         classes=("bär", "ant\n", "\udcff"),
         class_counts=(2, 3, 0),
         raw_shape=(4, 5, 3),
@@ -104,7 +110,9 @@ def test_a_manifest_of_splits_survives_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_an_unlabeled_dataset_has_no_classes(tmp_path: Path) -> None:
-    manifest = replace(make_manifest(), classes=None, class_counts=None, raw_shape=None)
+    manifest = make_manifest()
+    unlabeled = replace(manifest, classes=None, class_counts=None, schema=manifest.schema[:1])
+    manifest = replace(unlabeled, raw_shape=None)
     save_manifest(manifest, tmp_path)
     assert load_manifest(tmp_path) == manifest
 

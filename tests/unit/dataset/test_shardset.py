@@ -370,7 +370,7 @@ def test_a_pickled_dataset_is_small_and_reads_the_same(pristine: Path) -> None:
     packed = pickle.dumps(shards)
     assert len(packed) < 1000
     again = pickle.loads(packed)
-    assert again._verify is True
+    assert again.verifies() is True
     assert read(again, *range(ROWS)) == expected
 
 

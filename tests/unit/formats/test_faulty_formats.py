@@ -208,7 +208,7 @@ class TakesTheMissingEndForZeros(TarReader):
             range_.length, b"\0"
         )
 
-    def _check_end(self, offset: int) -> None:
+    def _check_end(self, offset: int, stop: int | None) -> None:
         pass
 
 

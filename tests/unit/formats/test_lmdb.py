@@ -148,7 +148,7 @@ def test_a_file_of_the_same_layout_is_read(tmp_path: Path) -> None:
         ({b"000000000.": b"x"}, "field"),
         ({b"000000000": b"x"}, "field"),
         ({b"000000000.JPG": b"x"}, "field"),
-        ({b"000000000.a.b": b"x"}, "field"),
+        ({b"000000000.a.b.c": b"x"}, "field"),
         ({b"000000000.raw.npy": b"x"}, "array"),
         ({b"000000000.raw.npy": b""}, "array"),
         ({b"000000000.raw.npy": npy_header((1,) * 26) + b"x"}, "the header of the array"),

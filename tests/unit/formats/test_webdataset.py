@@ -178,7 +178,7 @@ def test_a_folder_in_the_oldest_tar_format_is_ignored(tmp_path: Path) -> None:
         ([".hidden.jpg"], "not named"),
         (["a."], "field"),
         (["a.JPG"], "field"),
-        (["a.b.jpg"], "field"),
+        (["a.b.c.jpg"], "field"),
         (["a.raw.npy"], "array"),
     ],
 )
