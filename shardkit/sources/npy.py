@@ -174,8 +174,15 @@ class Npy(ListedSource):
             column: npt.NDArray[Any] = values(view, array, 0, array.rows).reshape(-1)
         if array.dtype.kind == "S":
             return [value.decode("utf-8", "surrogateescape") for value in column.tolist()]
-        if array.dtype.kind == "U":
-            return [str(value) for value in column]
+        if array.dtype.kind == "U":  # NumPy does not check the code points
+            codec = "utf-32-be" if array.dtype.str[0] == ">" else "utf-32-le"
+            size = array.dtype.itemsize
+            data = column.tobytes()
+            try:
+                texts = [data[n : n + size].decode(codec) for n in range(0, len(data), size)]
+            except UnicodeDecodeError as error:
+                raise BadImage(f"{name} has a text that is not Unicode: {error}") from error
+            return [text.rstrip("\0") for text in texts]
         return [int(value) for value in column]
 
     def _list_folder(self, listing: Listing) -> str:

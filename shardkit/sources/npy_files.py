@@ -118,6 +118,8 @@ def parse_header(view: View) -> Array:
         dtype: np.dtype[np.generic] = np.dtype(descr[1])
     except TypeError as error:
         raise BadImage(f"it has values of the unknown type {quoted(descr[1])}") from error
+    if not dtype.itemsize:
+        raise BadImage("its values have no bytes")
     sides = tuple(int(number) for number in re.findall("[0-9]{1,18}", shape[1]))
     found = Array(dtype, sides, start + length, order[1] == "True" and len(sides) > 1)
     if found.start + math.prod(sides) * dtype.itemsize != view.size:

@@ -90,7 +90,6 @@ INSIDE = {
         "rounds",
     ),
     "measure.tune": (
-        "setting",
         "search",
         "tune",
     ),

@@ -13,6 +13,13 @@ from scripts.fuzzing.targets.image import ImageTarget
 from scripts.fuzzing.targets.index import IndexTarget
 from scripts.fuzzing.targets.lmdb import LmdbTarget
 from scripts.fuzzing.targets.manifest import ManifestTarget
+from scripts.fuzzing.targets.sources import (
+    IdxTarget,
+    NpyTarget,
+    NpzTarget,
+    SourceTarTarget,
+    TFRecordTarget,
+)
 from scripts.fuzzing.targets.state import StateTarget
 from scripts.fuzzing.targets.tar import TarTarget
 
@@ -30,6 +37,11 @@ TARGETS: dict[str, type[Target]] = {
         LMDB_DATASET,
         HDF5_DATASET,
         TAR_DATASET,
+        SourceTarTarget,
+        TFRecordTarget,
+        IdxTarget,
+        NpyTarget,
+        NpzTarget,
     )
 }
 

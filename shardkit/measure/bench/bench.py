@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -139,9 +140,9 @@ def default_loaders(kind: str, batch_size: int) -> list[LoaderSpec]:
     PyTorch's DataLoader keeps its workers: in short epochs their start would cost more than it does
     in training.
     """
-    options = {"num_workers": usable_cpus(), "persistent_workers": True}
-    plain = LoaderSpec(engine=PLAIN, batch_size=batch_size, options=options)
-    return [plain, LoaderSpec(batch_size=batch_size)] if kind == "dataset" else [plain]
+    auto = LoaderSpec(batch_size=batch_size)
+    plain = replace(auto, engine=PLAIN, num_workers=usable_cpus(), persistent_workers=True)
+    return [plain, auto] if kind == "dataset" else [plain]
 
 
 def sources_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, ...]:

@@ -234,11 +234,11 @@ def ladder(  # noqa: PLR0913 - the options of the command
 
 def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> list[Rung]:
     """Return the rungs that this machine supports, from the lowest."""
-    plain = LoaderSpec(engine=PLAIN, batch_size=batch_size, options={"num_workers": 0})
+    plain = LoaderSpec(engine=PLAIN, batch_size=batch_size, num_workers=0)
     rungs = [Rung(name="no workers", loader=plain)]
 
-    def add(name: str, device: str | None = None, **options: Any) -> None:
-        loader = dataclasses.replace(rungs[-1].loader.changed(**options), device=device)
+    def add(name: str, **changed: Any) -> None:
+        loader = dataclasses.replace(rungs[-1].loader, **changed)
         rungs.append(Rung(name=name, loader=loader))
 
     target = "cuda" if accelerator else None
@@ -247,10 +247,9 @@ def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> list[Rung
         add("pinned memory", pin_memory=True)
     add("persistent workers", persistent_workers=True)
     if accelerator:
-        add("device prefetcher", target)
-    add("batched __getitems__", target, batched=True)
-    options = {"num_workers": workers}
-    ours = LoaderSpec(batch_size=batch_size, options=options, device=target)
+        add("device prefetcher", device=target)
+    add("batched __getitems__", batched=True)
+    ours = LoaderSpec(batch_size=batch_size, num_workers=workers, device=target)
     return [*rungs, Rung(name="shardkit's engine", loader=ours)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import warnings
@@ -24,19 +23,13 @@ MARK = "made by shardkit bench"
 _HEAD = 4096
 """Bytes at the start of a file that contain the mark."""
 
-_COLORS = {"warm": "#E59A66", "cold": "#66AAD1"}
+COLORS = {"warm": "#E59A66", "cold": "#66AAD1"}
 """Light vermilion and blue of Okabe and Ito's palette, which color-blind people can distinguish."""
 
-_INK = "#0a0b0c"
-"""Text and axes; in a page it becomes the page's text color, light or dark."""
-
 _SETTINGS = {
-    "font.family": "DejaVu Sans",  # part of matplotlib
     "font.size": 9,
     "svg.hashsalt": "shardkit",  # the same report gives the same bytes
     "text.parse_math": False,  # a path may contain dollar signs
-    **{f"{name}.color": _INK for name in ("text", "xtick", "ytick")},
-    **{f"axes.{name}": _INK for name in ("edgecolor", "labelcolor")},
 }
 
 
@@ -87,45 +80,27 @@ def save_plot(report: BenchReport, path: Path) -> None:
     write_result(path, drawn(report, path.suffix.lower()[1:]))
 
 
-def inline_svg(report: BenchReport) -> str:
-    """Return a report drawn as an ``<svg>`` element in the color of the surrounding text."""
-    text = drawn(report, "svg", in_page=True).decode("utf-8")
-    text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans', sans-serif")
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
-
-
-def drawn(report: BenchReport, kind: str, *, in_page: bool = False) -> bytes:
-    """Return the measured lines of a report, drawn as ``png`` or ``svg``.
-
-    Args:
-        report: The report.
-        kind: ``png`` or ``svg``.
-        in_page: Whether a page shows it, with a title, a background and fonts of its own.
-    """
+def drawn(report: BenchReport, kind: str) -> bytes:
+    """Return the measured lines of a report, drawn as ``png`` or ``svg``."""
     matplotlib: Any = import_module("matplotlib")
-    fonts = {"svg.fonttype": "none" if in_page else "path"}
-    with contextlib.ExitStack() as stack, io.BytesIO() as file:
-        stack.enter_context(matplotlib.rc_context({**_SETTINGS, **fonts}))
-        stack.enter_context(warnings.catch_warnings())
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings(), io.BytesIO() as file:
         # A letter that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        figure = _figure(report)
-        if not in_page:
-            title = f"{report.headline}\n{sample_words(report.settings)}"
-            figure.suptitle(title, fontsize="medium", x=0.01, ha="left", wrap=True)
         metadata = {"Date": None, "Creator": MARK} if kind == "svg" else {"Software": MARK}
-        figure.savefig(file, format=kind, dpi=150, transparent=in_page, metadata=metadata)
+        _figure(report).savefig(file, format=kind, dpi=150, metadata=metadata)
         return file.getvalue()
 
 
 def _figure(report: BenchReport) -> Any:
     figures: Any = import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(9.2, 1.5 + 0.5 * len(report.measured)), layout="constrained")
+    title = f"{report.headline}\n{sample_words(report.settings)}"
+    figure.suptitle(title, fontsize="medium", x=0.01, ha="left", wrap=True)
     axes = figure.subplots()
     for place, (line, found) in enumerate(report.measured):
         rate, speedup = found.images_per_second, found.speedup
-        axes.barh(place, rate.median, color=_COLORS[line.cache])
-        axes.plot([rate.lowest, rate.highest], [place, place], "|-", color=_INK, linewidth=1.2)
+        axes.barh(place, rate.median, color=COLORS[line.cache])
+        axes.plot([rate.lowest, rate.highest], [place, place], "|-", color="black", linewidth=1.2)
         ratio = "" if speedup is None else f"  ({speedup.median:.2f}x)"
         axes.annotate(
             f"{rate.median:,.0f}{ratio}",
@@ -145,7 +120,7 @@ def _figure(report: BenchReport) -> Any:
     axes.set_xlim(left=0)
     axes.set_xlabel("images/s: median, range, and median ratio to the baseline")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.grid(axis="x", color=f"{_INK}22", linewidth=0.6)
+    axes.grid(axis="x", alpha=0.2, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -237,7 +237,7 @@ def build_loader(dataset: Any, spec: LoaderSpec, seed: int = 0) -> Any:
         UsageError: If the options do not go together.
     """
     if spec.engine == PLAIN:
-        options = dict(spec.options)
+        options = spec.options
         batched = options.pop("batched", False)
         if not options.get("num_workers"):
             options = {name: options[name] for name in options if name not in _WORKER_OPTIONS}

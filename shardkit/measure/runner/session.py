@@ -87,7 +87,7 @@ def measure(
 
 def step_seconds(session: Session, *, loader: LoaderSpec, step: StepSpec) -> float:
     """Return the time of a step on a batch that is ready."""
-    alone = loader.changed(num_workers=0, prefetch_factor=None)
+    alone = dataclasses.replace(loader, num_workers=0, prefetch_factor=None)
     built = material.build_loader(session.dataset, alone)
     try:
         batch = next(iter(built))

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardkit.errors import UsageError
@@ -16,15 +14,18 @@ from shardkit.torch.engine.options import ENGINES, LoaderOptions
 PLAIN = "plain"
 """PyTorch's own DataLoader, as people write it: the baseline."""
 
-_INTEGERS = dict.fromkeys(("num_workers", "prefetch_factor"), int)
-_SWITCHES = ("pin_memory", "persistent_workers")
-_PLAIN = {**_INTEGERS, **dict.fromkeys((*_SWITCHES, "batched"), bool)}
-_SHARDKIT = {
-    **_INTEGERS,
-    **dict.fromkeys((*_SWITCHES, "in_order", "reuse_buffers"), bool),
-    **dict.fromkeys(("start_method", "sharing_strategy"), str),
+_TYPES: dict[str, type] = {
+    "num_workers": int,
+    "prefetch_factor": int,
+    "pin_memory": bool,
+    "persistent_workers": bool,
+    "batched": bool,
+    "in_order": bool,
+    "reuse_buffers": bool,
+    "start_method": str,
+    "sharing_strategy": str,
 }
-"""Options and their types."""
+_PLAIN_OPTIONS = list(_TYPES)[:5]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,36 +54,36 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
-    """How batches are made of a subject.
+    """How batches are made of a subject. The default of an option is that of the engine.
 
     Raises:
-        UsageError: If the engine or an option is unknown, or a value is invalid.
+        UsageError: If a value is invalid.
     """
 
     engine: str = "auto"
     """One of `shardkit.torch.engine.options.ENGINES`, or `PLAIN`."""
     batch_size: int = 64
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `LoaderOptions` that differ from their defaults. For `PLAIN`, arguments of
-    DataLoader; ``batched`` lets the dataset return whole batches."""
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    batched: bool | None = None
+    """Let the dataset return whole batches to `PLAIN`."""
+    in_order: bool | None = None
+    reuse_buffers: bool | None = None
+    start_method: str | None = None
+    sharing_strategy: str | None = None
     device: str | None = None
     """Device of a `DevicePrefetcher` around the loader; None uses none."""
 
     def __post_init__(self) -> None:
-        if self.engine not in (*ENGINES, PLAIN):
-            known = ", ".join((*ENGINES, PLAIN))
-            raise UsageError(f"loader {self.engine!r} is unknown; choose from {known}")
-        types: dict[str, type] = _PLAIN if self.engine == PLAIN else _SHARDKIT
-        for name, value in self.options.items():
-            if name not in types:
-                known = ", ".join(types)
-                raise UsageError(f"loader {self.engine} has no option {name!r}; it has {known}")
-            if value is not None and type(value) is not types[name]:
-                raise UsageError(f"{name}={value!r} is not of type {types[name].__name__}")
-            if type(value) is int and value < 0:
-                raise UsageError(f"{name}={value} is below 0")
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise UsageError(f"batch_size={self.batch_size!r} is not a positive integer")
+        for name, value in self.options.items():
+            if type(value) is not _TYPES[name]:
+                raise UsageError(f"{name}={value!r} is not of type {_TYPES[name].__name__}")
+            if type(value) is int and value < 0:
+                raise UsageError(f"{name}={value} is below 0")
         if self.engine != PLAIN:
             self.loader_options()  # raises for invalid values
 
@@ -94,15 +95,20 @@ class LoaderSpec:
         ]
         return f"{self.engine}:{','.join(parts)}" if parts else self.engine
 
+    @property
+    def workers(self) -> int:
+        """Number of workers; 0 if it is the engine's default."""
+        return self.num_workers or 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options that are set: of `LoaderOptions`, or for `PLAIN` of PyTorch's DataLoader."""
+        given = {name: getattr(self, name) for name in _TYPES}
+        return {name: value for name, value in given.items() if value is not None}
+
     def loader_options(self) -> LoaderOptions:
         """Return the options for `make_loader`."""
         return LoaderOptions(engine=self.engine, **self.options)
-
-    def changed(self, **options: Any) -> LoaderSpec:
-        """Return a copy with some options changed; None removes one."""
-        merged = {**self.options, **options}
-        kept = {name: value for name, value in merged.items() if value is not None}
-        return dataclasses.replace(self, options=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,15 +154,33 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
         UsageError: If it cannot be parsed.
     """
     engine, _, rest = text.strip().partition(":")
+    if engine not in (*ENGINES, PLAIN):
+        raise UsageError(
+            f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}"
+        )
+    known = _PLAIN_OPTIONS if engine == PLAIN else [name for name in _TYPES if name != "batched"]
     options: dict[str, Any] = {}
     for part in filter(None, (each.strip() for each in rest.split(","))):
         name, equals, value = (each.strip() for each in part.partition("="))
         if not equals:
             raise UsageError(f"{part!r} in loader {text!r} is not option=value, as num_workers=4")
+        if name not in known:
+            raise UsageError(f"loader {engine} has no option {name!r}; it has {', '.join(known)}")
         if name in options:
             raise UsageError(f"loader {text!r} sets {name} twice")
         options[name] = _parse_value(value)
-    return LoaderSpec(engine=engine, batch_size=batch_size, options=options)
+    return LoaderSpec(engine=engine, batch_size=batch_size, **options)
+
+
+def options_of(engine: str) -> list[str]:
+    """Return the options of an engine."""
+    if engine not in (*ENGINES, PLAIN):
+        raise UsageError(
+            f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}"
+        )
+    if engine == PLAIN:
+        return _PLAIN_OPTIONS
+    return [name for name in _TYPES if name != "batched"]
 
 
 def _parse_value(text: str) -> int | bool | str:

@@ -15,11 +15,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
-from shardkit.measure.tune.setting import Setting
+from shardkit.measure.runner.spec import LoaderSpec
 
 GAIN = 1.05
 """Minimum speedup over the defaults to change them. Anything closer is a tie."""
@@ -44,15 +44,36 @@ _SEARCH = 0.6
 _SHORTEST, _LONGEST = 0.1, 1.0
 """Seconds of a measurement, if each worker makes two batches in it."""
 
-Measure = Callable[[Setting, float], float]
+Measure = Callable[[LoaderSpec, float], float]
 """Measures a setting for so many seconds and returns images/s, or raises MeasurementFailed."""
+
+
+def name_of(setting: LoaderSpec) -> str:
+    """Return the name of a setting in reports."""
+    workers = f"{setting.workers} worker{'s' * (setting.workers != 1)}"
+    prefetch = f"prefetch factor {setting.prefetch_factor}, " * bool(setting.prefetch_factor)
+    return f"{setting.engine}, {workers}, {prefetch}batches of {setting.batch_size}"
+
+
+def ahead(setting: LoaderSpec) -> int:
+    """Return the batches in progress or ready."""
+    settings = setting.loader_options().resolved(0, pinned=False)
+    return settings.thread_prefetch if setting.engine == "thread" else settings.process_prefetch
+
+
+def cost(setting: LoaderSpec) -> tuple[int, ...]:
+    """Return a sort key: of two settings that are fast enough, the cheaper one is better.
+
+    Processes cost more than threads: they need time to start and memory of their own.
+    """
+    return setting.engine == "process", setting.workers, ahead(setting) * setting.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to search for."""
 
-    default: Setting
+    default: LoaderSpec
     """What `make_loader` uses by itself."""
     engines: tuple[str, ...] = ("thread", "process")
     batch_sizes: tuple[int, ...] = ()
@@ -69,7 +90,7 @@ class Plan:
 class Tried:
     """A setting and its measurements."""
 
-    setting: Setting
+    setting: LoaderSpec
     images_per_second: Spread
     speedup: Spread | None
     """Ratio to the defaults in the same rounds; None if they could not be measured."""
@@ -119,23 +140,25 @@ class _Race:
     ) -> None:
         self._measure, self._plan, self._clock, self._watch = measure, plan, clock, watch
         self._start = clock()
-        self._rounds: list[dict[Setting, float]] = []
+        self._rounds: list[dict[LoaderSpec, float]] = []
         """Images per second of the settings in each round."""
-        self._tried: dict[Setting, str] = {}
+        self._tried: dict[LoaderSpec, str] = {}
         """Settings, and why they failed; empty for those that work."""
         self._out_of_time = False
         self._overheads = {"thread": 0.1, "process": 0.4}
         """Seconds that recent measurements of each engine took in addition to their length."""
 
-    def starters(self) -> list[Setting]:
+    def starters(self) -> list[LoaderSpec]:
         """Return both engines with fewer and more workers than the defaults, likely ones first."""
         default, engines = self._plan.default, self._plan.engines
         workers = default.workers
         numbers = (workers, 2 * workers, workers // 2, 4 * workers, 1)
         pairs = [(engine, number) for number in numbers for engine in engines]
-        return self._new(default.changed(engine=each, workers=number) for each, number in pairs)
+        return self._new(
+            replace(default, engine=each, num_workers=number) for each, number in pairs
+        )
 
-    def neighbors(self) -> list[Setting]:
+    def neighbors(self) -> list[LoaderSpec]:
         """Return settings next to the leader that were not tried: workers, prefetch, batch size."""
         leader = self.ranked()[0]
         if self._is_enough(leader):
@@ -144,30 +167,30 @@ class _Race:
         most = max(each.workers for each in self._tried if each.engine == leader.engine)
         more = (4 * workers,) if workers == most else ()  # as long as more are faster
         near = 2 * workers, -(-3 * workers // 2), 3 * workers // 4, workers // 2
-        factors = 1, -(-2 * leader.ahead // workers)
+        factors = 1, -(-2 * ahead(leader) // workers)
         return (
-            self._new(leader.changed(workers=each, prefetch_factor=None) for each in more)
-            or self._new(leader.changed(workers=each, prefetch_factor=None) for each in near)
-            or self._new(leader.changed(prefetch_factor=each) for each in factors)
-            or self._new(leader.changed(batch_size=each) for each in self._plan.batch_sizes)
+            self._new(replace(leader, num_workers=each, prefetch_factor=None) for each in more)
+            or self._new(replace(leader, num_workers=each, prefetch_factor=None) for each in near)
+            or self._new(replace(leader, prefetch_factor=each) for each in factors)
+            or self._new(replace(leader, batch_size=each) for each in self._plan.batch_sizes)
         )
 
-    def _new(self, settings: Iterable[Setting]) -> list[Setting]:
+    def _new(self, settings: Iterable[LoaderSpec]) -> list[LoaderSpec]:
         """Return the settings that can be tried and were not; each worker needs a batch."""
         new = []
         for each in dict.fromkeys(settings):
             most = min(_MOST_WORKERS, -(-self._plan.images // each.batch_size))
-            usual = each.changed(prefetch_factor=None)  # perhaps with the same prefetch
-            differs = each == usual or each.ahead != usual.ahead
+            usual = replace(each, prefetch_factor=None)  # perhaps with the same prefetch
+            differs = each == usual or ahead(each) != ahead(usual)
             if each not in self._tried and 1 <= each.workers <= most and differs:
                 new.append(each)
         return new
 
-    def with_default(self, field: Sequence[Setting]) -> list[Setting]:
+    def with_default(self, field: Sequence[LoaderSpec]) -> list[LoaderSpec]:
         """Return a field with the defaults in front."""
         return list(dict.fromkeys([self._reference, *field]))
 
-    def run(self, field: Sequence[Setting], part: float) -> bool:
+    def run(self, field: Sequence[LoaderSpec], part: float) -> bool:
         """Measure a field in one round; return whether this part of the budget was enough."""
         self._rounds.append({})
         for each in field:
@@ -176,7 +199,7 @@ class _Race:
             if not fits and len(self._tried) > 1:  # a tiny budget must do for two settings
                 return False
             if not self._tried.get(each):
-                self._watch(str(each), min(elapsed, self._plan.budget), self._plan.budget)
+                self._watch(name_of(each), min(elapsed, self._plan.budget), self._plan.budget)
                 self._try(each, seconds)
         return True
 
@@ -192,7 +215,7 @@ class _Race:
             going = self.run(turn(field, len(self._rounds)), 1.0)
         self._out_of_time = least < LEAST_ROUNDS
 
-    def ranked(self) -> list[Setting]:
+    def ranked(self) -> list[LoaderSpec]:
         """Return the measured settings, the best first.
 
         Raises:
@@ -212,11 +235,11 @@ class _Race:
             ranked.insert(0, default)
         return SearchResult(
             ranking=[self._summary(each) for each in ranked],
-            left_out={str(each): why for each, why in self._tried.items() if why},
+            left_out={name_of(each): why for each, why in self._tried.items() if why},
             out_of_time=self._out_of_time,
         )
 
-    def _try(self, setting: Setting, seconds: float) -> None:
+    def _try(self, setting: LoaderSpec, seconds: float) -> None:
         """Measure a setting, or note why that is not possible."""
         self._tried[setting] = ""
         start = self._clock()
@@ -227,7 +250,7 @@ class _Race:
         spent = max(0.05, self._clock() - start - seconds)
         self._overheads[setting.engine] = (self._overheads[setting.engine] + spent) / 2
 
-    def _seconds(self, setting: Setting) -> float:
+    def _seconds(self, setting: LoaderSpec) -> float:
         """Return the length of a measurement.
 
         Workers that start together finish together, so it covers at least two batches of each.
@@ -240,39 +263,39 @@ class _Race:
         return min(max(base, turns), max(base, left / 20))
 
     @property
-    def _reference(self) -> Setting:
+    def _reference(self) -> LoaderSpec:
         """The defaults, or the first setting that works if they do not."""
         return next((each for each, why in self._tried.items() if not why), self._plan.default)
 
-    def _rates(self, setting: Setting) -> list[float]:
+    def _rates(self, setting: LoaderSpec) -> list[float]:
         return [each[setting] for each in self._rounds if setting in each]
 
-    def _ratios(self, setting: Setting) -> list[float]:
+    def _ratios(self, setting: LoaderSpec) -> list[float]:
         """Return the ratios to the defaults, of the rounds that measured both."""
         base = self._reference
         both = [each for each in self._rounds if setting in each and base in each]
         return [each[setting] / each[base] for each in both]
 
-    def _rank(self, setting: Setting) -> tuple[float, ...]:
+    def _rank(self, setting: LoaderSpec) -> tuple[float, ...]:
         if self._is_enough(setting):
-            return (-math.inf, *setting.cost)
+            return (-math.inf, *cost(setting))
         return (-self._score(setting),)
 
-    def _score(self, setting: Setting) -> float:
+    def _score(self, setting: LoaderSpec) -> float:
         """Return the number that decides."""
         return statistics.median(self._ratios(setting) or [0.0])
 
-    def _is_enough(self, setting: Setting) -> bool:
+    def _is_enough(self, setting: LoaderSpec) -> bool:
         """Return whether a setting is fast enough for the training step, if there is one."""
         rate = statistics.median(self._rates(setting))
         return self._plan.needed is not None and rate >= ENOUGH * self._plan.needed
 
-    def _is_tie(self, best: Setting) -> bool:
+    def _is_tie(self, best: LoaderSpec) -> bool:
         """Return whether the best setting is no better than the defaults."""
         least = GAIN if len(self._ratios(best)) >= LEAST_ROUNDS else _LARGE_GAIN
         return not self._is_enough(best) and self._score(best) < least
 
-    def _summary(self, setting: Setting) -> Tried:
+    def _summary(self, setting: LoaderSpec) -> Tried:
         ratios = self._ratios(setting)
         compared = ratios and not self._tried[self._plan.default]
         return Tried(

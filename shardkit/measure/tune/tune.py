@@ -14,17 +14,16 @@ from shardkit.measure.runner import session
 from shardkit.measure.runner.material import choose_decode, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.spec import StepSpec, StopCondition, Subject
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
-    LEAST_ROUNDS,
     Plan,
     SearchResult,
     Tried,
+    name_of,
     search,
 )
-from shardkit.measure.tune.setting import Setting
 from shardkit.system.formatting import json_value, size
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
@@ -32,7 +31,7 @@ from shardkit.torch.engine.preflight import default_workers, local_ranks
 from shardkit.torch.tuned import Tuned
 
 _ROWS = 6
-"""Settings in the table."""
+"""LoaderSpecs in the table."""
 
 _LIMIT = 2000
 """Images in the sample, unless the workers need more."""
@@ -58,7 +57,7 @@ class TuneReport(SearchResult):
     """Bytes of all files per image."""
     cached: bool
     """Whether the files were read once before; otherwise the rates may be those of the disk."""
-    default: Setting
+    default: LoaderSpec
     """What `make_loader` uses by itself."""
     threads_excluded: str
     """Why no threads were measured, such as an unmarked transform; empty if they were."""
@@ -92,7 +91,8 @@ class TuneReport(SearchResult):
     @property
     def options(self) -> dict[str, Any]:
         """The fields of `LoaderOptions` to change."""
-        return {} if self.is_default else self.chosen.setting.options()
+        setting = self.chosen.setting
+        return {} if self.is_default else {"engine": setting.engine, **setting.options}
 
     def call(self) -> str:
         """Return the line to paste."""
@@ -131,7 +131,7 @@ class TuneReport(SearchResult):
             [
                 f"{printable(self.name)}{split}: {self.images:,} images{part}, "
                 f"{size(self.mean_bytes)} each; took {self.seconds:.0f} s",
-                f"  best      {self.chosen.setting}{' (the defaults)' if self.is_default else ''}",
+                f"  best      {name_of(self.chosen.setting)}{' (the defaults)' * self.is_default}",
                 f"  why       {self._why()}",
                 *self._step(),
                 "  compared  speedup over the defaults in the same rounds; images/s",
@@ -142,18 +142,16 @@ class TuneReport(SearchResult):
         )
 
     def _why(self) -> str:
-        speedup, default = self.chosen.speedup, self.default
+        speedup = self.chosen.speedup
         if speedup is None:
-            return f"the defaults ({default}) cannot be measured here"
+            return f"the defaults ({name_of(self.default)}) cannot be measured here"
         if self.headroom is not None and self.headroom >= ENOUGH:
             return f"the cheapest of the measured settings with {ENOUGH}x the speed of the step"
         if self.is_default:
             others = len(self.ranking) - 1
             return f"none of {others} other settings is clearly faster, by {GAIN - 1:.0%} or more"
-        text = f"{speedup.describe()} the speed of the defaults"
-        if speedup.rounds < LEAST_ROUNDS:
-            return f"{text}; too few rounds for a precise speedup"
-        return text if speedup.clear else f"{text}; faster in most rounds, not in all"
+        doubt = "" if speedup.clear else "; not certain: other rounds may differ"
+        return f"{speedup.describe()} the speed of the defaults{doubt}"
 
     def _step(self) -> list[str]:
         if self.step_seconds is None or self.headroom is None:
@@ -167,13 +165,13 @@ class TuneReport(SearchResult):
 
     def _table(self) -> list[str]:
         shown = self.ranking[:_ROWS]
-        width = max(len(str(each.setting)) for each in shown)
+        width = max(len(name_of(each.setting)) for each in shown)
         lines = []
         for each in shown:
             ratio = each.speedup.describe() if each.speedup else "-"
             ratio = "the defaults" if each.setting == self.default else ratio
             rate = f"{each.images_per_second.median:>9,.0f}"
-            lines.append(f"    {each.setting!s:<{width}}  {ratio:<34}  {rate}")
+            lines.append(f"    {name_of(each.setting):<{width}}  {ratio:<34}  {rate}")
         others = [each.speedup.median for each in self.ranking[_ROWS:] if each.speedup]
         if others:
             lines.append(f"    and {len(others)} more, {min(others):.2f}x to {max(others):.2f}x")
@@ -263,10 +261,10 @@ def _tune(  # noqa: PLR0913 - the second half of one function
     """Open and cache the dataset, search, and report."""
     start, warnings = time.monotonic(), {}
 
-    def measure(setting: Setting, seconds: float) -> float:
+    def measure(setting: LoaderSpec, seconds: float) -> float:
         left = start + budget - time.monotonic()
         process.patience = min(PATIENCE, max(left, _LEAST_PATIENCE))
-        found = process.measure(setting.loader(), StopCondition(seconds=seconds))
+        found = process.measure(setting, StopCondition(seconds=seconds))
         for warning in found.warnings:
             if warning.startswith("loading may fail"):  # too little shared memory, for example
                 raise MeasurementFailed(warning)
@@ -280,10 +278,12 @@ def _tune(  # noqa: PLR0913 - the second half of one function
     except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
         cached = False
     engines = ("process",) if opened.processes else ("thread", "process")
-    default = Setting(engine=engines[0], workers=default_workers(), batch_size=batch_sizes[0])
+    default = LoaderSpec(
+        engine=engines[0], num_workers=default_workers(), batch_size=batch_sizes[0]
+    )
     step_seconds = step.milliseconds / 1000 or None
     if step.model is not None:
-        step_seconds = process.call(session.step_seconds, loader=default.loader(), step=step)
+        step_seconds = process.call(session.step_seconds, loader=default, step=step)
     plan = Plan(
         default=default,
         engines=engines,

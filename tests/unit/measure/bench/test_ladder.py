@@ -21,7 +21,7 @@ from shardkit.system.machine import OtherLoad
 
 def test_each_rung_contains_all_below_it() -> None:
     rungs = make_rungs(4, 32, accelerator=True)
-    options = [dict(rung.loader.options) for rung in rungs]
+    options = [rung.loader.options for rung in rungs]
     assert options[0] == {"num_workers": 0}
     pairs = list(itertools.pairwise(options[:6]))
     for lower, upper in pairs[1:]:

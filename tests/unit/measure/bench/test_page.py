@@ -11,7 +11,6 @@ from bench_reports import hostile, report, result, usual
 from parsed import Parsed
 
 from shardkit.errors import UsageError
-from shardkit.measure.bench import page as page_module
 from shardkit.measure.bench.page import page, save_page
 from shardkit.measure.bench.plot import require_output
 
@@ -34,7 +33,8 @@ def test_it_shows_the_answer_the_table_and_the_machine() -> None:
     assert made.headline in parsed.text
     assert " ".join(made.table().split()) in " ".join(parsed.text.split())
     assert "shardkit bench photos" in parsed.text
-    assert "svg" in parsed.tags
+    assert "photos plain:num_workers=2, warm" in parsed.text
+    assert "200 (2.00x)" in parsed.text
 
 
 def test_names_are_text_and_nothing_else() -> None:
@@ -47,18 +47,18 @@ def test_names_are_text_and_nothing_else() -> None:
     assert "failed: failed\\non" in parsed.text
 
 
-def test_without_matplotlib_or_measurements_there_is_no_plot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    failed = Parsed(page(report(result("a", problem="gone"))))
-    assert "Nothing could be measured." in failed.text
-    assert "No plot: nothing was measured." in failed.text
-    assert "failed: gone" in failed.text
+def test_bars_are_as_long_as_their_numbers() -> None:
+    widths = re.findall(r"width: ([0-9.]+)%", page(usual()))
 
-    monkeypatch.setattr(page_module, "has_matplotlib", lambda: False)
-    without = Parsed(page(usual()))
-    assert "svg" not in without.tags
-    assert "matplotlib is not installed" in without.text
+    assert [float(width) for width in widths] == [35.0, 17.5, 70.0, 52.5]
+
+
+def test_without_measurements_there_are_no_bars() -> None:
+    failed = Parsed(page(report(result("a", problem="gone"))))
+
+    assert "Nothing could be measured." in failed.text
+    assert "failed: gone" in failed.text
+    assert "dd" not in failed.tags
 
 
 def test_only_own_pages_are_overwritten(tmp_path: Path) -> None:

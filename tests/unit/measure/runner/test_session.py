@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_invalid_requests_are_refused_and_errors_are_failures(
     kind, message = answer(Session(), session.open_subject, {"subject": missing})
     assert (kind, "does not exist" in message) == ("refused", True)
     with pytest.raises(UsageError, match="below 0"):
-        PLAIN.changed(num_workers=-1)
+        replace(PLAIN, num_workers=-1)
 
     found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
     assert answer(found, session.measure, EPOCH) == ("failed", "ValueError: planted")

@@ -6,15 +6,24 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from pairwise import pairwise
 
 from shardkit.errors import MeasurementFailed
-from shardkit.measure.tune.search import GAIN, Plan, SearchResult, Tried, search
-from shardkit.measure.tune.setting import Setting
+from shardkit.measure.runner.spec import LoaderSpec
+from shardkit.measure.tune.search import (
+    GAIN,
+    Plan,
+    SearchResult,
+    Tried,
+    ahead,
+    cost,
+    name_of,
+    search,
+)
 
 
 @dataclass(kw_only=True)
@@ -33,17 +42,17 @@ class Machine:
     """Standard deviation of a rate, as a fraction of it, over one second."""
     starved: float = 1.0
     """Speed if no more batches are prefetched than there are workers."""
-    by_setting: Callable[[Setting], float] = lambda setting: 1.0
-    fails: Callable[[Setting], bool] = lambda setting: False
+    by_setting: Callable[[LoaderSpec], float] = lambda setting: 1.0
+    fails: Callable[[LoaderSpec], bool] = lambda setting: False
     start: float = 0.02
     """Seconds that a worker process takes to start."""
     overhead: dict[str, float] = field(default_factory=dict)
     """Further seconds of a measurement, by the engine."""
     now: float = 100.0
-    tried: list[Setting] = field(default_factory=list)
+    tried: list[LoaderSpec] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def rate(self, setting: Setting) -> float:
+    def rate(self, setting: LoaderSpec) -> float:
         """Return the true images/s."""
         price = self.process_price if setting.engine == "process" else 1.0
         compute = self.compute * price
@@ -53,11 +62,11 @@ class Machine:
         rate = min(running, limit)
         if setting.engine == "thread" and self.held:
             rate = min(rate, 1 / (self.held * compute))
-        if setting.ahead <= setting.workers:
+        if ahead(setting) <= setting.workers:
             rate *= self.starved
         return rate * self.by_setting(setting)
 
-    def measure(self, setting: Setting, seconds: float) -> float:
+    def measure(self, setting: LoaderSpec, seconds: float) -> float:
         """Measure a setting."""
         self.tried.append(setting)
         start = self.start * setting.workers if setting.engine == "process" else 0.01
@@ -67,15 +76,15 @@ class Machine:
         spread = self.noise / math.sqrt(seconds)
         return self.rate(setting) * math.exp(self.random.gauss(0, spread))
 
-    def default(self, engine: str = "thread") -> Setting:
-        return Setting(engine=engine, workers=self.processors, batch_size=64)
+    def default(self, engine: str = "thread") -> LoaderSpec:
+        return LoaderSpec(engine=engine, num_workers=self.processors, batch_size=64)
 
     def tune(self, engine: str = "thread", **plan: Any) -> SearchResult:
         chosen = Plan(default=self.default(engine), **plan)
         return search(self.measure, chosen, clock=lambda: self.now)
 
 
-def chosen(found: SearchResult) -> Setting:
+def chosen(found: SearchResult) -> LoaderSpec:
     return found.ranking[0].setting
 
 
@@ -83,8 +92,8 @@ def best_of_grid(machine: Machine) -> float:
     workers = sorted({2**n for n in range(9)} | set(range(1, min(8 * machine.processors, 65))))
     rates = []
     for engine, number in itertools.product(("thread", "process"), workers):
-        one = Setting(engine=engine, workers=number, batch_size=64)
-        rates += [machine.rate(one), machine.rate(one.changed(prefetch_factor=4))]
+        one = LoaderSpec(engine=engine, num_workers=number, batch_size=64)
+        rates += [machine.rate(one), machine.rate(replace(one, prefetch_factor=4))]
     return max(rates)
 
 
@@ -191,7 +200,7 @@ def test_a_large_gain_is_found_with_a_small_budget(engine: str, budget: float, s
 
 
 def test_a_setting_that_fails_late_is_not_chosen() -> None:
-    def fails(setting: Setting) -> bool:
+    def fails(setting: LoaderSpec) -> bool:
         return setting.engine == "process" and len(machine.tried) > 25
 
     machine = Machine(processors=2, process_price=0.5, fails=fails)
@@ -206,10 +215,10 @@ def test_with_a_step_the_cheapest_that_is_enough_is_chosen() -> None:
 
     found = machine.tune(needed=3000.0)
 
-    assert chosen(found) == machine.default().changed(workers=4)
+    assert chosen(found) == replace(machine.default(), num_workers=4)
     thread = machine.default()
-    dearer = (thread.changed(engine="process", workers=1), thread.changed(prefetch_factor=3))
-    assert all(thread.cost < each.cost for each in dearer)
+    dearer = (replace(thread, engine="process", num_workers=1), replace(thread, prefetch_factor=3))
+    assert all(cost(thread) < cost(each) for each in dearer)
 
 
 def test_with_a_step_that_is_too_fast_the_fastest_is_chosen() -> None:
@@ -220,14 +229,14 @@ def test_with_a_step_that_is_too_fast_the_fastest_is_chosen() -> None:
 
 
 def test_more_prefetch_and_other_batch_sizes_are_chosen_if_they_gain() -> None:
-    def gains(setting: Setting) -> float:
-        return (1.5 if setting.ahead == 16 else 1.0) * (1.3 if setting.batch_size > 64 else 1.0)
+    def gains(setting: LoaderSpec) -> float:
+        return (1.5 if ahead(setting) == 16 else 1.0) * (1.3 if setting.batch_size > 64 else 1.0)
 
     machine = Machine(processors=8, noise=0.02, by_setting=gains)
 
     found = machine.tune(engines=("process",), engine="process", batch_sizes=(256,))
 
-    assert (chosen(found).ahead, chosen(found).batch_size) == (16, 256)
+    assert (ahead(chosen(found)), chosen(found).batch_size) == (16, 256)
 
 
 def test_settings_that_fail_are_left_out_with_the_reason() -> None:
@@ -238,7 +247,7 @@ def test_settings_that_fail_are_left_out_with_the_reason() -> None:
     assert chosen(found).workers == 2
     assert chosen(found).engine == "process"
     reasons = found.left_out
-    assert reasons[str(machine.default("process"))].startswith("its process ended (killed by")
+    assert reasons[name_of(machine.default("process"))].startswith("its process ended (killed by")
     assert all(each.speedup is None for each in found.ranking), "no defaults to compare with"
     assert machine.tried.count(machine.default("process")) == 1
 

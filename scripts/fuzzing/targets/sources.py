@@ -1,0 +1,262 @@
+"""Files of other programs that sources parse: tar, TFRecord, IDX, .npy and .npz."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.fuzzing.target import SECRET, Target, broken
+from scripts.fuzzing.targets.tar import TarTarget
+from shardkit.codecs.foreign import identify
+from shardkit.contracts import Scan
+from shardkit.errors import BadImage, UsageError
+from shardkit.registry import get_source
+from shardkit.sources.crc32c import crc32c
+
+GIF = b"GIF89a\1\0\1\0\0\0\0;"
+
+
+class SourceTarget(Target):
+    """One file of a source, scanned and read."""
+
+    allowed = (UsageError, BadImage)
+    kind: str
+    """Name of the source in the registry."""
+    file: str
+    """Name of the file in the folder."""
+    whole: bool = False
+    """Whether the source is the folder."""
+    options: Sequence[dict[str, Any]] = ({},)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        tempfile.tempdir = str(folder)  # where unpacked files are put
+        identify(io.BytesIO(b"?"))  # loads all readers of Pillow, which guards would notice
+
+    def check(self, data: bytes) -> str:
+        path = self.folder / self.file
+        path.write_bytes(data)
+        seen = [self._one(path, data, options) for options in self.options]
+        return " ".join(sorted(set(seen)))
+
+    def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
+        found: Scan = (
+            get_source(self.kind).open(path.parent if self.whole else path, **options).scan()
+        )
+        outcome = "listed" if not any(found.problems.values()) else "problems"
+        for images in found.splits.values():
+            if len(images) > len(data) + 1:
+                broken("more images than bytes", len(images))
+            for row in range(min(len(images), 500)):
+                images.locate(row)
+                try:
+                    (record,) = images.read([row])
+                except BadImage:
+                    outcome = "bad"
+                    continue
+                if images.read([row]) != [record]:
+                    broken("reading again gives another record", record.key)
+                if any(SECRET in value for value in record.fields.values()):
+                    broken("what stands outside of the file came out", record.key)
+        return outcome
+
+
+class SourceTarTarget(SourceTarget):
+    """Archives of other programs."""
+
+    name = "source-tar"
+    kind = "webdataset"
+    file = "x.tar"
+    options = ({}, {"grouping": "basename", "label": "json:/a/0"})
+    tokens = (
+        *TarTarget.tokens,
+        *(b"30 GNU.sparse.realsize=999999999\n", b"25 GNU.sparse.name=a.gif\n", b"1\n0\n6\n"),
+        *(b"22 GNU.sparse.size=10\n", b"24 GNU.sparse.map=0,5,6\n", b"a.cls", b"a.json", b"S"),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._tar = TarTarget(folder)
+        self.seeds = [*self._tar.seeds, *_sparse_archives()]
+
+    def mend(self, data: bytes, rng: random.Random) -> bytes:
+        return self._tar.mend(data, rng)
+
+
+class TFRecordTarget(SourceTarget):
+    """Lengths that lie, Examples that are none."""
+
+    name = "source-tfrecord"
+    kind = "tfrecord"
+    file = "x.tfrecord"
+    options = ({"image": "image", "label": "label"},)
+    tokens = (
+        *(b"\x0a\x05image\x12", b"\x0a\x05label\x12", b"\x1a\x03\x0a\x01\x07", b"\x1a\x02\x08\x07"),
+        *(b"\xff" * 9 + b"\x01", b"\xff" * 10, b"\x80\x01", b"\x0a\x00", b"\x12\x00", GIF),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        numbers, packed = b"\x1a\x02\x08\x03", b"\x1a\x03\x0a\x01\x03"
+        examples = [
+            _example(image=_bytes(GIF), label=label) for label in (numbers, packed, _bytes(b"cat"))
+        ]
+        self.seeds = [
+            _record(examples[0]) * 2 + _record(examples[1]),
+            b"".join(map(_record, examples)),
+            _record(_example(image=_bytes(GIF), other=b"\x12\x06\x0a\x04\0\0\0\0")),
+            b"",
+        ]
+
+    def mend(self, data: bytes, rng: random.Random) -> bytes:
+        """Divide the input into records again, with right lengths and checksums."""
+        if rng.random() < 0.2:
+            return data
+        records: list[bytes] = []
+        start = 0
+        while start < len(data) and len(records) < 50:
+            (length,) = struct.unpack_from("<Q", data.ljust(start + 8, b"\0"), start)
+            length = min(length, len(data) - start - 12) if length < 1 << 20 else 20
+            records.append(_record(data[start + 12 : start + 12 + max(0, length)]))
+            start += max(0, length) + 16
+        return b"".join(records)
+
+
+class IdxTarget(SourceTarget):
+    """The two files of MNIST, one after the other; a number of two bytes divides them."""
+
+    name = "source-idx"
+    kind = "mnist"
+    file = "train-images-idx3-ubyte"
+    whole = True
+    options = ({"split": "train"},)
+    tokens = (b"\0\0\x08\x03", b"\0\0\x08\x01", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        images = struct.pack(">IIII", 0x803, 3, 2, 2) + bytes(range(12))
+        self.seeds = [
+            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, 3) + b"\0\1\2",
+            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, 3) + b"\0\0\0",
+            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, 2) + b"\0\1",
+        ]
+
+    def check(self, data: bytes) -> str:
+        (cut,) = struct.unpack(">H", data[:2].ljust(2, b"\0"))
+        (self.folder / "train-labels-idx1-ubyte").write_bytes(data[2 + cut :])
+        return super().check(data[2 : 2 + cut])
+
+
+class NpyTarget(SourceTarget):
+    """Two arrays, one after the other: headers that are code, lie, or state objects."""
+
+    name = "source-npy"
+    kind = "npy"
+    file = "images.npy"
+    whole = True
+    tokens = (
+        *(b"'|O'", b"'<U9'", b"'|u1'", b"(3, 2, 2)", b"(3,)", b"(999999999999, 2, 2)", b"True"),
+        *(b"\x93NUMPY\x01\0", b"\x93NUMPY\x03\0", b"__import__('os')", b"()", b"(3, 0, 2)"),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        pixels = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+        for images, labels in (
+            (pixels, np.array(["a", "b", "a"])),
+            (pixels, np.arange(3)),
+            (np.asfortranarray(pixels), np.array([b"a", b"b", b"c"])),
+            (np.array([None, 1], object), np.arange(2)),
+        ):
+            first = _saved(np.save, images)
+            self.seeds.append(struct.pack(">H", len(first)) + first + _saved(np.save, labels))
+
+    def check(self, data: bytes) -> str:
+        (cut,) = struct.unpack(">H", data[:2].ljust(2, b"\0"))
+        (self.folder / "labels.npy").write_bytes(data[2 + cut :])
+        return super().check(data[2 : 2 + cut])
+
+
+class NpzTarget(SourceTarget):
+    """Archives of arrays, stored or packed."""
+
+    name = "source-npz"
+    kind = "npy"
+    file = "x.npz"
+    options = ({},)
+    tokens = (
+        *(b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"labels.npy", b"images.npy", b"\x08\0"),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+        for save in (np.savez, np.savez_compressed):
+            self.seeds.append(_saved(save, images=images, labels=np.array(["a", "b", "a"])))
+
+
+def _saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _example(**features: bytes) -> bytes:
+    entries = b""
+    for name, feature in features.items():
+        entry = _field(1, name.encode()) + _field(2, feature)
+        entries += _field(1, entry)
+    return _field(1, entries)
+
+
+def _bytes(value: bytes) -> bytes:
+    return _field(1, _field(1, value))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def _sparse_archives() -> list[bytes]:
+    """Return archives with a sparse file in the old way, and in PAX 1.0."""
+    old = bytearray(_header(b"a.gif", b"S", len(GIF)))
+    old[386:410] = b"%011o\0%011o\0" % (100, len(GIF))
+    old[483:495] = b"%011o\0" % (100 + len(GIF))
+    content = GIF.ljust(512, b"\0")
+    pax = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n25 GNU.sparse.name=b.gif\n"
+    pax += b"27 GNU.sparse.realsize=100\n"
+    mapped = b"1\n0\n%d\n" % len(GIF)
+    new = _header(b"x", b"x", len(pax)) + pax.ljust(512, b"\0")
+    new += _header(b"b.gif", b"0", 512 + len(GIF)) + mapped.ljust(512, b"\0") + content
+    return [_summed(bytes(old)) + content + bytes(1024), new + bytes(1024)]
+
+
+def _header(name: bytes, kind: bytes, size: int) -> bytes:
+    block = bytearray(512)
+    block[: len(name)] = name
+    block[124:136] = b"%011o\0" % size
+    block[156:157] = kind
+    block[257:265] = b"ustar  \0"
+    return _summed(bytes(block))
+
+
+def _summed(block: bytes) -> bytes:
+    total = sum(block[:148]) + 8 * 0x20 + sum(block[156:512])
+    return block[:148] + b"%06o\0 " % total + block[156:]

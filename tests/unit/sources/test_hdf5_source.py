@@ -1,0 +1,120 @@
+"""HDF5 files of other programs: arrays and encoded images, and files that are hostile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from foreign import pixels_of
+from helpers import png
+
+from shardkit import UsageError
+from shardkit.contracts import Scan
+from shardkit.registry import get_source
+from shardkit.sources import library_process
+
+PICTURES = [png(8, 6, seed) for seed in range(3)]
+PIXELS = np.stack([pixels_of(data) for data in PICTURES])
+
+
+def scan(path: str | Path, **options: Any) -> Scan:
+    return get_source("hdf5").open(path, **options).scan()
+
+
+def images(found: Scan) -> list[bytes]:
+    records = found.splits[""].read(range(len(found.splits[""])))
+    return [record.fields[record.image_field or ""] for record in records]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        vlen = file.create_dataset("train/vlen", (3,), h5py.vlen_dtype(np.uint8))
+        strings = file.create_dataset("train/strings", (3,), h5py.string_dtype())
+        for row, data in enumerate(PICTURES):
+            vlen[row] = np.frombuffer(data, np.uint8)
+            strings[row] = f"class {row % 2}"
+        file["train/void"] = np.array(PICTURES, dtype=f"V{max(map(len, PICTURES))}")
+        file["x"] = PIXELS
+        file["chw"] = PIXELS.transpose(0, 3, 1, 2)
+        file["gray"] = PIXELS[..., 0]
+        file["float"] = PIXELS / np.float32(255)
+        file["y"] = np.array([[2], [0], [1]], np.int16)
+    return tmp_path / "x.h5"
+
+
+@pytest.mark.parametrize("name", ["train/vlen", "train/void", "x", "/x", "chw"])
+def test_arrays_and_encoded_images_are_read(name: str, path: Path) -> None:
+    found = scan(path, images=name, labels="y")
+    assert [pixels_of(data).tolist() for data in images(found)] == PIXELS.tolist()
+    assert found.classes == ("0", "1", "2")
+    assert [entry.label for entry in found.splits[""].entries] == [2, 0, 1]
+    ignored = {problem.path for problem in found.ignored[""]}
+    assert "x.h5:float" in ignored
+    assert "x.h5:y" not in ignored
+
+
+def test_labels_may_be_texts_and_images_gray(path: Path) -> None:
+    found = scan(path, images="gray", labels="train/strings")
+    assert found.classes == ("class 0", "class 1")
+    assert [pixels_of(data).tolist() for data in images(found)] == PIXELS[..., 0].tolist()
+
+
+def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
+    for options, reason in (
+        ({}, "6 datasets that may be images; choose with --images from chw"),
+        ({"images": "none"}, "no dataset none; choose with --images from chw"),
+        ({"images": "float"}, "float is float32 .*: images are uint8"),
+        ({"images": "x", "labels": "z"}, "there is no dataset z"),
+        ({"images": "x", "labels": "float"}, "not one label for each image"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            scan(path, **options)
+    with h5py.File(path, "r+") as file:
+        file["short"] = [1, 2]
+    with pytest.raises(UsageError, match="it has 3 images, but 2 labels"):
+        scan(path, images="x", labels="short")
+    (tmp_path / "bad.h5").write_bytes(b"not hdf5")
+    with pytest.raises(UsageError, match=r"bad\.h5"):
+        scan(tmp_path / "bad.h5")
+
+
+def test_other_files_are_never_read(path: Path, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "y.h5", "w") as file:
+        file["external"] = h5py.ExternalLink(str(path), "/x")
+        file["soft"] = h5py.SoftLink("/x")
+        file["group/circle"] = h5py.SoftLink("/group")
+        layout = h5py.VirtualLayout(PIXELS.shape, np.uint8)
+        layout[:] = h5py.VirtualSource(str(path), "x", PIXELS.shape)
+        file.create_virtual_dataset("virtual", layout)
+        (tmp_path / "raw").write_bytes(PIXELS.tobytes())
+        file.create_dataset(
+            "storage",
+            PIXELS.shape,
+            np.uint8,
+            external=[(str(tmp_path / "raw"), 0, h5py.h5f.UNLIMITED)],
+        )
+    for name in ("external", "soft"):
+        with pytest.raises(UsageError, match=f"no dataset {name}"):
+            scan(tmp_path / "y.h5", images=name)
+    for name in ("virtual", "storage"):
+        found = scan(tmp_path / "y.h5", images=name)
+        with pytest.raises(ValueError, match=f"the values of {name} are in other files"):
+            images(found)
+
+
+def test_a_library_that_hangs_or_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"crashed \(SIGABRT\): the file is damaged"):
+        library_process.call("os", "abort")
+    monkeypatch.setattr(library_process, "DEADLINE", 0.2)
+    with pytest.raises(ValueError, match="did not answer"):
+        library_process.call("time", "sleep", 60)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="ended with status 3"):
+        library_process.call("os", "_exit", 3)
+    with pytest.raises(ValueError, match="ZeroDivisionError"):
+        library_process.call("operator", "truediv", 1, 0)
+    assert library_process.call("builtins", "bytes", 3) == bytes(3)

@@ -1,0 +1,80 @@
+"""The same 96 samples through every source: equal images, labels and order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign import (
+    Images,
+    class_of,
+    make_cifar10,
+    make_folder_of,
+    make_hdf5,
+    make_hdf5_arrays,
+    make_lmdb,
+    make_mnist,
+    make_npy_arrays,
+    make_npy_folders,
+    make_npz,
+    make_tar,
+    make_tfrecord,
+    png_of,
+)
+
+from shardkit import convert, open_dataset
+from shardkit.registry import get_source, source_names
+
+CLASSES = ("bird", "cat", "dog")
+
+
+def pictures(*shape: int, names: tuple[str, ...] = CLASSES) -> dict[str, bytes]:
+    rng = np.random.default_rng(1)
+    paths = [f"{name}/{number:02d}.png" for name in names for number in range(96 // len(names))]
+    return {path: png_of(rng.integers(0, 256, shape, np.uint8)) for path in paths}
+
+
+COLOR = pictures(32, 32, 3)
+GRAY = pictures(28, 28, names=("0", "1", "2", "3"))
+
+Make = Callable[[Path, Images], Path]
+
+CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
+    "imagefolder": ("imagefolder", make_folder_of, {}),
+    "webdataset": ("webdataset", make_tar, {}),
+    "tfrecord": ("tfrecord", make_tfrecord, {}),
+    "lmdb": ("lmdb", make_lmdb, {"label": "folder"}),
+    "hdf5, encoded": ("hdf5", make_hdf5, {"images": "jpeg", "labels": "label"}),
+    "hdf5, arrays": ("hdf5", make_hdf5_arrays, {"images": "x", "labels": "y"}),
+    "npy, folders": ("npy", make_npy_folders, {}),
+    "npy, arrays": ("npy", make_npy_arrays, {}),
+    "npz": ("npy", make_npz, {}),
+    "npz, compressed": ("npy", partial(make_npz, packed=True), {}),
+    "cifar": ("cifar", partial(make_cifar10, classes=CLASSES), {"split": "train"}),
+    "mnist": ("mnist", make_mnist, {"split": "train"}),
+    "mnist, compressed": ("mnist", partial(make_mnist, suffix=".gz"), {"split": "train"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_source_gives_the_same_samples(case: str, tmp_path: Path) -> None:
+    kind, make, options = CASES[case]
+    images = GRAY if kind == "mnist" else COLOR
+    (tmp_path / "source").mkdir()
+    source = get_source(kind).open(make(tmp_path / "source", images), **options)
+    convert(source, tmp_path / "made", to="webdataset", shuffle=False)
+    dataset = open_dataset(tmp_path / "made", decode="bytes")
+    assert dataset.classes == sorted({class_of(name) for name in images})
+    found = [
+        (dataset.classes[label], image) for image, label in map(dataset.__getitem__, range(96))
+    ]
+    assert found == [(class_of(name), data) for name, data in images.items()]
+    assert len(dataset) == 96
+
+
+def test_every_source_has_a_case() -> None:
+    assert {kind for kind, _, _ in CASES.values()} == set(source_names())

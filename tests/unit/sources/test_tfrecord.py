@@ -1,0 +1,159 @@
+"""TFRecord files: the same values as the tfrecord package reads, and all that is reported."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tfrecord
+from crc32c import crc32c as reference
+from foreign import Features, write_tfrecord
+from helpers import png
+
+from shardkit import UsageError
+from shardkit.contracts import Scan
+from shardkit.errors import BadImage
+from shardkit.registry import get_source
+from shardkit.sources.crc32c import crc32c
+from shardkit.sources.inputs import View
+from shardkit.sources.tf_example import features
+from shardkit.sources.tfrecord import _records
+
+A, B, C = (png(8, 6, seed) for seed in range(3))
+
+
+def scan(path: str | Path, **options: Any) -> Scan:
+    return get_source("tfrecord").open(path, **options).scan()
+
+
+def labels(found: Scan) -> list[str | None]:
+    entries = found.splits[""].entries
+    return [(found.classes or ())[each.label] if each.label >= 0 else None for each in entries]
+
+
+def problems(found: Scan) -> dict[str, str]:
+    return {problem.path: problem.reason for problem in found.problems[""]}
+
+
+def imagenet(path: Path) -> Path:
+    rows: list[Features] = [
+        {
+            "image/encoded": (data, "byte"),
+            "image/class/label": (number, "int"),
+            "image/class/text": (b"thing", "byte"),
+            "image/filename": (b"n01/%d.png" % number, "byte"),
+            "image/object/bbox/xmin": ([0.25, 0.5], "float"),
+        }
+        for number, data in enumerate((A, B, C), 1)
+    ]
+    return write_tfrecord(path, rows)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 63, 64, 65, 127, 128, 1000, 4097, 100_003])
+def test_the_checksum_equals_that_of_the_crc32c_package(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    assert crc32c(data) == reference(data)
+
+
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
+def test_features_equal_those_of_the_tfrecord_package(name: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows: list[Features] = [
+        {
+            "bytes": (rng.bytes(int(rng.integers(0, 40_000))), "byte"),
+            "many": ([rng.bytes(3), b"", rng.bytes(200)], "byte"),
+            "numbers": ([int(n) for n in rng.integers(-(2**62), 2**62, 20)], "int"),
+            "one": (-1, "int"),
+            "floats": ([0.5, 1.5], "float"),
+        }
+        for _ in range(20)
+    ]
+    path = write_tfrecord(tmp_path / name, rows)
+    packed = "gzip" if name.endswith(".gz") else None
+    records = tfrecord.reader.tfrecord_iterator(str(path), compression_type=packed)
+    count = 0
+    with View(str(path), ahead=1 << 14) as view:
+        for place, data in zip(_records(view), records, strict=True):
+            expected = tfrecord.example_pb2.Example.FromString(bytes(data)).features.feature
+            found = features(view.read, place.start, place.start + place.length)
+            count += 1
+            assert found.keys() == set(expected)
+            for key, feature in found.items():
+                values = [view.read(*each) for each in feature.ranges]
+                assert values == list(expected[key].bytes_list.value)
+                assert feature.numbers == list(expected[key].int64_list.value)
+                assert f"{feature.kind}_list" == expected[key].WhichOneof("kind")
+    assert count == 20
+
+
+def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None:
+    path = imagenet(tmp_path / "train-00000-of-00001")
+    found = scan(path, label_offset=-1, name="image/filename")
+    assert labels(found) == ["0", "1", "2"]
+    assert [entry.path for entry in found.splits[""].entries] == [f"n01/{n}.png" for n in (1, 2, 3)]
+    assert [r.fields["png"] for r in found.splits[""].read(range(3))] == [A, B, C]
+    assert found.understood["image"] == "the feature image/encoded"
+    assert found.understood["label"].endswith("3 numbers from 0 to 2, after adding -1")
+    assert found.understood["unused"] == "image/class/text, image/object/bbox/xmin"
+    assert scan(path).splits[""].entries[0].path == "train-00000-of-00001/00000000"
+    (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
+    named = scan(path, label_offset=-1, classes=str(tmp_path / "names.txt"))
+    assert labels(named) == ["one", "two", "three"]
+    again = get_source("tfrecord").find(path, {"": named.source.describe("")})
+    assert labels(again.scan(named.classes)) == ["one", "two", "three"]
+    with pytest.raises(UsageError, match="the label -1 is negative; --label-offset"):
+        scan(path, label_offset=-2)
+
+
+def test_missing_features_are_named(tmp_path: Path) -> None:
+    rows: list[Features] = [
+        {"image": (A, "byte"), "label": (1, "int")},
+        {"label": (1, "int")},
+        {"image": (B, "byte")},
+        {"image": (B, "byte"), "label": ([1, 2], "int")},
+        {"image": (7, "int"), "label": (1, "int")},
+    ]
+    path = write_tfrecord(tmp_path / "x.tfrecord", rows)
+    assert problems(scan(path)) == {
+        "x/00000001": "its record has no feature 'image'",
+        "x/00000002": "its record has no feature 'label'",
+        "x/00000003": "its feature label has 2 values, not one",
+        "x/00000004": "its feature 'image' has int64, not one value of bytes",
+    }
+    assert labels(scan(path, label="none")) == [None] * 3
+    two = write_tfrecord(tmp_path / "y.tfrecord", [{"a": (A, "byte"), "b": (B, "byte")}])
+    with pytest.raises(
+        UsageError, match=r"several features are an image .* a \(bytes\), b \(bytes\)"
+    ):
+        scan(two)
+    empty = write_tfrecord(tmp_path / "z.tfrecord", [])
+    with pytest.raises(UsageError, match="there are no records"):
+        scan(empty)
+
+
+def test_damage_is_reported_after_the_good_records(tmp_path: Path) -> None:
+    path = imagenet(tmp_path / "x.tfrecord")
+    data = bytearray(path.read_bytes())
+    second = struct.unpack_from("<Q", data)[0] + 16
+    found = scan(path)
+    path.write_bytes(data[:-3])
+    assert problems(scan(path))["x.tfrecord (rest)"].startswith(
+        "the file is truncated in the record"
+    )
+    data[data.index(B) + 20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadImage, match="does not match its checksum"):
+        found.splits[""].read([1])
+    assert len(found.splits[""].read([0, 2])) == 2
+    data[second] ^= 1
+    path.write_bytes(data)
+    (reason,) = problems(scan(path)).values()
+    assert reason.startswith(f"the length at byte {second} does not match its checksum")
+    assert len(scan(path).splits[""]) == 1
+    path.write_bytes(path.read_bytes()[:second] + data[second:])
+    path.write_bytes(bytes(data[:second]) + b"")
+    with pytest.raises(BadImage):
+        found.splits[""].read([2])
