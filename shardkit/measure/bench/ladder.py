@@ -164,20 +164,8 @@ def ladder(  # noqa: PLR0913 - the options of the command
 ) -> LadderReport:
     """Measure the speedup of each improvement to data loading, one after the other.
 
-    A measurement is several whole epochs, with the start of workers between them.
-
-    Args:
-        dataset: A dataset or a plain folder of images.
-        case: ``tutorial`` measures the dataset of PyTorch's tutorial instead.
-        decode: Image type, or an operation; None selects as the command does.
-        transform: ``module:name`` of a transform for each image.
-        batch_size: Samples per batch.
-        workers: Workers per loader; None uses the number of CPUs, at least 2.
-        model: ``module:name`` of a model to train on each batch, or ``small``; None measures
-            loading alone.
-        rounds: Interleaved rounds, after one warm-up round.
-        seconds: Approximate length of a measurement of the baseline.
-        watch: Called before each measurement.
+    A measurement is several whole epochs, with the start of workers between them. The arguments are
+    the options of the command.
 
     Raises:
         UsageError: If the dataset, the model or an option is invalid.
@@ -254,11 +242,7 @@ def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> list[Rung
 
 
 def compare(rungs: Sequence[Rung], results: Sequence[Result]) -> None:
-    """Note the rates and speedups of rungs; the first is the baseline.
-
-    Raises:
-        MeasurementFailed: If the baseline was not measured.
-    """
+    """Note the rates and speedups of rungs; the first is the baseline."""
     baseline = previous = results[0]
     if baseline.problem:
         raise MeasurementFailed(f"the baseline failed: {baseline.problem}")

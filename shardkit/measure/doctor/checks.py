@@ -179,7 +179,7 @@ def _file_system(plan: Plan) -> Checked:
 
 
 def _page_cache(plan: Plan) -> Checked:
-    cached = page_cache.resident(page_cache.sample(plan.files)) if plan.bytes else None
+    cached = page_cache.resident(plan.files) if plan.bytes else None
     if cached is None:
         return "", []
     what = "most of the data were not cached: the next epoch starts at disk speed"

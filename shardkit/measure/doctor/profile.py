@@ -137,7 +137,7 @@ def profile(
         found = timing.profile()
     step_seconds = step.milliseconds / 1000 or None
     if step.model is not None:
-        step_seconds = steps.step_seconds(session.step(step), timing.batch)
+        step_seconds = steps.step_seconds(steps.make_step(step), timing.batch)
     return replace(found, step_seconds=step_seconds)
 
 

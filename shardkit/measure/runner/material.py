@@ -1,4 +1,7 @@
-"""Datasets, transforms and loaders, created from what `measure.runner.spec` describes."""
+"""Datasets, transforms and loaders, created from what `measure.runner.spec` describes.
+
+What a user named wrongly raises a `UsageError`.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,7 @@ _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers")
 
 
 def is_dataset(path: str) -> bool:
-    """Return whether a dataset, or one with splits, is at ``path``, and not a plain folder.
-
-    Raises:
-        UsageError: If nothing is there, a file, or a dataset of a newer version.
-        CorruptDataset: If the manifest is damaged.
-    """
+    """Return whether a dataset, or one with splits, is at ``path``, and not a plain folder."""
     require_local(path)
     place = Path(path)
     if not place.is_dir():
@@ -54,11 +52,7 @@ def is_dataset(path: str) -> bool:
 
 
 def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
-    """Return ``decode``, or the default for these paths: the same for all.
-
-    Raises:
-        UsageError: If samples of this type make no batch.
-    """
+    """Return ``decode``, or the default for these paths: the same for all."""
     if decode is None and transform is not None:
         return "pil"
     if decode is None:
@@ -76,11 +70,7 @@ def choose_decode(paths: Sequence[str], decode: str | None, transform: str | Non
 
 
 def parse_decode(text: str) -> str | ImageOp:
-    """Return a dataset's ``decode`` argument: a name, or an operation in Python syntax.
-
-    Raises:
-        UsageError: If it is neither.
-    """
+    """Return a dataset's ``decode`` argument: a name, or an operation in Python syntax."""
     if text in DECODES:
         return text
     try:
@@ -100,11 +90,7 @@ def parse_decode(text: str) -> str | ImageOp:
 
 
 def load_reference(text: str, option: str) -> Any:
-    """Return the object that ``module:name`` refers to; the current folder is searched too.
-
-    Raises:
-        UsageError: If it does not exist, or its module cannot be imported.
-    """
+    """Return the object that ``module:name`` refers to; the current folder is searched too."""
     module, _, name = text.partition(":")
     if not module or not name:
         raise UsageError(f"--{option} {text!r} is not module:name, such as augment:{option}")
@@ -157,11 +143,7 @@ def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset
 
 
 def open_subject(subject: Subject) -> Dataset[Any]:
-    """Open the dataset or image folder of a subject.
-
-    Raises:
-        UsageError: If the dataset, folder, transform or way to decode does not exist.
-    """
+    """Open the dataset or image folder of a subject."""
     if subject.dataset is not None:
         opened: Any = call_reference(subject.dataset, "dataset")
     else:
@@ -231,29 +213,23 @@ class OneByOne(Dataset[Any]):
 
 
 def build_loader(dataset: Any, spec: LoaderSpec, seed: int = 0) -> Any:
-    """Return a loader that reads a dataset in random order.
-
-    Raises:
-        UsageError: If the options do not go together.
-    """
-    if spec.engine == PLAIN:
-        options = spec.options
-        batched = options.pop("batched", False)
-        if not options.get("num_workers"):
-            options = {name: options[name] for name in options if name not in _WORKER_OPTIONS}
-        loader: Any = DataLoader(
-            dataset if batched else OneByOne(dataset),
-            spec.batch_size,
-            shuffle=True,
-            collate_fn=collate if batched else None,
-            generator=torch.Generator().manual_seed(seed),
-            worker_init_fn=end_with_parent,  # otherwise a worker that hangs outlives this process
-            **options,
-        )
-    else:
+    """Return a loader that reads a dataset in random order."""
+    if spec.engine != PLAIN:
         chosen = spec.loader_options()
-        loader = make_loader(dataset, spec.batch_size, shuffle=True, seed=seed, options=chosen)
-    return loader
+        return make_loader(dataset, spec.batch_size, shuffle=True, seed=seed, options=chosen)
+    options = spec.options
+    batched = options.pop("batched", False)
+    if not spec.workers:
+        options = {name: options[name] for name in options if name not in _WORKER_OPTIONS}
+    return DataLoader(
+        dataset if batched else OneByOne(dataset),
+        spec.batch_size,
+        shuffle=True,
+        collate_fn=collate if batched else None,
+        generator=torch.Generator().manual_seed(seed),
+        worker_init_fn=end_with_parent,  # otherwise a worker that hangs outlives this process
+        **options,
+    )
 
 
 def close_loader(loader: Any) -> None:

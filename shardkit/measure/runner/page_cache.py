@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def drop(files: Iterable[Path]) -> None:
             os.close(descriptor)
 
 
-def resident(files: Iterable[Path]) -> float | None:
+def resident(files: Sequence[Path]) -> float | None:
     """Return the fraction of the files' pages in the page cache, by ``mincore``; 0 for no pages.
 
     None if unknown: the kernel reports it only to a file's owner or writers (to others it reports
@@ -40,7 +41,7 @@ def resident(files: Iterable[Path]) -> float | None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     cached = total = 0
-    for path in files:
+    for path in random.Random(0).sample(files, min(len(files), _SAMPLE)):  # noqa: S311
         status = path.stat()
         if not status.st_size:
             continue
@@ -59,9 +60,3 @@ def resident(files: Iterable[Path]) -> float | None:
         cached += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
         total += pages
     return cached / total if total else 0.0
-
-
-def sample(files: Sequence[Path]) -> list[Path]:
-    """Return at most a thousand of the files, chosen at random."""
-    chosen = np.random.default_rng(0).permutation(len(files))[:_SAMPLE]
-    return [files[number] for number in chosen.tolist()]

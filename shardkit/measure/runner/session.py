@@ -20,7 +20,6 @@ from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner import material, page_cache, steps, timing
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
-from shardkit.measure.runner.steps import Step
 from shardkit.system.pool import end_with_parent
 from shardkit.torch.prefetch import DevicePrefetcher
 
@@ -41,13 +40,6 @@ class Session:
     files: list[Path] = field(default_factory=list)
     measured: int = 0
     """Measurements so far, which seed the order."""
-    _steps: dict[StepSpec, Step] = field(default_factory=dict)
-
-    def step(self, spec: StepSpec) -> Step:
-        """Return the step; a model is created once."""
-        if spec not in self._steps:
-            self._steps[spec] = steps.make_step(spec)
-        return self._steps[spec]
 
 
 def open_subject(session: Session, *, subject: Subject) -> Opened:
@@ -67,7 +59,7 @@ def measure(
 ) -> timing.Measurement:
     """Build a loader, measure it, and close it."""
     session.measured += 1
-    use = session.step(step)
+    use = steps.make_step(step)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         built = material.build_loader(session.dataset, loader, seed=session.measured)
@@ -93,7 +85,7 @@ def step_seconds(session: Session, *, loader: LoaderSpec, step: StepSpec) -> flo
         batch = next(iter(built))
     finally:
         material.close_loader(built)
-    return steps.step_seconds(session.step(step), batch)
+    return steps.step_seconds(steps.make_step(step), batch)
 
 
 def warm(session: Session) -> None:

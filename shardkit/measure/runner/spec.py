@@ -1,6 +1,7 @@
 """What to measure, as text and numbers that travel between processes.
 
-`measure.runner.material` makes datasets, transforms and loaders of it.
+`measure.runner.material` makes datasets, transforms and loaders of it. Invalid values raise a
+`UsageError`.
 """
 
 from __future__ import annotations
@@ -54,11 +55,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
-    """How batches are made of a subject. The default of an option is that of the engine.
-
-    Raises:
-        UsageError: If a value is invalid.
-    """
+    """How batches are made of a subject. The default of an option is that of the engine."""
 
     engine: str = "auto"
     """One of `shardkit.torch.engine.options.ENGINES`, or `PLAIN`."""
@@ -113,11 +110,7 @@ class LoaderSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """What is done with each batch: nothing, a wait, or a training step.
-
-    Raises:
-        UsageError: If more than one is given, or the wait is out of range.
-    """
+    """What is done with each batch: nothing, a wait, or a training step."""
 
     milliseconds: float = 0.0
     """Length of a wait: an accelerator computes while the CPUs are free to load."""
@@ -148,11 +141,7 @@ class StopCondition:
 
 
 def parse_loader(text: str, batch_size: int) -> LoaderSpec:
-    """Parse a loader such as ``thread`` or ``process:num_workers=4,start_method=fork``.
-
-    Raises:
-        UsageError: If it cannot be parsed.
-    """
+    """Parse a loader such as ``thread`` or ``process:num_workers=4,start_method=fork``."""
     engine, _, rest = text.strip().partition(":")
     if engine not in (*ENGINES, PLAIN):
         raise UsageError(

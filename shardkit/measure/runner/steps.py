@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,13 +26,9 @@ def device() -> torch.device:
 
 
 def make_step(spec: StepSpec) -> Step:
-    """Return the function that uses each batch.
-
-    Raises:
-        UsageError: If the model cannot be found or created.
-    """
+    """Return the function that uses each batch; a model is created once per process."""
     if spec.model is not None:
-        return Training(small_model() if spec.model == "small" else load_model(spec.model))
+        return _training(spec.model)
     if spec.milliseconds:
         return lambda batch: time.sleep(spec.milliseconds / 1000)
     return _arrive if spec.arrive and device().type == "cuda" else lambda batch: None
@@ -72,6 +69,11 @@ class Training:
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
         loss.item()  # an accelerator computes asynchronously: this waits for it
+
+
+@cache
+def _training(model: str) -> Training:
+    return Training(small_model() if model == "small" else load_model(model))
 
 
 def load_model(text: str) -> nn.Module:
