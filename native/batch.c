@@ -62,6 +62,33 @@ void sk_check_entries(const uint8_t *entries, size_t count, int kinds, uint8_t *
     }
 }
 
+int sk_survey_entries(const uint8_t *entries, size_t count, const int64_t *sizes, int kinds,
+                      uint32_t width, uint32_t height, uint64_t most_pixels, sk_survey *found) {
+    memset(found, 0, sizeof *found);
+    for (size_t n = 0; n < count; n++, entries += SK_ENTRY) {
+        const entry image = entry_of(entries);
+        uint64_t pixels = (uint64_t)image.width * image.height;
+        uint8_t wrong;
+        sk_check_entries(entries, 1, kinds, &wrong);
+        if (wrong || image.offset < 0 || image.offset > sizes[n] - (int64_t)image.length) return 0;
+        if (image.kind == RAW) {
+            if (image.width != width || image.height != height || image.length != 3 * pixels)
+                return 0;
+        } else if (pixels > most_pixels || (pixels == 0 && (image.width || image.height))) {
+            return 0;
+        }
+        if (image.length > found->longest) found->longest = image.length;
+        if (pixels > found->most_pixels) found->most_pixels = pixels;
+        if (n == 0) {
+            found->width = image.width;
+            found->height = image.height;
+        } else if (found->width != image.width || found->height != image.height) {
+            found->width = found->height = 0;
+        }
+    }
+    return 1;
+}
+
 /* Read all of a range. Returns whether it was read. */
 static int read_range(int file, int64_t offset, uint8_t *to, size_t length) {
     while (length) {

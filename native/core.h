@@ -133,4 +133,21 @@ size_t sk_fill(const sk_batch *batch);
 /* Compare the check of each entry: 1 in `wrong` if it or the kind of the image is damaged. */
 void sk_check_entries(const uint8_t *entries, size_t count, int kinds, uint8_t *wrong);
 
+typedef struct {
+    uint32_t longest;       /* bytes of the longest image */
+    uint64_t most_pixels;   /* pixels of the largest */
+    uint32_t width, height; /* of all images, or 0 if they differ */
+} sk_survey;
+
+/* Compare entries with what they may state, and sum them up.
+ *
+ * sizes: bytes of the file of each
+ * kinds: number of kinds of images
+ * width, height: of raw pixels
+ * most_pixels: that an image may have
+ * found: the sum
+ * Returns 0 if an entry is damaged, impossible, or has no place in its file: Python decides then. */
+int sk_survey_entries(const uint8_t *entries, size_t count, const int64_t *sizes, int kinds,
+                      uint32_t width, uint32_t height, uint64_t most_pixels, sk_survey *found);
+
 #endif

@@ -6,7 +6,7 @@
 #include "module.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 3
+#define API 4
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -112,6 +112,36 @@ static PyObject *check_entries(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(survey_doc,
+             "survey(entries, sizes, kinds, width, height, most_pixels)\n--\n\n"
+             "Return the longest image, the most pixels, and width and height of all or 0, 0;\n"
+             "None if an entry is damaged, impossible, or has no place in its file.");
+
+static PyObject *survey(PyObject *module, PyObject *arguments) {
+    Py_buffer entries, sizes;
+    unsigned int width, height;
+    unsigned long long most_pixels;
+    int kinds, fits, usual = 0;
+    sk_survey found;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*y*iIIK:survey", &entries, &sizes, &kinds, &width, &height,
+                          &most_pixels))
+        return NULL;
+    fits = entries.len % SK_ENTRY == 0 &&
+           holds(&sizes, "sizes", (size_t)entries.len / SK_ENTRY, sizeof(int64_t));
+    if (fits)
+        usual = sk_survey_entries(entries.buf, (size_t)entries.len / SK_ENTRY, sizes.buf, kinds,
+                                  width, height, most_pixels, &found);
+    else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "entries are not whole");
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&sizes);
+    if (!fits) return NULL;
+    if (!usual) Py_RETURN_NONE;
+    return Py_BuildValue("(IKII)", found.longest, (unsigned long long)found.most_pixels,
+                         found.width, found.height);
+}
+
 PyDoc_STRVAR(resize_doc, "resize(pixels, width, height, box, out, out_width, out_height, bicubic, tall_first)"
                          "\n--\n\nScale a box of an RGB image as Pillow does.");
 
@@ -164,6 +194,7 @@ static PyMethodDef methods[] = {
     {"fill", fill, METH_VARARGS, fill_doc},
     {"map_file", sk_map_file, METH_VARARGS, map_file_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
+    {"survey", survey, METH_VARARGS, survey_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -220,8 +220,8 @@ MUTANTS = (
     Mutant(
         "a damaged row of the index is accepted",
         "dataset/shardset.py",
-        "        if (wrong := damaged_rows(index)).any():",
-        "        if (wrong := damaged_rows(index)).all() and len(index) > 9:",
+        "        if (wrong := damaged_rows(self._index)).any():",
+        "        if (wrong := damaged_rows(self._index)).all() and len(self) > 9:",
         "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(

@@ -13,6 +13,7 @@ from scripts.fuzzing.targets.image import ImageTarget
 from scripts.fuzzing.targets.index import IndexTarget
 from scripts.fuzzing.targets.lmdb import LmdbTarget
 from scripts.fuzzing.targets.manifest import ManifestTarget
+from scripts.fuzzing.targets.native import NativeTarget
 from scripts.fuzzing.targets.sources import (
     IdxTarget,
     NpyTarget,
@@ -34,6 +35,7 @@ TARGETS: dict[str, type[Target]] = {
         ImageTarget,
         FieldsTarget,
         StateTarget,
+        NativeTarget,
         LMDB_DATASET,
         HDF5_DATASET,
         TAR_DATASET,

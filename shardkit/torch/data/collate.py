@@ -24,17 +24,25 @@ class BatchView(Sequence[Sample]):
     ``StackDataset`` work. `collate` returns its `batch` without copying.
     """
 
-    def __init__(self, images: Images, labels: list[Any], block: Any = None) -> None:
+    def __init__(
+        self,
+        images: Images,
+        labels: list[Any],
+        block: Any = None,
+        targets: torch.Tensor | None = None,
+    ) -> None:
         """Create a view.
 
         Args:
             images: The image of each sample.
             labels: The label of each sample.
             block: The tensor or array that all images are views of, if any.
+            targets: The labels, collated, where they are known.
         """
         self._images = images
         self._labels = labels
         self._block = block
+        self._targets = targets
 
     def __len__(self) -> int:
         return len(self._images)
@@ -57,7 +65,8 @@ class BatchView(Sequence[Sample]):
             RuntimeError: If images differ in size.
         """
         if self._block is not None:
-            return self._block, default_collate(self._labels)
+            targets = self._targets
+            return self._block, default_collate(self._labels) if targets is None else targets
         try:
             return default_collate(list(self))
         except TypeError as error:

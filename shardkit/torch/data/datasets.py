@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from shardkit.codecs.image import WHITE, Pixels, WrongSizeError
 from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding, decode_stored, require_stated_size
-from shardkit.dataset.filling import fill
+from shardkit.dataset.filling import Pieces, fill
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.shardset import LocatedRows, ShardSet
 from shardkit.errors import BadImage, CorruptDataset, TransformFailed, UsageError
@@ -28,7 +28,7 @@ from shardkit.sampling.order import check_integer
 from shardkit.system import native
 from shardkit.system.scratch import scratch
 from shardkit.torch.data.collate import BatchView, Sample
-from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
+from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces, numbered_pieces
 from shardkit.torch.data.read_context import Context, EpochCell, new_block, raised
 
 DECODES = ("pil", "numpy", "torch", "bytes")
@@ -147,7 +147,8 @@ class ShardDataset(Dataset[Sample]):
         positions = self._shards.resolve_rows(rows)
         found = self._shards.find(positions)
         images = _Images(found, Context(self._epoch, self.view, rows), self.decode)
-        with images.context.globals_kept(self.transform, self.target_transform), images.lent():
+        kept = images.context.globals_kept(self.transform, self.target_transform)
+        with kept, scratch(found.longest) as images.buffer:
             self._check_sizes(images)
             labels = self._labels(images)
             if images.size is not None and self.transform is None:
@@ -278,17 +279,20 @@ class ShardDataset(Dataset[Sample]):
         slots = block.numpy()
         for number in self._left(images, slots):
             self._pixels(images, number, slots[number])
+        targets = (
+            torch.from_numpy(images.found.targets()) if self.target_transform is None else None
+        )
         if self.decode == "numpy":
-            return BatchView(slots, labels, block)
+            return BatchView(slots, labels, block, targets)
         block = block.permute(0, 3, 1, 2)
-        return BatchView(block, labels, block)
+        return BatchView(block, labels, block, targets)
 
     def _left(self, images: _Images, slots: Pixels) -> Sequence[int]:
         """Fill ``slots`` with the compiled module, and return the positions that it left."""
         if native.module() is None:
             return range(len(slots))
-        pieces = None
-        if isinstance(self.decode, ImageOp):
+        pieces = images.numbered
+        if isinstance(self.decode, ImageOp) and pieces is None:
             pieces = compiled_pieces(self.decode, images.pieces)
             if pieces is None:
                 return range(len(slots))
@@ -370,30 +374,45 @@ class _Images:
     def __init__(self, found: LocatedRows, context: Context, decode: str | ImageOp) -> None:
         self.found = found
         self.context = context
-        self.samples = context.samples(found.rows)
-        self.pieces: list[Piece] = []
+        self._decode = decode
         self.buffer = memoryview(b"")
-        """Scratch memory for the bytes of one image, within `lent`."""
-        self.size: tuple[int, int] | None = None
-        """Height and width of all samples if they fit one block, else None."""
+        """Scratch memory for the bytes of one image: at least `LocatedRows.longest`."""
         self.sized = decode not in ("pil", "bytes")
         """Whether the sizes in the index determine how much memory is allocated."""
-        sizes: set[tuple[int, int]] = set()
-        if isinstance(decode, ImageOp):
-            self.pieces = decode.pieces(
-                found.widths, found.heights, lambda place: context.draws(self.samples[place])
-            )
-            sizes = {piece.size for piece in self.pieces}
-        elif decode in ("numpy", "torch"):
-            sizes = set(zip(found.heights, found.widths, strict=True))
-        if len(sizes) == 1:
-            self.size = sizes.pop()
 
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Provide a `buffer` for the bytes of the longest image within the block."""
-        with scratch(max(self.found.lengths, default=0)) as self.buffer:
-            yield
+    @cached_property
+    def samples(self) -> list[int]:
+        """The sample number of each image."""
+        return self.context.samples(self.found.rows)
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The piece of each image; none if the whole images are samples."""
+        if not isinstance(self._decode, ImageOp):
+            return []
+        found, draws = self.found, lambda place: self.context.draws(self.samples[place])
+        return self._decode.pieces(found.widths, found.heights, draws)
+
+    @cached_property
+    def numbered(self) -> Pieces | None:
+        """The `pieces` for the compiled module, if it exists and they can be made all at once."""
+        if not isinstance(self._decode, ImageOp) or self.found.survey is None:
+            return None
+        return numbered_pieces(self._decode, *self.found.sizes())
+
+    @cached_property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of all samples if they fit one block, else None."""
+        survey, sizes = self.found.survey, set[tuple[int, int]]()
+        if isinstance(self._decode, ImageOp):
+            if self.numbered is not None:
+                return self._decode.fixed_size
+            sizes = {piece.size for piece in self.pieces}
+        elif self._decode in ("numpy", "torch"):
+            if survey is not None and survey.width:
+                return survey.height, survey.width
+            sizes = set(zip(self.found.heights, self.found.widths, strict=True))
+        return sizes.pop() if len(sizes) == 1 else None
 
     def inflated(self) -> Iterator[int]:
         """Yield positions of encoded images with implausibly many pixels for their bytes."""
@@ -415,11 +434,20 @@ class _Images:
 
         It takes a few calls for a batch, where `inflated` takes a few for each image.
         """
-        found = self.found
-        if self.size is None or not found.widths or any(piece.whole for piece in self.pieces):
+        found, survey = self.found, self.found.survey
+        if self.size is None or not len(found):
             return False
-        most: int = max(map(mul, found.widths, found.heights))
-        return 3 * max(most, math.prod(self.size)) <= _INFLATED_BYTES
+        if self.numbered is not None:
+            numbers = self.numbered.numbers.astype(np.int64)
+            whole = int((numbers[:, 5] * numbers[:, 6]).max())
+        elif any(piece.whole for piece in self.pieces):
+            return False
+        else:
+            whole = 0
+        most: int = (
+            max(map(mul, found.widths, found.heights)) if survey is None else survey.most_pixels
+        )
+        return 3 * max(most, whole, math.prod(self.size)) <= _INFLATED_BYTES
 
     def is_raw(self, number: int, size: int) -> bool:
         """Return whether an image is stored as ``size`` bytes of pixels."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from shardkit.codecs.image import Pixels
@@ -21,13 +22,16 @@ from shardkit.codecs.resize import resize
 from shardkit.codecs.scaling import scale
 from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import Decoding, Part, decode_part, enclosing
-from shardkit.dataset.filling import Pieces
+from shardkit.dataset.filling import PIECE_NUMBERS, Pieces
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import UsageError
 from shardkit.sampling.order import Draws
 
 FILTERS = ("bilinear", "bicubic")
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+_MOST = 2**31 - 1
+"""The largest number of a piece for the compiled module."""
 
 _ATTEMPTS = 10
 """Random crops to try before using the center crop, as in torchvision."""
@@ -102,6 +106,20 @@ class ImageOp(ABC):
         known = {size: self.piece(*size, none) for size in set(sizes)}
         return [known[size] for size in sizes]
 
+    def numbers(
+        self, widths: npt.NDArray[np.int64], heights: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64] | None:
+        """Return `pieces` as `shardkit.dataset.filling.Pieces` has them, all at once.
+
+        Args:
+            widths: Widths of the stored images, from 1 on.
+            heights: Heights of the stored images, from 1 on.
+
+        Returns:
+            None if this is not implemented, or the samples may differ in size.
+        """
+        return None
+
     def render(
         self, image: EncodedImage, piece: Piece, how: Decoding, out: Pixels | None = None
     ) -> Pixels:
@@ -169,6 +187,16 @@ class Resize(ImageOp):
         """Return the whole image, scaled."""
         return Piece(0, 0, width, height, _resized(self.size, width, height))
 
+    def numbers(
+        self, widths: npt.NDArray[np.int64], heights: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64] | None:
+        """Return the whole images, scaled to one size."""
+        if self.fixed_size is None or type(self).piece is not Resize.piece:
+            return None
+        found = np.zeros((len(widths), PIECE_NUMBERS), np.int64)
+        found[:, 2], found[:, 3] = widths, heights
+        return found
+
 
 @dataclass(frozen=True)
 class CenterCrop(ImageOp):
@@ -209,6 +237,24 @@ class CenterCrop(ImageOp):
         size = crop_height, crop_width
         whole = None if self.resize is None else (whole_height, whole_width)
         return Piece(left, top, crop_width, crop_height, size, whole=whole)
+
+    def numbers(
+        self, widths: npt.NDArray[np.int64], heights: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64] | None:
+        """Return the centers."""
+        if type(self).piece is not CenterCrop.piece:
+            return None
+        found = np.zeros((len(widths), PIECE_NUMBERS), np.int64)
+        if self.resize is not None:  # as `_resized`
+            short = np.minimum(widths, heights)
+            widths = np.maximum(1, (self.resize * widths / short).astype(np.int64))
+            heights = np.maximum(1, (self.resize * heights / short).astype(np.int64))
+            found[:, 5], found[:, 6] = heights, widths
+        found[:, 3], found[:, 2] = _pair(self.size)
+        for column, whole in ((0, widths), (1, heights)):  # as `_center`
+            rest = whole - found[:, column + 2]
+            found[:, column] = np.where(rest < 0, -(-rest // 2), np.rint(rest / 2))
+        return found
 
 
 @dataclass(frozen=True)
@@ -341,6 +387,20 @@ def compiled_pieces(op: ImageOp, pieces: list[Piece]) -> Pieces | None:
     except OverflowError:
         return None
     return Pieces(numbers, op.filter == "bicubic", float(op.oversample))
+
+
+def numbered_pieces(
+    op: ImageOp, widths: npt.NDArray[np.uint32], heights: npt.NDArray[np.uint32]
+) -> Pieces | None:
+    """Return the pieces of images for the compiled module, all at once; None if `op` cannot."""
+    if type(op).render is not ImageOp.render or not len(widths):
+        return None
+    if not widths.all() or not heights.all():  # not checked when they were converted
+        return None
+    found = op.numbers(widths.astype(np.int64), heights.astype(np.int64))
+    if found is None or found.max() > _MOST or found.min() < -_MOST:
+        return None
+    return Pieces(found.astype(np.int32), op.filter == "bicubic", float(op.oversample))
 
 
 def _numbers(piece: Piece) -> tuple[int, ...]:

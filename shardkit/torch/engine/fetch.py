@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,7 @@ class Fetch:
             known = isinstance(dataset, ShardDataset)
             counts = [repeats[place] for place in places] if repeats else ()
             with reading(stated._replace(repeats=counts if known else None)):
-                read = _read_rows(dataset, own, [partial(seed, place) for place in places])
+                read = _read_rows(dataset, own, seed, places)
             if len(found) == 1:
                 samples = read
             else:
@@ -115,15 +114,17 @@ class Fetch:
         return str(name(row)) if name is not None else f"row {row}"
 
 
-def _read_rows(dataset: Any, rows: list[int], seeds: list[Callable[[], None]]) -> Any:
-    """Return the samples of ``rows``; ``seeds`` are called to seed the generators before each."""
+def _read_rows(
+    dataset: Any, rows: list[int], seed: Callable[[int], None], places: Sequence[int]
+) -> Any:
+    """Return the samples of ``rows``; ``seed`` seeds the generators for each of ``places``."""
     # A subclass of Subset always has __getitems__, but its dataset may lack it.
     if all(getattr(each, "__getitems__", None) for each in (dataset, *nested.parts(dataset))):
-        seeds[0]()
+        seed(places[0])
         return dataset.__getitems__(rows)
     samples = []
-    for row, seed in zip(rows, seeds, strict=True):
-        seed()
+    for row, place in zip(rows, places, strict=True):
+        seed(place)
         samples.append(dataset[row])
     return samples
 

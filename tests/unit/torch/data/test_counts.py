@@ -307,11 +307,11 @@ def calls_of(work: Callable[[], Any]) -> int:
 
 
 CALLS = {
-    ("raw", "torch"): (7, 31),
-    ("raw", "bytes"): (5, 29),
-    ("jpg", "bytes"): (6, 29),
-    ("jpg", "torch"): (14, 29),
-    ("jpg", CenterCrop(96)): (22, 53),
+    ("raw", "torch"): (6, 51),
+    ("raw", "bytes"): (4, 42),
+    ("jpg", "bytes"): (5, 43),
+    ("jpg", "torch"): (13, 45),
+    ("jpg", CenterCrop(96)): (21, 68),
     ("jpg", RandomResizedCrop(64)): (67, 34),
 }
 """Functions of shardkit that one sample takes, and a batch beside its samples: looking up its rows
@@ -531,11 +531,11 @@ def tensors_of(
 def test_tensors_do_not_grow_with_the_batch(
     root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The block, its view with channels first, and the labels."""
+    """The block, its view with channels first, and the labels, whose tensor counts three times."""
     dataset = opened(root, "lmdb", kind)
     few = tensors_of(dataset, range(4), monkeypatch)
     assert few == tensors_of(dataset, range(ROWS), monkeypatch)
-    assert sum(few.values()) <= 4
+    assert sum(few.values()) <= 5
 
 
 @each_kind

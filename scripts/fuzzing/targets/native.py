@@ -1,0 +1,300 @@
+"""The compiled module: what it fills equals what Python gives, or Python refuses it too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from scripts.fuzzing.material import RAW_SHAPE, encoded
+from scripts.fuzzing.pieces import mutated_jpeg
+from scripts.fuzzing.target import Target, broken
+from shardkit.codecs.image import MAX_PIXELS, Pixels, inspect
+from shardkit.codecs.turbo import available
+from shardkit.dataset.decode import Decoding, decode_stored
+from shardkit.dataset.filling import fill
+from shardkit.dataset.index import HEAD, ROW, checksum, pack_row, row_check
+from shardkit.dataset.shardset import EncodedImage, LocatedRows
+from shardkit.errors import BadImage, CorruptRecord
+from shardkit.record import IMAGE_FIELDS
+from shardkit.sampling.order import Draws
+from shardkit.system import native
+from shardkit.torch.data.ops import (
+    CenterCrop,
+    ImageOp,
+    Piece,
+    RandomResizedCrop,
+    Resize,
+    compiled_pieces,
+    numbered_pieces,
+)
+
+_VERIFIES, _FAST, _MAPPED = 1, 2, 4
+
+_OPERATIONS: tuple[ImageOp | None, ...] = (
+    None,
+    CenterCrop(6),
+    CenterCrop((9, 7), resize=10),
+    RandomResizedCrop((6, 5), oversample=2.0),
+    RandomResizedCrop(4, filter="bicubic"),
+    Resize((5, 8)),
+    CenterCrop(1190),  # large enough to be copied from a map
+    None,
+)
+
+_MOST_IMAGES = 8
+_MOST_SIDE = 1 << 11
+_LARGE = 1 << 21
+"""Pixels above which an image or a batch is not decoded here."""
+_FILE = 6 << 20
+"""Size of a file that is mapped; what the input does not fill is zeros."""
+
+
+class NativeTarget(Target):
+    """An input is flags, an operation, a seed, rows of an index, and the file of their images.
+
+    Its bytes: flags, operation, seed, number of rows; 32 bytes for each row; the file.
+    """
+
+    name = "native"
+    tokens = (
+        b"\xff\xd8",
+        b"\xff\xd9",
+        b"\xff\xda",
+        b"\xff\xc0\x00\x11\x08",
+        b"\xff" * 8,
+        b"\0" * 8,
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        available()  # a library is loaded now, and not under guard
+        height, width, _ = RAW_SHAPE
+        raw = bytes(range(3 * width * height))
+        jpegs = [encoded("JPEG", quality=80), encoded("JPEG", "L"), encoded("JPEG", subsampling=0)]
+        photographs = [(each, (12, 9), "jpg") for each in jpegs]
+        pixels = [(raw, (width, height), "raw")]
+        for number in range(len(_OPERATIONS) - 2):
+            self.seeds.append(_input(number % 4, number, photographs))
+            self.seeds.append(_input(number % 4, number, [(*photographs[0][:2], "jpg"), *pixels]))
+        large = [(bytes(3 * 1190 * 1190), (1190, 1190), "raw")]
+        self.seeds.append(_input(_MAPPED, 6, large)[:4096])
+        self.seeds.append(_input(_MAPPED, 7, large)[:4096])
+        self.seeds.append(_input(_VERIFIES, 0, [(encoded("JPEG", "CMYK"), (12, 9), "jpg")]))
+        self.seeds.append(_input(_VERIFIES, 0, [(encoded("PNG"), (12, 9), "png")]))
+        for number in range(40):  # half of them keep a header
+            image = mutated_jpeg(random.Random(number))
+            with contextlib.suppress(BadImage):
+                info = inspect(image, "jpg")
+                size = info.width, info.height
+                if info.width * info.height <= _LARGE:
+                    self.seeds.append(_input(number % 4, number % 6, [(image, size, "jpg")]))
+
+    def check(self, data: bytes) -> str:
+        flags, choice, seed, count = data[:4].ljust(4, b"\0")
+        count = 1 + count % _MOST_IMAGES
+        rows, content = data[4 : 4 + ROW.itemsize * count], data[4 + ROW.itemsize * count :]
+        if len(rows) != ROW.itemsize * count:
+            return "short"
+        index = np.frombuffer(rows, ROW)
+        with _File(self.folder / "shard", content, rows, flags) as file:
+            _check_survey(index, rows, file.size)
+            return _check_fill(file, index, _OPERATIONS[choice % len(_OPERATIONS)], seed, flags)
+
+    def mend(self, data: bytes, rng: random.Random) -> bytes:
+        """Make the checks of the rows, and usually the checksums of the images, fit."""
+        count = 1 + data[3] % _MOST_IMAGES if len(data) > 3 else 0
+        end = 4 + ROW.itemsize * count
+        found, content = bytearray(data), data[end:]
+        for start in range(4, min(end, len(found)) - ROW.itemsize + 1, ROW.itemsize):
+            row = found[start : start + ROW.itemsize]
+            offset, length = int.from_bytes(row[:8], "little"), int.from_bytes(row[8:12], "little")
+            if rng.random() < 0.8:
+                image = content[offset : offset + length]
+                row[12:16] = checksum(row[HEAD], image).to_bytes(4, "little")
+            if rng.random() < 0.9:
+                row[HEAD.stop :] = row_check(row)
+            found[start : start + ROW.itemsize] = row
+        return bytes(found)
+
+
+Images = list[tuple[bytes, tuple[int, int], str]]
+
+
+def _input(flags: int, choice: int, images: Images) -> bytes:
+    rows, content = b"", b""
+    for image, size, field in images:
+        rows += pack_row(offset=len(content), image=image, label=1, size=size, field=field)
+        content += image
+    return bytes((flags, choice, 7, len(images) - 1)) + rows + content
+
+
+class _File:
+    """A file of images, as `fill` needs `LocatedRows` to be."""
+
+    def __init__(self, path: Path, content: bytes, rows: bytes, flags: int) -> None:
+        self.entries, self.verifies = memoryview(rows), bool(flags & _VERIFIES)
+        self.rows = list(range(len(rows) // ROW.itemsize))
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.pwrite(self._descriptor, content, 0)
+        self._map: Any = None
+        compiled = native.module()
+        if flags & _MAPPED and compiled is not None:
+            os.truncate(self._descriptor, _FILE)
+            self._map = compiled.map_file(self._descriptor, 2 * _FILE)  # half of it has no file
+        self.size = os.fstat(self._descriptor).st_size
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def descriptors(self) -> list[int]:
+        return [self._descriptor] * len(self)
+
+    def maps(self) -> list[Any] | None:
+        return None if self._map is None else [self._map] * len(self)
+
+    def read(self, row: np.void) -> bytes:
+        """Return the image of a row.
+
+        Raises:
+            CorruptRecord: If it is not in the file, or has another checksum.
+        """
+        offset, length = int(row["offset"]), int(row["length"])
+        if not 0 <= offset <= self.size - length:
+            raise CorruptRecord("it is not in the file")
+        data = os.pread(self._descriptor, length, offset)
+        if self.verifies and checksum(row.tobytes()[HEAD], data) != row["checksum"]:
+            raise CorruptRecord("it has another checksum")
+        return data
+
+
+def _check_survey(index: npt.NDArray[Any], rows: bytes, size: int) -> None:
+    """Compare the sum of the rows with that of Python."""
+    compiled = native.module()
+    if compiled is None:
+        return
+    height, width, _ = RAW_SHAPE
+    sizes = np.full(len(index), size, np.int64)
+    found = compiled.survey(rows, sizes, len(IMAGE_FIELDS), width, height, MAX_PIXELS)
+    if all(_is_usual(row, size) for row in index):
+        pixels = [int(row["width"]) * int(row["height"]) for row in index]
+        shapes = {(int(row["width"]), int(row["height"])) for row in index}
+        same = shapes.pop() if len(shapes) == 1 else (0, 0)
+        if found != (int(index["length"].max()), max(pixels), *same):
+            broken("the sum of the rows is another", found)
+    elif found is not None:
+        broken("a damaged or impossible row is accepted", found)
+
+
+def _is_usual(row: np.void, size: int) -> bool:
+    if row_check(row.tobytes()) != row["check"].tobytes() or row["field"] >= len(IMAGE_FIELDS):
+        return False
+    offset, length, width, height = (int(row[n]) for n in ("offset", "length", "width", "height"))
+    if not 0 <= offset <= size - length:
+        return False
+    if IMAGE_FIELDS[row["field"]] == "raw":
+        return (height, width, 3) == RAW_SHAPE and length == 3 * width * height
+    return width * height <= MAX_PIXELS and (width * height > 0 or width == height == 0)
+
+
+def _check_fill(
+    file: _File, index: npt.NDArray[Any], op: ImageOp | None, seed: int, flags: int
+) -> str:
+    """Compare the images that the module fills with those of Python."""
+    widths, heights = index["width"], index["height"]
+    size = (int(heights[0]), int(widths[0])) if op is None else op.fixed_size
+    areas = widths.astype(np.uint64) * heights
+    if size is None or areas.max() > _LARGE or 0 in areas:
+        return "large or empty"
+    if max(size) > _MOST_SIDE or size[0] * size[1] * len(index) > _LARGE:
+        return "large or empty"
+    work = _Work(op, _pieces(op, widths, heights, seed), Decoding(fast=bool(flags & _FAST)))
+    compiled = None
+    if op is not None:
+        compiled = compiled_pieces(op, work.pieces)
+        at_once = numbered_pieces(op, widths, heights)
+        if at_once is not None and not (
+            compiled is not None and np.array_equal(at_once.numbers, compiled.numbers)
+        ):
+            broken("pieces made at once are others", at_once.numbers.tolist())
+    out = np.zeros((len(index), *size, 3), np.uint8)
+    left = fill(cast(LocatedRows, file), out, work.how, compiled)
+    found = {
+        _compare(file, row, None if number in left else out[number], work, number)
+        for number, row in enumerate(index)
+    }
+    return ", ".join(sorted(found))
+
+
+class _Work(NamedTuple):
+    """What becomes of the images."""
+
+    op: ImageOp | None
+    pieces: list[Piece]
+    how: Decoding
+
+    def do(self, image: EncodedImage, number: int) -> Pixels:
+        """Return the sample that Python makes of an image.
+
+        Raises:
+            BadImage: If it cannot be decoded.
+        """
+        if self.op is None:
+            return decode_stored(image, self.how)
+        return self.op.render(image, self.pieces[number], self.how)
+
+
+def _pieces(
+    op: ImageOp | None, widths: npt.NDArray[Any], heights: npt.NDArray[Any], seed: int
+) -> list[Piece]:
+    if op is None:
+        return []
+    return op.pieces(widths.tolist(), heights.tolist(), partial(Draws, seed))
+
+
+def _compare(file: _File, row: np.void, found: Pixels | None, work: _Work, number: int) -> str:
+    """Compare one sample, None if it was left to Python, with that of Python."""
+    try:
+        expected = work.do(_image(file, row), number)
+    except CorruptRecord:
+        if found is not None:
+            broken("a damaged image is filled", number)
+        return "refused"
+    except BadImage:
+        if found is not None and work.op is None:
+            broken("an image that cannot be decoded is filled", number)
+        return "refused" if found is None else "damaged below"
+    if found is None:
+        return "left to Python"
+    if not np.array_equal(found, expected):
+        scaled = not (isinstance(work.op, CenterCrop) and work.op.resize is None)
+        if work.op is None or not (work.how.fast or scaled) or not _warnings(_image(file, row)):
+            broken("other pixels", (number, int(row["field"])))
+        return "damaged below"  # Python sees it, and decodes all pixels exactly
+    return "equal"
+
+
+def _warnings(image: EncodedImage) -> list[str]:
+    found: list[str] = []
+    decode_stored(image, warnings=found)
+    return found
+
+
+def _image(file: _File, row: np.void) -> EncodedImage:
+    data = file.read(row)
+    if row["field"] >= len(IMAGE_FIELDS):
+        raise CorruptRecord("it is of no kind")
+    field = IMAGE_FIELDS[row["field"]]
+    return EncodedImage(data, field, int(row["label"]), int(row["width"]), int(row["height"]))
