@@ -227,8 +227,8 @@ MUTANTS = (
     Mutant(
         "the neighboring image is read",
         "dataset/shardset.py",
-        "        index = self.entries.read(rows)\n        files",
-        "        index = self.entries.read(np.minimum(rows + 1, len(self) - 1))\n        files",
+        "        index = self.entries_of(field).read(rows)\n",
+        "        index = self.entries_of(field).read((rows + 1) % len(self))\n",
         "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
