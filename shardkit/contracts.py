@@ -41,7 +41,8 @@ class PackedEntries(Sequence[Entry]):
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._rows: Sequence[int] = range(0)
-        self._text = b""
+        self._text: str | bytes = ""
+        """Paths and keys, end to end: text if it is ASCII, else bytes, which take less memory."""
         self._ends = array("q", [0])
         self._keys = array("q")
         """Position of each key in the text, after the path."""
@@ -59,7 +60,7 @@ class PackedEntries(Sequence[Entry]):
             self._bytes.append(size)
             self._stamps.append(stamp)
             self._places.append(place)
-        self._text = bytes(text)
+        self._text = text.decode() if text.isascii() else bytes(text)
         self._rows = range(len(self._labels))
 
     def take(self, rows: Iterable[int]) -> PackedEntries:
@@ -68,6 +69,21 @@ class PackedEntries(Sequence[Entry]):
         vars(taken).update(vars(self))
         taken._rows = array("q", map(self._rows.__getitem__, rows))
         return taken
+
+    def paths(self) -> list[str]:
+        """Return the path of each entry."""
+        text, ends, keys = self._text, self._ends, self._keys
+        if isinstance(text, str):
+            return [text[ends[place] : keys[place]] for place in self._rows]
+        return [_decoded(text[ends[place] : keys[place]]) for place in self._rows]
+
+    def sizes(self) -> list[int]:
+        """Return `Entry.bytes` of each entry."""
+        return [*map(self._bytes.__getitem__, self._rows)]
+
+    def stamps(self) -> list[int]:
+        """Return `Entry.stamp` of each entry."""
+        return [*map(self._stamps.__getitem__, self._rows)]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -94,16 +110,22 @@ class PackedEntries(Sequence[Entry]):
 
     def _entry(self, place: int) -> Entry:
         text, key = self._text, self._keys[place]
+        path: str | bytes = text[self._ends[place] : key]
+        name: str | bytes = text[key : self._ends[place + 1]]
         return Entry._make(
             (
-                text[self._ends[place] : key].decode("utf-8", "surrogateescape"),
-                text[key : self._ends[place + 1]].decode(),
+                path if isinstance(path, str) else _decoded(path),
+                name if isinstance(name, str) else name.decode(),
                 self._labels[place],
                 self._bytes[place],
                 self._stamps[place],
                 self._places[place],
             )
         )
+
+
+def _decoded(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
 
 
 class Source(Protocol):
@@ -202,6 +224,27 @@ class Images:
             IndexError: If a row is not in ``range(len(self))``.
         """
         return [self.source.read(self.split, self._entry(row)) for row in rows]
+
+    def paths(self) -> Sequence[str]:
+        """Return the path of each image."""
+        entries = self.entries
+        if isinstance(entries, PackedEntries):
+            return entries.paths()
+        return [entry.path for entry in entries]
+
+    def sizes(self) -> Sequence[int]:
+        """Return `Entry.bytes` of each image."""
+        entries = self.entries
+        if isinstance(entries, PackedEntries):
+            return entries.sizes()
+        return [entry.bytes for entry in entries]
+
+    def stamps(self) -> Sequence[int]:
+        """Return `Entry.stamp` of each image."""
+        entries = self.entries
+        if isinstance(entries, PackedEntries):
+            return entries.stamps()
+        return [entry.stamp for entry in entries]
 
     def files(self) -> Sequence[bytes] | None:
         """Return the file of each image, if the source has `FileSource.files`."""

@@ -131,8 +131,11 @@ class Plan:
             prefix = f"{split.name}/" if split.name else ""
             for problem in self.scan.problems.get(split.name, ()):
                 files[prefix + problem.path] = problem.reason
-            for entry in split.source.entries:
-                files[prefix + entry.path] = f"{entry.bytes} {entry.stamp}"
+            source = split.source
+            for path, count, stamp in zip(
+                source.paths(), source.sizes(), source.stamps(), strict=True
+            ):
+                files[prefix + path] = f"{count} {stamp}"
         return ConversionFingerprint(
             settings=self._settings(),
             images={split.name: split.images for split in self.splits},
@@ -210,7 +213,7 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     """
     order: Sequence[int] = range(len(source))
     if seed is not None:
-        order = stored_order((entry.path for entry in source.entries), seed)
+        order = stored_order(source.paths(), seed)
     return source.take(order[:limit])
 
 
@@ -261,10 +264,10 @@ def shard_meta(
     }
 
 
-def _sizes(source: Images, recipe: Recipe, schema: Schema) -> list[int]:
+def _sizes(source: Images, recipe: Recipe, schema: Schema) -> Sequence[int]:
     """Return the stored size of each record: exact, or estimated from a few converted records."""
     if recipe.keeps_bytes:
-        return [entry.bytes for entry in source.entries]
+        return source.sizes()
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
         height, width, channels = recipe.raw_shape
         return [height * width * channels] * len(source)
