@@ -24,6 +24,8 @@ from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
 from shardkit.record import (
+    IMAGE,
+    LABEL,
     NO_LABEL,
     Record,
     Schema,
@@ -319,7 +321,8 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     records: list[Record] = []
     tally = _Tally()
     with recipe.at_work():
-        ordinary = read_ordinary(source, recipe)
+        plain = chunk.schema.keys() <= {IMAGE, LABEL}
+        ordinary = read_ordinary(source, recipe) if plain else [None] * len(source)
         for row in range(len(source)):
             try:
                 record, notes = ordinary[row] or _read(chunk, row)
