@@ -63,13 +63,16 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
 
     def read(end: float) -> None:
         nonlocal batch, images
-        while batch is not None and time.perf_counter() < end:
+        while batch is not None:
             step(batch)
             asked = time.perf_counter()
             batch = next(batches, None)
+            now = time.perf_counter()
             if batch is not None:
-                waits.append(time.perf_counter() - asked)
+                waits.append(now - asked)
                 images += count(batch)
+            if now >= end:
+                return
 
     if not stop.whole:
         read(start + first + LEAD * stop.seconds)

@@ -115,6 +115,22 @@ def test_a_measurement_ends_with_the_first_batch_after_its_time() -> None:
     assert len(seen.waits) < loader.given, "the lead does not count"
 
 
+def test_there_is_a_batch_even_if_counting_cpu_time_takes_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with many worker processes on a busy machine."""
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+
+    def slow() -> float:
+        clock.now += 1.0
+        return 0.0
+
+    monkeypatch.setattr(timing, "cpu_seconds", slow)
+
+    assert measure(Ahead(clock, 0.1), StopCondition(seconds=0.5), nothing).images == 10
+
+
 def test_a_whole_measurement_has_a_time_limit() -> None:
     loader = Batches([1] * 10_000, seconds=0.002)
 
