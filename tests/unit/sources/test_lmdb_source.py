@@ -152,3 +152,14 @@ def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
     done = run_main("convert", "lmdb", path, tmp_path / "made", "--to", "lmdb", "--dry-run")
     assert done.returncode == 0
     assert "  layout    images" in done.stdout.splitlines()
+
+
+def test_nothing_is_imported_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lmdb(tmp_path / "x", {b"a": A})
+    for name in ("lmdb", "json", "pickle"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    _restart()
+    assert len(scan(path).splits[""]) == 1
