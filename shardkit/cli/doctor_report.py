@@ -138,7 +138,6 @@ def _stage(stage: str, profile: Profile) -> str:
         "dataset": f"the dataset ({setup.dataset}.__getitem__)",
         "transform": f"the transform {setup.transform}",
         "collate": f"the collate function {setup.collate}" if setup.collate else "collating",
-        "transport": "sending batches from worker processes",
     }[stage]
 
 
@@ -198,8 +197,8 @@ def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
     if load is not None:
         text += f"other processes used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
     text += f"{amount(rate.rounds, 'round')} vary by {rate.variation:.0%}"
-    if report.sample and report.profile is not None:
-        text += f"; {report.sample:,} of {report.profile.images:,} images converted"
+    if report.profile is not None and any(each.remedy.recipe for each in diagnosis.remedies):
+        text += f"; {len(report.profile.rows):,} of {report.profile.images:,} images converted"
     return text
 
 

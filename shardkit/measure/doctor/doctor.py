@@ -22,26 +22,17 @@ from shardkit.measure.runner.material import choose_decode
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
 from shardkit.measure.runner.spec import StepSpec, Subject
-from shardkit.system.machine import CpuMeter, OtherLoad, usable_cpus
+from shardkit.system.machine import CpuMeter, OtherLoad
 
 Watch = Callable[[str], None]
 """Receives what is done next."""
 
-FEWEST_ROUNDS = 3
-SECONDS = 0.25
-"""Duration of one measurement of a loader."""
+_PROFILE_PART, _FEWEST_ROUNDS, _SECONDS, _BATCHES = 0.12, 3, 0.25, 6
+"""Fraction of the budget for timing the stages; least rounds; duration of a measurement, and the
+batches that it should see: of a slow loader, smaller ones are measured."""
 
 _CLEARLY = 1.3
 """A loader that is faster than the step by this factor needs no remedies."""
-
-_BATCHES = 6
-"""Batches that a measurement should see; of a slow loader, smaller ones are measured."""
-
-_PROFILE_PART, _CONVERSION_PART = 0.12, 0.1
-"""Fractions of the budget for timing the stages, and for each converted sample."""
-
-_CONVERSION_COST, _FEWEST_CONVERTED = 2.0, 64
-"""Time to convert an image divided by the time to load it, roughly; and images at the least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +45,6 @@ class DoctorReport:
     """Results of the machine's checks, the worst first."""
     load: OtherLoad | None = None
     """CPU use of other processes during the run."""
-    sample: int = 0
-    """Images in the converted samples."""
     profile: Profile | None = None
     diagnosis: Diagnosis | None = None
     command: str = ""
@@ -151,18 +140,17 @@ class _Examination:
         found: Profile = self._call(profile, patience=budget, seconds=seconds, step=step)
         setup = found.setup
         needed = setup.batch_size / found.step_seconds if found.step_seconds else None
+        self.sample = found.rows
         self.rows = found.rows if fits_in_memory(opened.bytes) else []
-        size = round(SECONDS * max(1, setup.workers) / found.total / _BATCHES)
+        size = round(_SECONDS * max(1, setup.workers) / found.total / _BATCHES)
         self.loading["batch_size"] = min(setup.batch_size, max(4, size))
         remedies: list[Remedy] = []
         self.watch("measuring the loader")
         if needed is None or self._rate(Remedy()) < _CLEARLY * needed:
             remedies = propose(found)
-            seconds = _CONVERSION_PART * budget * usable_cpus() / (_CONVERSION_COST * found.total)
-            self.sample = found.rows[: max(_FEWEST_CONVERTED, int(seconds))]
         ready = [Remedy(), *(remedy for remedy in remedies if self._converted(remedy))]
         start = time.perf_counter()
-        rates = self._rounds(ready, end if remedies else start)
+        rates = self._rounds(ready, end - start if remedies else 0.0)
         round_seconds = (time.perf_counter() - start) / len(rates[""])
         measured = [(remedy, rates.get(remedy.name)) for remedy in remedies]
         diagnosis = diagnose(found, rates[""], measured, needed=needed, round_seconds=round_seconds)
@@ -170,7 +158,6 @@ class _Examination:
         return DoctorReport(
             subject=self.process.subject,
             findings=findings,
-            sample=len(self.sample) if any(each.recipe for each in remedies) else 0,
             profile=found,
             diagnosis=diagnosis,
             command=command,
@@ -182,14 +169,17 @@ class _Examination:
 
     def _rate(self, remedy: Remedy) -> float:
         data = str(self.scratch / remedy.name) if remedy.recipe else ""
-        arguments = {"remedy": remedy, "data": data, "rows": self.rows, "seconds": SECONDS}
+        arguments = {"remedy": remedy, "data": data, "rows": self.rows, "seconds": _SECONDS}
         return float(self._call(measure_rate, **arguments))
 
-    def _rounds(self, remedies: list[Remedy], end: float) -> dict[str, list[float]]:
-        """Measure remedies in interleaved rounds, until ``end``; return those that do not fail."""
+    def _rounds(self, remedies: list[Remedy], seconds: float) -> dict[str, list[float]]:
+        """Measure remedies in interleaved rounds; return the rates of those that do not fail."""
         rates: dict[str, list[float]] = {remedy.name: [] for remedy in remedies}
-        number = 0
-        while number < FEWEST_ROUNDS or time.perf_counter() < end:
+        start, number = time.perf_counter(), 0
+        while (
+            number < _FEWEST_ROUNDS
+            or (time.perf_counter() - start) * (1 + 1 / number) < seconds  # another round fits
+        ):
             for each in turn(remedies, number):
                 self.watch(f"round {number + 1}: {each.name or 'the loader as it is'}")
                 try:

@@ -14,17 +14,12 @@ from shardkit.measure.doctor.remedies import ADVICE
 TORCH_THREADS = "torch threads"
 """The cause if loading is much faster without PyTorch's threads."""
 
-GAIN = 1.1
-"""Least speedup that is worth a change."""
+_GAIN, _OVERSUBSCRIBED = 1.1, 1.3
+"""Least speedup that is worth a change, and that makes PyTorch's threads the cause."""
 
-_OVERSUBSCRIBED = 1.3
-"""Speedup with one PyTorch thread from which the threads are the cause."""
-
-_LEAST_GAP = 0.02
-"""Smallest relative difference that a longer run should decide."""
-
-_ERRORS = 2.5
-"""Standard errors between a median and the ends of its range."""
+_ERRORS, _LEAST_GAP = 2.5, 0.02
+"""Standard errors between a median and the ends of its range; and smallest relative difference that
+a longer run should decide."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ def diagnose(
             continue
         rate = Range.of(rates)
         ratio = Range.of([each / other for each, other in zip(rates, delivered, strict=True)])
-        verdict = "no gain" if ratio.median < GAIN else "gain" if ratio.low > 1 else "unclear"
+        verdict = "no gain" if ratio.median < _GAIN else "gain" if ratio.low > 1 else "unclear"
         if verdict == "unclear" and status != "undecided":
             rounds = max(rounds, ratio.decisive_rounds(1.0))
         enough = rate.reaches(needed)

@@ -128,19 +128,16 @@ class Pipeline:
         return (self.dataset[row] for row in stock.sampler)
 
     def loader(self, remedy: Remedy, data: str, rows: Sequence[int]) -> Iterable[Any]:
-        """Return the loader with changes.
+        """Return the loader with a remedy; a conversion reads a sample at ``data``.
 
-        Args:
-            remedy: The changes.
-            data: Path of a converted sample to read instead, if it is a conversion.
-            rows: The only rows to read, again and again, in random order; empty reads all.
+        It reads only ``rows``, again and again, in random order; if there are none, all.
         """
         dataset, size = self.dataset, self.setup.batch_size
         if data or remedy.jpeg:
             inner: Any = innermost(dataset)
             dataset = open_dataset(
                 data or inner.path,
-                transform=inner.transform,
+                transform=getattr(inner, "transform", None),
                 decode=inner.decode if isinstance(inner, ShardDataset | PlainFolder) else "pil",
                 jpeg=remedy.jpeg or self.setup.jpeg or "exact",
             )
@@ -187,13 +184,10 @@ def measure_rate(  # noqa: PLR0913 - a request
 ) -> float:
     """Return the images per second of the loader with a remedy; arguments as for `Pipeline`."""
     loader = Pipeline(session, batch_size, workers).loader(remedy, data, rows)
-    threads, images = torch.get_num_threads(), 0
+    threads = torch.get_num_threads()
     torch.set_num_threads(remedy.torch_threads or threads)
     try:
-        while not images:  # a busy machine may delay even the first batch
-            found = measure(loader, StopCondition(seconds=seconds), lambda batch: None)
-            images, seconds = found.images, 2 * seconds
-        return found.rate
+        return measure(loader, StopCondition(seconds=seconds), lambda batch: None).rate
     finally:
         torch.set_num_threads(threads)
         close_loader(loader)

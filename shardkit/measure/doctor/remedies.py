@@ -23,7 +23,6 @@ ADVICE = {
     "dataset": "return whole batches from __getitems__, with collate_fn=shardkit.collate",
     "transform": "crop and resize with decode=RandomResizedCrop(...), or transform on the GPU",
     "collate": "return whole batches from __getitems__, with collate_fn=shardkit.collate",
-    "transport": "return uint8 instead of float32, and normalize on the GPU",
 }
 """Stage to a change that doctor cannot measure."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, Subset
 
-from shardkit.codecs.image import SNIFF_BYTES, inspect, sniff
+from shardkit.codecs.image import SNIFF_BYTES, ImageInfo, inspect, sniff
 from shardkit.conversion.command import Made, made_of
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
@@ -26,6 +26,13 @@ from shardkit.torch.data.datasets import ShardDataset, open_dataset
 FORMAT = "lmdb"
 """Format of the samples, and of what a folder is converted to."""
 
+_LARGEST = 0.1
+"""Fraction of the images that count as the largest."""
+
+_MOST_IMAGES, _LEAST_TIME, _RATIO, _TIE = 0.4, 0.5, 2.0, 0.05
+"""A group has at most, and takes at least, these fractions; its time exceeds its part of the images
+by this factor. Groups within the last fraction explain the time equally well."""
+
 
 class Header(NamedTuple):
     """Properties of a stored image."""
@@ -36,7 +43,24 @@ class Header(NamedTuple):
     height: int
     bytes: int
     label: int
-    """-1 without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Images that take more than their part of the time."""
+
+    by: str
+    """``class``, ``encoding`` or ``size``."""
+    name: str
+    """Class or encoding; empty for the largest images."""
+    images: float
+    """Their fraction of all images."""
+    time: float
+    """Their fraction of the time."""
+    kind: str
+    """Their most frequent encoding."""
+    megapixels: float
+    """Their median size."""
 
 
 class Files(Dataset[Any]):
@@ -79,39 +103,10 @@ def headers(dataset: Any, rows: list[int]) -> list[Header]:
     raw = inner.manifest.raw_shape if isinstance(inner, ShardDataset) else None
     found = []
     for data, label in (images[row] for row in rows):
-        if raw:
-            found.append(Header("raw", raw[1], raw[0], len(data), label))
-        else:
-            kind = sniff(data[:SNIFF_BYTES]) or ""
-            info = inspect(data, kind)
-            found.append(Header(kind, info.width, info.height, len(data), label))
+        kind = "raw" if raw else sniff(data[:SNIFF_BYTES]) or ""
+        info = ImageInfo(raw[1], raw[0]) if raw else inspect(data, kind)
+        found.append(Header(kind, info.width, info.height, len(data), label))
     return found
-
-
-_LARGEST = 0.1
-"""Fraction of the images that count as the largest."""
-
-_MOST_IMAGES, _LEAST_TIME, _RATIO, _TIE = 0.4, 0.5, 2.0, 0.05
-"""A group has at most, and takes at least, these fractions; its time exceeds its part of the images
-by this factor. Groups within the last fraction explain the time equally well."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Images that take more than their part of the time."""
-
-    by: str
-    """``class``, ``encoding`` or ``size``."""
-    name: str
-    """Class or encoding; empty for the largest images."""
-    images: float
-    """Their fraction of all images."""
-    time: float
-    """Their fraction of the time."""
-    kind: str
-    """Their most frequent encoding."""
-    megapixels: float
-    """Their median size."""
 
 
 def slowest_group(
@@ -120,32 +115,25 @@ def slowest_group(
     """Return the group of images that dominates the time, or None.
 
     Of groups that explain it equally well: a class before an encoding before the largest images.
-
-    Args:
-        times: Time of each image.
-        headers: Its properties.
-        classes: Class names, by label; None if unknown.
+    Names of ``classes`` are in the order of labels.
     """
-    kinds, widths, heights, _, labels = (np.array(column) for column in zip(*headers, strict=True))
+    kinds, widths, heights, _, labels = map(np.array, zip(*headers, strict=True))
     pixels = widths * heights
     largest = np.argsort(np.argsort(pixels, kind="stable")) >= (1 - _LARGEST) * len(pixels)
     groups = [
-        *(("class", classes[n] if classes else str(n), labels == n) for n in sorted(set(labels))),
-        *(("encoding", kind, kinds == kind) for kind in sorted(set(kinds))),
-        ("size", "", largest),
+        ("class", classes[n] if classes else str(n), labels == n) for n in sorted(set(labels))
     ]
+    groups += [("encoding", str(kind), kinds == kind) for kind in sorted(set(kinds))]
     found = []
-    for by, name, own in groups:
+    for by, name, own in [*groups, ("size", "", largest)]:
         images, time = float(own.mean()), float(times[own].sum() / times.sum())
         if images > _MOST_IMAGES or time < max(_LEAST_TIME, _RATIO * images):
             continue
         if np.median(times[own]) < _RATIO * np.median(times[~own]):
             continue  # one outlier
-        kind = Counter(kinds[own].tolist()).most_common(1)[0][0]
-        megapixels = float(np.median(pixels[own])) / 1e6
-        group = Group(
-            by=by, name=str(name), images=images, time=time, kind=kind, megapixels=megapixels
-        )
+        (kind, _), *_rest = Counter(kinds[own].tolist()).most_common()
+        size = float(np.median(pixels[own])) / 1e6
+        group = Group(by=by, name=name, images=images, time=time, kind=kind, megapixels=size)
         found.append(group)
     best = max((group.time - group.images for group in found), default=0.0)
     return next((each for each in found if each.time - each.images > best - _TIE), None)
@@ -162,14 +150,9 @@ def write_images(session: Session, *, rows: list[int], folder: Path) -> None:
 
 
 def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
-    """Convert the files of `write_images`.
-
-    Raises:
-        ShardkitError: If an image cannot be converted in this way.
-    """
-    scan = scan_imagefolder(source, splits=False)
+    """Convert the files of `write_images`."""
     options = ConvertOptions(to=FORMAT, recipe=recipe)
-    convert_scan(scan, target, options, workers=usable_cpus())
+    convert_scan(scan_imagefolder(source, splits=False), target, options, workers=usable_cpus())
 
 
 def made_as(session: Session) -> Made:

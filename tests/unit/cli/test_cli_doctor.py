@@ -50,7 +50,6 @@ def report(
         "subject": Subject(path="made"),
         "findings": FINDINGS[1:],
         "load": OtherLoad(busy=0.1, present=8),
-        "sample": 256,
         "profile": found,
         "diagnosis": diagnosis,
         "command": "shardkit convert imagefolder SRC made-raw256",
@@ -76,7 +75,7 @@ cause       decoding takes 80% of an image's time (p50 10 ms, p95 20 ms); it com
 remedies    images/s              GPU
             1,000 (865 to 1,156)  enough  raw pixels, 256x256 (2.0x the space)
             no gain: jpeg="fast"
-trust       good: other processes used 0.1 of 8 CPUs; 3 rounds vary by 5%; 256 of 10,000 images
+trust       good: other processes used 0.1 of 8 CPUs; 3 rounds vary by 5%; 1 of 10,000 images
             converted
 machine     1 check passed (--verbose lists all)
 next        shardkit convert imagefolder SRC made-raw256
