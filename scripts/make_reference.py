@@ -34,7 +34,7 @@ _SHOWN_METHODS = ("__getitems__",)
 TASKS = {
     "Converting": (
         "Convert a folder of images to a dataset. `shardkit convert` does the same.",
-        ("convert", "Converted", "Plan", "Manifest", "Progress", "Source"),
+        ("convert", "Converted", "Field", "Sample", "Plan", "Manifest", "Progress", "Source"),
     ),
     "Reading": (
         "Open a dataset as a PyTorch dataset, and decode only what you need.",

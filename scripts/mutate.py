@@ -391,8 +391,8 @@ MUTANTS = (
     Mutant(
         "another image counts as the file's",
         "verification/record_comparison.py",
-        '            return "its image differs from its file"',
-        '            return ""',
+        '                return f"its {name} differs from its file"',
+        '                return ""',
         "tests/unit/verification/test_record_comparison.py -k lie",
     ),
     Mutant(

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.system import native
 from shardkit.system.text import quoted
@@ -172,50 +173,70 @@ def is_raw(stored: str) -> bool:
     return stored == "raw" or stored.endswith(".raw")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Field:
-    """A named part of all records of a dataset.
-
-    Raises:
-        ValueError: If the kind is unknown, or does not go with the other values.
-    """
+    """A named part of all records of a dataset."""
 
     kind: str
     """One of `KINDS`. A mask is an image whose pixels are classes or measurements: it is scaled by
     nearest neighbor and stored without loss."""
 
-    dtype: str | None = None
+    dtype: str | None
     """Type of an array's or number's values: a NumPy name, or ``bfloat16``."""
 
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None
     """Shape of every array; None if it varies."""
 
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None
     """Class names of a label, of labels, or of the labels of boxes, which have none without."""
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        kind: str,
+        dtype: npt.DTypeLike | None = None,
+        shape: Iterable[int] | None = None,
+        classes: Iterable[str] | int | None = None,
+    ) -> None:
+        """Describe a field.
+
+        Args:
+            kind: One of `KINDS`.
+            dtype: Type of an array's or number's values, such as ``"float16"`` or ``"bfloat16"``.
+            shape: Shape of every array; None if it varies.
+            classes: Names or number of the classes of a label, of labels, or of boxes.
+
+        Raises:
+            ValueError: If the kind is unknown, or does not go with the other values.
+        """
+        if isinstance(classes, int):
+            classes = map(str, range(classes))
+        values = {
+            "kind": kind,
+            "dtype": _dtype_name(dtype),
+            "shape": None if shape is None else tuple(map(int, shape)),
+            "classes": None if classes is None else tuple(map(str, classes)),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"the kind {quoted(self.kind)} is unknown; use {', '.join(KINDS)}")
-        object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         if (self.dtype is not None) != (self.kind == "number") and self.kind != "array":
             raise ValueError(f"a {self.kind} has {'a' if self.dtype is None else 'no'} dtype")
         if self.kind == "number" and np.dtype(self.dtype).kind not in "biuf":
             raise ValueError(f"a number has no dtype {self.dtype}; use an array")
         if self.shape is not None:
-            object.__setattr__(self, "shape", tuple(map(int, self.shape)))
             if self.kind != "array" or self.dtype is None:
                 raise ValueError("only an array of a stated dtype has a shape")
             if len(self.shape) > _MOST_AXES or not 0 < self.bytes < 1 << 32:
                 raise ValueError(f"the shape {self.shape} is out of range")
             if min(self.shape, default=1) < 1:
                 raise ValueError(f"the shape {self.shape} has an empty axis: leave the shape out")
-        classes: Any = self.classes
-        if isinstance(classes, int):
-            classes = map(str, range(classes))
-        if classes is not None:
-            object.__setattr__(self, "classes", tuple(map(str, classes)))
-            if len(set(self.classes or ())) != len(self.classes or ()):
-                raise ValueError("two classes have one name")
+        classes = self.classes
+        if len(set(classes or ())) != len(classes or ()):
+            raise ValueError("two classes have one name")
         if classes is None and self.kind in ("label", "labels"):
             raise ValueError(
                 f"the classes are missing: give their names or their number, as in "
@@ -223,6 +244,9 @@ class Field:
             )
         if classes is not None and self.kind not in ("label", "labels", "boxes"):
             raise ValueError(f"a {self.kind} has no classes")
+
+    def __str__(self) -> str:
+        return field_in_words(self.kind, self.dtype, self.shape, len(self.classes or ()))
 
     @property
     def values(self) -> np.dtype[Any]:
@@ -334,6 +358,14 @@ def uniform_arrays(schema: Schema) -> dict[str, Field]:
     return {
         str(field.stored_name(name)): field for name, field in schema.items() if field.is_uniform
     }
+
+
+def field_in_words(kind: str, dtype: str | None, shape: Sequence[int] | None, classes: int) -> str:
+    """Return a description of a field: "array of float16, 4 x 64 x 64", "labels of 80 classes"."""
+    text = kind if dtype is None else f"{kind} of {dtype}"
+    if shape is not None:
+        text += f", {' x '.join(map(str, shape)) or 'one value'}"
+    return f"{text} of {classes} classes" if classes else text
 
 
 def _dtype_name(dtype: Any) -> str | None:

@@ -9,6 +9,7 @@ import click
 
 from shardkit.cli.console import emit, say
 from shardkit.cli.show import amount, line, show_notes, table
+from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL, field_in_words
 from shardkit.system.formatting import size
 from shardkit.system.text import printable
 from shardkit.verification.describe import describe
@@ -40,11 +41,10 @@ def _show(place: Path, value: dict[str, Any]) -> None:
     say(f"{place}")
     line("format", f"{value['format']}, {amount(value['shards'], 'shard')}, {size(value['bytes'])}")
     images = ", ".join(
-        f"{count:,} {name}"
-        for name, count in value["fields"].items()
-        if name not in ("cls", "json")
+        f"{count:,} {name}" for name, count in value["fields"].items() if name in IMAGE_FIELDS
     )
-    line("images", f"{value['rows']:,} ({images})")
+    line("images" if images else "rows", f"{value['rows']:,}" + (f" ({images})" if images else ""))
+    _show_fields(value["schema"], value["rows"])
     for name in ("width", "height", "bytes"):
         if value["images"][name]:
             low, median, high = value["images"][name]
@@ -65,6 +65,25 @@ def _show(place: Path, value: dict[str, Any]) -> None:
         return
     line("classes", f"{len(value['classes']):,}")
     table([(printable(name), f"{n:,}") for name, n in value["classes"].items()], limit=_LISTED)
+
+
+def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:
+    """Print the fields of a dataset that has others than images and labels."""
+    if {field["name"] for field in schema} <= {IMAGE, LABEL}:
+        return
+    line("fields", f"{len(schema)}")
+    table(
+        [
+            (
+                field["name"],
+                field_in_words(
+                    field["kind"], field["dtype"], field["shape"], len(field["classes"] or ())
+                ),
+                "all rows" if field["rows"] == rows else amount(field["rows"], "row"),
+            )
+            for field in schema
+        ]
+    )
 
 
 def _recipe(recipe: dict[str, Any]) -> str:

@@ -285,6 +285,23 @@ class Index:
             columns,
         )
 
+    def counts(self, schema: Schema, lacking: Collection[str]) -> dict[str, int]:
+        """Return the number of rows that have each field.
+
+        Args:
+            schema: The fields of the dataset.
+            lacking: Small fields that rows lack.
+        """
+        found = {}
+        for name, field in schema.items():
+            if name == LABEL:
+                found[name] = int(np.count_nonzero(self.rows()["label"] != NO_LABEL))
+            elif field.kind in STORED_APART:
+                found[name] = int(np.count_nonzero(self.rows(name)["field"] != _ABSENT_CODE))
+            else:
+                found[name] = self.column(name, field, lacking=name in lacking).filled()
+        return found
+
     def column(self, name: str, field: Field, *, lacking: bool) -> StoredColumn:
         """Return the column of a small field.
 
@@ -368,6 +385,13 @@ class StoredColumn:
 
     def __len__(self) -> int:
         return self._rows
+
+    def filled(self) -> int:
+        """Return the number of rows with a value."""
+        present = self._files.get(PARTS[2])
+        if present is None:
+            return self._rows
+        return int(np.count_nonzero(_part_of(present, 0, self._rows)))
 
     def whole(self) -> Column:
         """Return the column of all rows."""

@@ -110,12 +110,13 @@ class Samples:
             classes=names,
             fields=self._schema,
             known=False,
-            understood={name: describe_field(field) for name, field in self._schema.items()},
+            understood={name: str(field) for name, field in self._schema.items()},
         )
 
     def describe(self, split: str) -> Mapping[str, Any]:
-        """Return the name of the samples' class."""
-        return {"name": type(self._samples).__name__}
+        """Return the name of the samples' class, and those of the values of tuples."""
+        named = {} if self._names is None else {"fields": list(self._names)}
+        return {"name": type(self._samples).__name__, **named}
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of a sample.
@@ -237,18 +238,6 @@ class Samples:
                 continue  # reported when its shard is built
             sizes.append(sum(map(len, record.fields.values())))
         return sum(sizes) // len(sizes) if sizes else 1
-
-
-def describe_field(field: Field) -> str:
-    """Return a field in words: "array of float16, 4 x 64 x 64"."""
-    text = field.kind
-    if field.dtype is not None:
-        text += f" of {field.dtype}"
-    if field.shape is not None:
-        text += f", {' x '.join(map(str, field.shape)) or 'one value'}"
-    if field.classes is not None:
-        text += f" of {len(field.classes)} classes"
-    return text
 
 
 def _field(stated: Field | str) -> Field:

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest, dataset_directories, load_manifest
+from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.verification.source_match import how_made
 
 
@@ -19,7 +20,7 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     Returns:
         By split name ("" without splits), the manifest as JSON values without its lists of files,
         plus ``digest``, ``bytes`` and number of all ``shards``, and ``images``: the smallest,
-        median and largest width, height and stored size in bytes.
+        median and largest width, height and stored size in bytes of the primary images.
 
     Raises:
         UsageError: If there is no dataset.
@@ -33,6 +34,7 @@ def _describe(place: Path) -> dict[str, Any]:
     manifest = load_manifest(place)
     recipe, _, _ = how_made(manifest)
     rows = Index(place, manifest.rows).rows()
+    rows = rows[rows["field"] != STORED_KINDS.index(ABSENT)]
     classes = None
     if manifest.classes is not None and manifest.class_counts is not None:
         classes = dict(zip(manifest.classes, manifest.class_counts, strict=True))

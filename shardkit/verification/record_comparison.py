@@ -9,13 +9,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardkit.codecs.image import Pixels
+from shardkit.codecs.image import Pixels, decode_mask
 from shardkit.contracts import Entry, Source
 from shardkit.conversion.recipe import CHECK_NOTES, Recipe
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.record import FOREIGN_FIELD, Record, Schema
+from shardkit.record import (
+    IMAGE,
+    IMAGE_FIELDS,
+    LABEL_FIELD,
+    META_FIELD,
+    Field,
+    Record,
+    Schema,
+    dump_json,
+)
 
 ALIKE_PSNR = 40.0
 """Minimum peak signal-to-noise ratio, in decibels, for two images to count as the same picture.
@@ -93,23 +102,37 @@ class RecordComparison:
             expected = recipe.apply(original, self._against.schema)
         except BadImage as error:
             return f"its file cannot be converted: {error}"
-        data = original.fields[original.image_field or FOREIGN_FIELD]
+        data = _content(original)
         self.result.files[entry.path] = hashlib.sha256(data).hexdigest()
         self.result.bytes += len(data)
         if record == expected:
             self.result.same += 1
             return ""
-        return _other_fields(record, expected) or self._other_image(record, expected, data)
+        return _other_fields(record, expected) or self._other_bytes(record, expected, original)
 
-    def _other_image(self, record: Record, expected: Record, data: bytes) -> str:
-        if expected.fields[expected.image_field or ""] == data:
-            return "its image differs from its file"
-        if self._against.exact:
-            return "its image differs from its converted file, although the libraries are the same"
-        try:
-            psnr = _psnr(_pixels(record), _pixels(expected))
-        except BadImage as error:
-            return str(error)
+    def _other_bytes(self, record: Record, expected: Record, original: Record) -> str:
+        """Return which field of a record differs from its file, unless it is a similar image."""
+        psnrs = []
+        for stored, content in expected.fields.items():
+            if record.fields[stored] == content or stored == META_FIELD:
+                continue
+            before, _, kind = stored.rpartition(".")
+            name = before or (IMAGE if kind in IMAGE_FIELDS else kind)
+            field = self._against.schema.get(name)
+            if content in original.fields.values() or kind not in IMAGE_FIELDS:
+                return f"its {name} differs from its file"
+            if self._against.exact:
+                return (
+                    f"its {name} differs from its converted file, although the libraries are the "
+                    "same"
+                )
+            try:
+                psnrs.append(_likeness(record, expected, stored, field))
+            except BadImage as error:
+                return str(error)
+        return self._note(min(psnrs, default=100.0))
+
+    def _note(self, psnr: float) -> str:
         if psnr < ALIKE_PSNR:
             return (
                 f"its image does not resemble its converted file: PSNR {psnr:.1f} dB, "
@@ -128,17 +151,45 @@ def _other_fields(record: Record, expected: Record) -> str:
         return f"its label is {record.label}; that of its file is {expected.label}"
     if record.image_field != expected.image_field:
         return f"it is stored as {record.image_field}; its file gives {expected.image_field}"
-    size, wanted = (f"{m['width']} x {m['height']}" for m in (record.meta, expected.meta))
+    size, wanted = (f"{m.get('width')} x {m.get('height')}" for m in (record.meta, expected.meta))
     if size != wanted:
         return f"its size is {size} pixels; its file gives {wanted}"
     same = record.fields.keys() == expected.fields.keys() and record.meta == expected.meta
     return "" if same else "its metadata differ from those of its file"
 
 
-def _pixels(record: Record) -> Pixels:
-    field, meta = record.image_field or "", record.meta
+def _content(record: Record) -> bytes:
+    """Return what a record is made of: the file of its image, or all fields with their names."""
+    fields = {name: value for name, value in record.fields.items() if name not in _ADDED}
+    meta = record.meta
+    if len(fields) == 1 and meta.keys() <= {"path"} and record.image_field in (*fields, None):
+        (data,) = fields.values()
+        return data
+    named = b"".join(b"%b %d\n%b" % (k.encode(), len(v), v) for k, v in sorted(fields.items()))
+    return named + dump_json({name: value for name, value in meta.items() if name != "path"})
+
+
+_ADDED = (META_FIELD, LABEL_FIELD)
+"""Fields that a source adds to the file of an image."""
+
+
+def _likeness(record: Record, expected: Record, stored: str, field: Field | None) -> float:
+    """Return the PSNR of two images; for masks, 0 unless they are equal.
+
+    Raises:
+        BadImage: If one cannot be decoded.
+    """
+    if field is not None and field.kind == "mask":
+        one, other = (decode_mask(each.fields[stored], "png") for each in (record, expected))
+        return 100.0 if np.array_equal(one, other) else 0.0
+    return _psnr(_pixels(record, stored), _pixels(expected, stored))
+
+
+def _pixels(record: Record, stored: str) -> Pixels:
+    name, _, kind = stored.rpartition(".")
+    meta = record.meta[name] if name else record.meta
     size = int(meta["width"]), int(meta["height"])
-    return decode_stored(EncodedImage(record.fields[field], field, record.label, *size))
+    return decode_stored(EncodedImage(record.fields[stored], kind, record.label, *size))
 
 
 def _psnr(one: Pixels, other: Pixels) -> float:

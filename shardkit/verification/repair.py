@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shardkit.contracts import Images
 from shardkit.conversion.build import ShardTask, build_shard, load_part
@@ -53,7 +54,7 @@ class Repaired:
 
 def repair(
     directory: str | Path,
-    source: str | Path,
+    source: Any,
     *,
     workers: int = 1,
     on_progress: Report | None = None,
@@ -65,7 +66,7 @@ def repair(
 
     Args:
         directory: The dataset. Its manifests must be intact.
-        source: The folder that the dataset was made from.
+        source: The folder, or the Python samples, that the dataset was made from.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 
@@ -75,7 +76,7 @@ def repair(
         CorruptDataset: If a manifest is damaged.
         ConversionFailed: If writing fails.
     """
-    directory, source = Path(directory), Path(source)
+    directory = Path(directory)
     result = Repaired()
     with scratch_folder(directory, lambda: _manifests(directory)) as scratch:
         manifests = _manifests(directory)

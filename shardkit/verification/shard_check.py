@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.image import decode_mask
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.handles import ShardFile
@@ -37,11 +39,11 @@ from shardkit.dataset.index_builder import (
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
-from shardkit.record import Schema
+from shardkit.record import IMAGE, NO_LABEL, Field, Schema, image_field
 from shardkit.registry import get_format
 from shardkit.system.files import FileSha256
 from shardkit.system.pool import Meter
-from shardkit.system.text import quoted
+from shardkit.system.text import quoted, shortened
 from shardkit.verification.record_comparison import (
     ComparisonResult,
     RecordComparison,
@@ -50,6 +52,9 @@ from shardkit.verification.record_comparison import (
 
 _RUN_BYTES, _RUN_ROWS = 7 << 18, 4096
 """Bytes of images, and records, compared with the index at a time; they stay in the CPU cache."""
+
+_LONGEST_REASON = 200
+"""Maximum characters of a library's message, which may quote stored data."""
 
 _TAIL = 4096
 """Bytes after an image that most often contain its metadata."""
@@ -320,21 +325,54 @@ def _name(found: IndexedRecord) -> str:
 
 
 def _undecodable(found: IndexedRecord, task: ShardCheck) -> str:
-    """Return why an image cannot be decoded completely, or ""."""
+    """Return why an image or array cannot be decoded completely, or ""."""
     if not task.decode:
         return ""
-    field = found.record.image_field or ""
-    label, width, height = (int(found.row[name][0]) for name in ("label", "width", "height"))
-    if field == "raw" and (height, width, 3) != task.raw_shape:
+    record = found.record
+    for name, field in task.schema.items():
+        reason = ""
+        if field.kind in ("image", "mask"):
+            stored = image_field(record.fields, name)
+            if stored is not None:
+                meta = record.meta if name == IMAGE else record.meta[name]
+                reason = _undecodable_image(record.fields[stored], stored, field, meta, task)
+        elif field.kind == "array" and not field.is_uniform:
+            reason = _unreadable_array(record.fields.get(str(field.stored_name(name))), field)
+        if reason:
+            return reason if name == IMAGE else f"{name}: {reason}"
+    return ""
+
+
+def _undecodable_image(
+    data: bytes, stored: str, field: Field, meta: Mapping[str, Any], task: ShardCheck
+) -> str:
+    kind, width, height = stored.rpartition(".")[2], int(meta["width"]), int(meta["height"])
+    if kind == "raw" and (height, width, 3) != task.raw_shape:
         return "its shape differs from the manifest's raw_shape"
-    data, warnings = found.record.fields[field], list[str]()
+    warnings = list[str]()
     try:
-        decode_stored(EncodedImage(data, field, label, width, height), warnings=warnings)
+        if field.kind == "mask":
+            shape = decode_mask(data, kind).shape
+            return "" if shape[:2] == (height, width) else f"its mask has the shape {shape}"
+        decode_stored(EncodedImage(data, kind, NO_LABEL, width, height), warnings=warnings)
     except BadImage as error:
         return str(error)
-    if warnings and "damaged" not in found.record.meta:
+    if warnings and "damaged" not in meta:
         loss = jpeg_loss(data, warnings[0])
         return loss and f"it is damaged: {loss}"
+    return ""
+
+
+def _unreadable_array(content: bytes | None, field: Field) -> str:
+    """Return why an .npy file is not an array of a field, or ""."""
+    if content is None:
+        return ""
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        return f"it is not an array: {shortened(str(error), _LONGEST_REASON)}"
+    if field.dtype is not None and array.dtype != field.values:
+        return f"it is of {array.dtype}; the schema states {field.dtype}"
     return ""
 
 
@@ -345,7 +383,8 @@ def _check_ranges(task: ShardCheck, index: IndexPart | None) -> list[Finding]:
     path = task.directory / task.entry.name
     file = ShardFile(path, path.stat().st_size)
     findings = []
-    for row, entry in enumerate(index.rows):
+    fields = [index.rows, *index.apart.values()]
+    for row, entry in ((row, entries[row]) for row in range(len(index.rows)) for entries in fields):
         if entry["offset"] < 0:
             continue  # not stored as plain bytes
         try:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.dataset.manifest import Manifest, dataset_directories
 from shardkit.errors import BadImage
@@ -50,7 +50,7 @@ class AttachedSource(NamedTuple):
 
 
 def attach_source(
-    tasks: Sequence[ShardCheck], directory: Path, manifests: Mapping[str, Manifest], root: Path
+    tasks: Sequence[ShardCheck], directory: Path, manifests: Mapping[str, Manifest], root: Any
 ) -> AttachedSource:
     """Find the source file of each record.
 
@@ -91,7 +91,7 @@ def attach_source(
 
 
 def report_source(
-    root: Path, compared: Mapping[str, ComparisonResult], left_out: int
+    root: Any, compared: Mapping[str, ComparisonResult], left_out: int
 ) -> SourceReport:
     """Sum up all comparisons; the keys of ``compared`` are the prefixes of the splits' paths."""
     total = ComparisonResult()
@@ -103,7 +103,7 @@ def report_source(
         line = _sum_line(total.files[path], path)
         digest.update(line.encode("utf-8", "surrogateescape"))
     return SourceReport(
-        name=as_text(root.resolve().name),
+        name=_name(root),
         files=len(total.files),
         bytes=total.bytes,
         left_out=left_out,
@@ -112,6 +112,11 @@ def report_source(
         least_psnr=total.least_psnr,
         sha256=digest.hexdigest(),
     )
+
+
+def _name(root: Any) -> str:
+    is_path = isinstance(root, (str, Path))
+    return as_text(Path(root).resolve().name) if is_path else type(root).__name__
 
 
 def _sum_line(digest: str, path: str) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion.plan import as_stored, software_of
@@ -15,6 +16,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.record import Schema
 from shardkit.registry import get_format, get_source, source_names
+from shardkit.sources.samples import Samples
 from shardkit.system.files import as_name, has_sha256
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
@@ -50,8 +52,12 @@ class SourceMatch:
     """Problems of the source as a whole."""
 
 
-def scan_source(root: Path, manifests: Mapping[str, Manifest]) -> Scan:
+def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     """Scan the source that the manifests of a dataset, or of its splits, describe.
+
+    Args:
+        root: The path of the source, or the samples.
+        manifests: The manifest of each split, by name.
 
     Raises:
         UsageError: If ``root`` cannot be their source.
@@ -63,13 +69,36 @@ def scan_source(root: Path, manifests: Mapping[str, Manifest]) -> Scan:
     if len(kinds) != 1:
         raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
     (kind,) = kinds
+    if not isinstance(root, (str, Path)) or kind == Samples.kind:
+        return _scan_samples(root, kind, manifests)
     if kind not in source_names():
         raise UsageError(
             f"the dataset was made from a source of kind {quoted(kind)}, which is not installed; "
             f"choose from {', '.join(source_names())}"
         )
     described = {split: manifest.source for split, manifest in manifests.items()}
-    return get_source(kind).find(root, described).scan(classes[0] if classes else ())
+    return get_source(kind).find(Path(root), described).scan(classes[0] if classes else ())
+
+
+def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) -> Scan:
+    """Scan the Python samples that a dataset was made from.
+
+    Raises:
+        UsageError: If it was made from something else, or ``samples`` is a path.
+    """
+    if kind != Samples.kind:
+        raise UsageError(
+            f"the dataset was made from a source of kind {quoted(kind)}: give its path"
+        )
+    if isinstance(samples, (str, Path)):
+        raise UsageError(
+            "the dataset was made from Python samples: compare it from Python, for example with "
+            "shardkit.verify(dataset, against=samples)"
+        )
+    (manifest,) = manifests.values()
+    names = manifest.source.get("fields")
+    source = Samples(samples, schema=manifest.fields_by_name, fields=names)
+    return source.scan(manifest.classes)
 
 
 def find_origins(

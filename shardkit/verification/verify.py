@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index, require_counts
 from shardkit.dataset.manifest import (
@@ -27,7 +28,7 @@ from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
 from shardkit.verification.source_comparison import SourceReport, attach_source, report_source
 
-_SAID = ("format", "classes", "raw_shape", "recipe", "source")
+_SAID = ("format", "classes", "schema", "raw_shape", "recipe", "source")
 """Entries of the manifest that each shard repeats in its metadata."""
 
 LEVELS = ("quick", "full", "decode")
@@ -63,7 +64,7 @@ def verify(
     directory: str | Path,
     level: str = "full",
     *,
-    against: str | Path | None = None,
+    against: Any = None,
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> Verification:
@@ -73,8 +74,9 @@ def verify(
         directory: The dataset.
         level: ``quick`` checks manifests, the index, and presence and size of all files; ``full``
             also each shard's SHA-256 and each record; ``decode`` also decodes each image.
-        against: The folder that the dataset was made from. The dataset must contain exactly its
-            files, each once, with the manifest's order and labels. Each record must equal its
+        against: The folder, or the Python samples, that the dataset was made from. The dataset
+            must contain exactly its files, each once, with the manifest's order and labels. Each
+            record must equal its
             converted file: byte for byte, or, if other library versions encoded it, with a PSNR of
             at least `record_comparison.ALIKE_PSNR`.
         workers: Number of processes.
@@ -102,13 +104,13 @@ def verify(
     if result.datasets:
         result.extras = _others(directory, named)
     if against is not None and manifests:
-        attached = attach_source(tasks, directory, by_split, Path(against))
+        attached = attach_source(tasks, directory, by_split, against)
         tasks, left_out = attached.tasks, attached.left_out
         result.findings += [replace(finding, source=True) for finding in attached.findings]
     if level != "quick":
         compared = _examine(tasks, result, workers, on_progress)
         if against is not None and result.ok:
-            result.source = report_source(Path(against), compared, left_out)
+            result.source = report_source(against, compared, left_out)
     result.findings.sort(
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
     )
@@ -222,20 +224,30 @@ def _remedy(name: str, place: Path) -> str:
 
 def _check_index(place: Path, manifest: Manifest, blame: Callable[[str, str], None]) -> None:
     try:
-        rows = Index(place, manifest.rows).rows()
-        require_counts(rows["label"], manifest.class_counts)
+        index = Index(place, manifest.rows)
+        require_counts(index.rows()["label"], manifest.class_counts)
+        counts = index.counts(manifest.fields_by_name, _lacking(manifest))
     except CorruptDataset as error:
         blame(ROWS_NAME, str(error))
+        return
+    for entry in manifest.schema:
+        if counts[entry.name] != entry.rows:
+            reason = f"it states {entry.rows} rows with {entry.name}; the index has "
+            blame(MANIFEST_NAME, f"{reason}{counts[entry.name]}")
+
+
+def _lacking(manifest: Manifest) -> frozenset[str]:
+    """Return the fields that some rows lack."""
+    return frozenset(each.name for each in manifest.schema if each.rows < manifest.rows)
 
 
 def _tasks(
     directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
 ) -> Iterator[ShardCheck]:
     start = 0
-    lacking = frozenset(each.name for each in manifest.schema if each.rows < manifest.rows)
-    said = {name: getattr(manifest, name) for name in _SAID}
-    said["schema"] = describe_schema(manifest.fields_by_name)
-    said = load_json(dump_json(said))
+    lacking = _lacking(manifest)
+    stated = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
+    said = load_json(dump_json({name: stated[name] for name in _SAID}))
     for entry in manifest.shards:
         if entry.name in present:
             yield ShardCheck(

@@ -12,7 +12,7 @@ from helpers import FORMATS, jpeg, make_dataset, make_tree
 
 from shardkit import verify
 from shardkit.contracts import ShardSpec
-from shardkit.dataset.index import save_index
+from shardkit.dataset.index import join_parts, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, load_manifest, save_manifest
 from shardkit.record import Record, dump_json
@@ -73,13 +73,16 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
                 rows=len(part),
             )
         )
-    names = save_index(parts, place)
+    schema = manifest.fields_by_name
+    names = save_index(parts, place, schema)
+    counts = join_parts(parts, schema).counts(schema)
     labels = Counter(int(label) for part in parts for label in part.rows["label"])
     classes = entries.get("classes", manifest.classes)
     forged = replace(
         manifest,
         rows=sum(shard.rows for shard in shards),
         shards=tuple(shards),
+        schema=tuple(replace(field, rows=counts[field.name]) for field in manifest.schema),
         files=tuple(
             FileEntry(name=n, bytes=(place / n).stat().st_size, sha256=sha256_of(place / n))
             for n in dict.fromkeys((*names, *(file.name for file in manifest.files)))

@@ -137,7 +137,7 @@ def test_a_lie_of_the_manifest_is_found(
             name: entries[name] for name in ("classes", "recipe") if name in entries
         }
         if other.get("classes", ()) is None:
-            other["class_counts"] = None
+            other |= {"class_counts": None, "schema": manifest.schema[:1]}
         return replace(manifest, source=source, **other)
 
     restate(place, change)

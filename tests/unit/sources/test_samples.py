@@ -1,0 +1,266 @@
+"""Python samples as a source: their fields, their values, and what is wrong with them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from shardkit import Field, Sample, convert, verify
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import BadImage, BadImages, UsageError
+from shardkit.sources.samples import Samples
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
+
+
+class Pairs:
+    """A dataset as torchvision has it."""
+
+    classes = ("cat", "dog")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(PIXELS + np.uint8(number)), number % 2
+
+
+def png(pixels: Any = PIXELS) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def shards(path: Path) -> ShardSet:
+    return ShardSet(path)
+
+
+def stored(path: Path, name: str) -> list[bytes | None]:
+    """Return the bytes of a field of each row, in the order of the samples."""
+    dataset = shards(path)
+    found = dataset.find(dataset.resolve_rows(np.arange(len(dataset))), name)
+    rows = [
+        None
+        if found.fields[number] == "absent"
+        else bytes(found.read(number, memoryview(bytearray(1 << 16))).data)
+        for number in range(len(dataset))
+    ]
+    return [rows[list(dataset.paths).index(f"{number:09d}")] for number in range(len(dataset))]
+
+
+def in_order(path: Path, name: str) -> list[Any]:
+    """Return the values of a column, in the order of the samples."""
+    dataset = shards(path)
+    places = [list(dataset.paths).index(f"{number:09d}") for number in range(len(dataset))]
+    column = dataset.column(name)
+    return [column[place] for place in places]
+
+
+def test_the_schema_follows_from_the_first_sample(tmp_path: Path) -> None:
+    sample = {
+        "image": Image.fromarray(PIXELS),
+        "mask": PIXELS[..., 0],
+        "right": png(),
+        "latent": torch.zeros(4, 2, 2, dtype=torch.bfloat16),
+        "points": np.zeros((2, 3), np.float16),
+        "blob": b"no image",
+        "count": 3,
+        "price": np.float32(1.5),
+        "good": True,
+        "caption": "a cat",
+        "info": {"a": [1, None]},
+    }
+    scan = Samples([sample]).scan()
+    assert dict(scan.understood) == {
+        "image": "image",
+        "mask": "mask",
+        "right": "image",
+        "latent": "array of bfloat16, 4 x 2 x 2",
+        "points": "array of float16, 2 x 3",
+        "blob": "bytes",
+        "count": "number of int64",
+        "price": "number of float32",
+        "good": "number of bool",
+        "caption": "text",
+        "info": "json",
+    }
+    convert([sample], tmp_path / "out", to="lmdb")
+    assert verify(tmp_path / "out", "decode").findings == []
+
+
+def test_pairs_are_images_and_labels(tmp_path: Path) -> None:
+    made = convert(Pairs(), tmp_path / "out", to="webdataset")
+    assert made.manifests[""].classes == ("cat", "dog")
+    assert made.manifests[""].class_counts == (2, 1)
+    assert in_order(tmp_path / "out", "label") == [0, 1, 0]
+
+
+def test_values_come_back(tmp_path: Path) -> None:
+    samples: list[Mapping[str, Any]] = [
+        {
+            "image": png(PIXELS + np.uint8(n)),
+            "label": ["a", "b"][n % 2],
+            "tags": [] if n == 2 else {"x", "z"},
+            "boxes": (np.array([[0, 0, 2.5, 3]] * n).reshape(-1, 4), ["b"] * n),
+            "score": [1.5, float("nan"), -float("inf"), None][n],
+            "tiny": 255 - n,
+            "caption": None if n == 3 else f"ä{n}" * n,
+            "info": {"n": n},
+            "ragged": np.arange(n, dtype="<i2"),
+            "latent": torch.full((2, 3), n, dtype=torch.float16),
+            "blob": None if n == 1 else bytes(n),
+        }
+        for n in range(4)
+    ]
+    schema = {
+        "label": Field("label", classes=("a", "b")),
+        "tags": Field("labels", classes=("x", "y", "z")),
+        "boxes": Field("boxes", classes=("a", "b")),
+        "tiny": Field("number", "uint8"),
+        "ragged": Field("array", "int16"),
+    }
+    path = tmp_path / "out"
+    convert(samples, path, to="hdf5", schema=schema, shard_samples=3)
+    assert in_order(path, "label") == [0, 1, 0, 1]
+    assert [each.tolist() for each in in_order(path, "tags")] == [[0, 2], [0, 2], [], [0, 2]]
+    boxes = in_order(path, "boxes")
+    assert [corners.shape for corners, _ in boxes] == [(n, 4) for n in range(4)]
+    assert boxes[3][1].tolist() == [1, 1, 1]
+    score = in_order(path, "score")
+    assert (score[0], np.isnan(score[1]), score[2]) == (1.5, True, -np.inf)
+    assert score[3] is np.ma.masked
+    assert in_order(path, "tiny") == [255, 254, 253, 252]
+    assert in_order(path, "caption") == ["", "ä1", "ä2ä2", None]
+    assert in_order(path, "info") == [{"n": n} for n in range(4)]
+    assert stored(path, "blob") == [b"", None, bytes(2), bytes(3)]
+    latents = [np.full((2, 3), n, np.float16).tobytes() for n in range(4)]
+    assert stored(path, "latent") == latents
+    ragged = [np.load(io.BytesIO(data or b"")) for data in stored(path, "ragged")]
+    assert [array.tolist() for array in ragged] == [list(range(n)) for n in range(4)]
+    rows = {field.name: field.rows for field in shards(path).manifest.schema}
+    assert (rows["blob"], rows["score"], rows["caption"], rows["image"]) == (3, 3, 3, 4)
+
+
+def test_samples_may_have_keys(tmp_path: Path) -> None:
+    samples = [Sample(key="x/1", text="a"), {"key": "y", "text": "b"}, {"text": "c"}]
+    convert(samples, tmp_path / "out", to="lmdb", shuffle=False)
+    assert list(shards(tmp_path / "out").keys) == ["x/1", "y", "000000002"]
+
+
+def test_equal_keys_are_refused(tmp_path: Path) -> None:
+    samples = [{"key": "a", "text": "1"}, {"key": "a", "text": "2"}]
+    with pytest.raises(UsageError, match="more than once"):
+        convert(samples, tmp_path / "out", to="lmdb", shard_samples=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"points": np.zeros((2, 2), np.float32)}, "points: it is of float32"),
+        ({"points": np.zeros((2, 3), np.float16)}, r"points: it has the shape \(2, 3\)"),
+        ({"other": 1}, "no field 'other'"),
+        ({"label": 2}, "label: the label 2 is not from 0 to 1"),
+        ({"label": "cow"}, "label: 'cow' is not one of 2 classes"),
+        ({"count": 1.5}, "count: 1.5 is not a number of the type int64"),
+        ({"count": "1"}, "count: it is not a number"),
+        ({"text": 1}, "text: it is a int, not a text"),
+        ({"mask": np.full((2, 2), 70_000)}, "mask: a mask with values from 0 to 70000"),
+        ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),
+        ({"boxes": [[1, 1, 0, 2]]}, "boxes: boxes are left, top, right, bottom"),
+        ({"boxes": [[1, 1, 2]]}, "boxes: boxes are four numbers"),
+        ({"image": b"no image"}, "image: its content is not an image"),
+        ({"image": "/no/file"}, "image: .*No such file"),
+        ({"info": float("nan")}, "info: "),
+        (7, "it is a int, neither a dict"),
+    ],
+)
+def test_a_wrong_value_names_the_sample_and_the_field(
+    tmp_path: Path, value: Any, reason: str
+) -> None:
+    good = {"points": np.zeros((2, 2), np.float16), "count": 1, "text": "a"}
+    schema: dict[str, Field | str] = {
+        "label": Field("label", classes=2),
+        "mask": "mask",
+        "boxes": "boxes",
+        "image": "image",
+        "info": "json",
+    }
+    with pytest.raises(BadImages) as raised:
+        convert([good, value], tmp_path / "out", to="lmdb", schema=schema)
+    (problem,) = raised.value.problems
+    assert problem.path == "000000001"
+    assert re.search(reason, problem.reason)
+
+
+def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
+    class Failing(Pairs):
+        def __getitem__(self, number: int) -> tuple[Image.Image, int]:
+            if number == 1:
+                raise OSError("the disk is gone")
+            return super().__getitem__(number)
+
+    with pytest.raises(BadImages) as raised:
+        convert(Failing(), tmp_path / "out", to="lmdb")
+    assert raised.value.problems[0].reason == "it cannot be read: OSError: the disk is gone"
+    made = convert(Failing(), tmp_path / "out", to="lmdb", on_error="skip")
+    assert made.manifests[""].rows == 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "schema", "reason"),
+    [
+        ([], {}, "there are no samples"),
+        (iter([{"a": 1}]), {}, "is not a sequence"),
+        ([{"label": 1}], {}, "the classes of the field 'label' are unknown"),
+        ([{"a": None}], {}, "the field 'a' of the first sample is missing"),
+        ([{"a": object()}], {}, "is a object"),
+        ([{"Ä": 1}], {}, "no field can be called"),
+        ([{"width": 1}], {}, "no field can be called"),
+        ([{"a": 1}], {"a": "numbers"}, "is unknown"),
+        ([{"a": 1}], {"a": "labels"}, "classes are missing"),
+        ([{"image": b""}], {"image": "bytes"}, "cannot be of the kind"),
+        ([1], {}, "the first sample"),
+    ],
+)
+def test_an_unclear_schema_is_a_usage_error(samples: Any, schema: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        Samples(samples, schema=schema)
+
+
+def test_options_of_samples_do_not_apply_to_folders(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="options of samples"):
+        convert(tmp_path, tmp_path / "out", to="lmdb", schema={})
+
+
+def test_the_result_does_not_depend_on_the_workers(tmp_path: Path) -> None:
+    samples = [{"image": png(PIXELS + np.uint8(n)), "text": str(n)} for n in range(6)]
+    for workers in (1, 2):
+        convert(samples, tmp_path / str(workers), to="lmdb", shard_samples=3, workers=workers)
+    one, two = (
+        {each.name: each.read_bytes() for each in (tmp_path / name).rglob("*") if each.is_file()}
+        for name in ("1", "2")
+    )
+    assert one == two
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    samples = [{"key": f"k{n}", "text": str(n)} for n in range(3)]
+    convert(samples, tmp_path / "out", to="lmdb")
+    assert convert(samples, tmp_path / "out", to="lmdb").unchanged
+
+
+def test_a_source_of_samples_can_be_pickled() -> None:
+    source = pickle.loads(pickle.dumps(Samples([{"text": "a"}])))
+    (images,) = source.scan().splits.values()
+    assert images.read([0])[0].fields["txt"] == b"a"
+    with pytest.raises(BadImage):
+        Samples([{"text": "a"}, 1]).scan().splits[""].read([1])
