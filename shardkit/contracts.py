@@ -292,6 +292,9 @@ class Scan:
     known: bool = True
     """Whether entries state labels and sizes. Otherwise only records state labels (entries have
     `shardkit.record.NO_LABEL`), and sizes are estimates."""
+    exact_sizes: bool = True
+    """Whether `Entry.bytes` is the size of the record's image, unlike where the source encodes it
+    from pixels."""
 
     @property
     def schema(self) -> Schema:

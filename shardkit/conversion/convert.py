@@ -323,7 +323,8 @@ def _build(
     recipe = plan.options.recipe
     space = DiskReservation(staging.folder, needs, ahead=workers, copies=plan.storage.copies)
     kept = 0
-    with space.reserved(exact=recipe.keeps_bytes or recipe.raw_shape is not None):
+    kept_as_it_is = recipe.keeps_bytes and plan.scan.exact_sizes
+    with space.reserved(exact=kept_as_it_is or recipe.raw_shape is not None):
         try:
             for task, built in run_tasks(
                 build_shard,

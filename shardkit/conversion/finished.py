@@ -102,7 +102,7 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
         [entry.path for entry in kept] == list(index.paths())
         and (not plan.scan.known or [entry.label for entry in kept] == rows["label"].tolist())
         and (
-            not (plan.scan.known and plan.options.recipe.keeps_bytes)
+            not (plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes)
             or [entry.bytes for entry in kept] == rows["length"].tolist()
         )
         and all(_is_bad(entry, split, plan) for entry in bad)

@@ -221,7 +221,7 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
     total = len(source)
     seed = options.seed if options.shuffle else None
     source = as_stored(source, seed=seed, limit=options.limit)
-    sizes = _sizes(source, options.recipe, scan.schema)
+    sizes = _sizes(source, options.recipe, scan)
     cuts = _cuts(sizes, options)
     overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
@@ -264,9 +264,10 @@ def shard_meta(
     }
 
 
-def _sizes(source: Images, recipe: Recipe, schema: Schema) -> Sequence[int]:
+def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Sequence[int]:
     """Return the stored size of each record: exact, or estimated from a few converted records."""
-    if recipe.keeps_bytes:
+    schema = scan.schema
+    if recipe.keeps_bytes and scan.exact_sizes:
         return source.sizes()
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
         height, width, channels = recipe.raw_shape

@@ -127,7 +127,8 @@ class Cifar(ListedSource):
             "files": ", ".join(self._files),
             "label": f"{self._label}, named by {names_file}" if names else self._label,
         }
-        return scan_of(self, listings, labels.assign(classes, names), understood)
+        assigned = labels.assign(classes, names)
+        return scan_of(self, listings, assigned, understood, exact_sizes=False)
 
     def _list(self, listing: Listing, file: str) -> None:
         number = self._files.index(file)

@@ -116,7 +116,7 @@ class Hdf5(ListedSource):
             "images": f"{self._images}: {kind}",
             "label": f"{self._labels or 'no dataset'}: {listing.labels.describe()}",
         }
-        return scan_of(self, {"": listing}, labels, understood)
+        return scan_of(self, {"": listing}, labels, understood, exact_sizes=not self._shape)
 
     def _choose(self, images: str | None) -> tuple[str, tuple[int, ...]]:
         """Return name and row shape of the dataset of images; no shape for encoded ones."""

@@ -21,6 +21,7 @@ import time
 from typing import BinaryIO
 
 from shardkit.errors import BadImage
+from shardkit.system.bootstrap import command
 
 DEADLINE = 120.0
 """Seconds for one call; the slowest read a chunk of rows from a disk."""
@@ -36,13 +37,10 @@ class _Child:
     """A child process and the pipes to it."""
 
     def __init__(self) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "HDF5_PLUGIN_PRELOAD": "::",  # no code from a file's list of filters
-        }
+        # "::" refuses plugins: no code runs because a file's list of filters names it.
+        environment = {**os.environ, "HDF5_PLUGIN_PRELOAD": "::"}
         self.process = subprocess.Popen(  # noqa: S603 - this module, in this Python
-            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+            [sys.executable, "-c", command(f"from {__name__} import serve; serve()")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source
 from shardkit.errors import Problem, UsageError
-from shardkit.record import make_keys
+from shardkit.record import Schema, default_schema, make_keys
 from shardkit.sources.inputs import MAX_IMAGE_BYTES
 from shardkit.sources.labels import Labels, LabelValues
 from shardkit.system.files import as_text
@@ -81,10 +81,24 @@ class Listing:
         )
 
 
-def scan_of(
-    source: Source, listings: Mapping[str, Listing], labels: Labels, understood: Mapping[str, str]
+def scan_of(  # noqa: PLR0913 - the parts of a scan
+    source: Source,
+    listings: Mapping[str, Listing],
+    labels: Labels,
+    understood: Mapping[str, str],
+    *,
+    exact_sizes: bool = True,
+    more: Schema | None = None,
 ) -> Scan:
     """Return the scan of a source from the listing of each split.
+
+    Args:
+        source: The source.
+        listings: Its images, by split.
+        labels: Their classes and labels.
+        understood: As `Scan.understood`.
+        exact_sizes: As `Scan.exact_sizes`.
+        more: Fields other than image and label.
 
     Raises:
         UsageError: If there are no images and no problems.
@@ -101,6 +115,8 @@ def scan_of(
         ignored={name: listing.ignored for name, listing in listings.items()},
         problems={name: listing.problems for name, listing in listings.items()},
         understood=understood,
+        fields={**default_schema(labels.classes), **more} if more else None,
+        exact_sizes=exact_sizes,
     )
 
 

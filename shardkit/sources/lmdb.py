@@ -11,7 +11,7 @@ from typing import Any
 
 from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Record
+from shardkit.record import NO_LABEL, Field, Record
 from shardkit.sources.images import image_record
 from shardkit.sources.inputs import CHANGED
 from shardkit.sources.labels import LabelValues, read_classes
@@ -141,7 +141,8 @@ class Lmdb(ListedSource):
             "keys": f"{self._entries:,}, with {len(listing):,} images",
             "label": of_text,
         }
-        return scan_of(self, {"": listing}, labels, understood)
+        more = {"text": Field("text")} if self._layout == "ocr" else None
+        return scan_of(self, {"": listing}, labels, understood, more=more)
 
     def _stamp(self) -> int:
         data = os.path.join(self._path, "data.mdb") if os.path.isdir(self._path) else self._path

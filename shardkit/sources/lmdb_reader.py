@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,9 @@ def _result(convert: Callable[..., Any], key: bytes, value: bytes) -> tuple[byte
 
 @functools.cache
 def _function(layout: str) -> Callable[..., Any]:
+    here = os.getcwd()
+    if here not in sys.path:  # last: nothing there replaces an installed module
+        sys.path.append(here)
     module, _, name = layout.partition(":")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -116,7 +116,7 @@ class Mnist(ListedSource):
         next(iter(listings.values())).ignored += self._others
         understood["label"] = labels.describe()
         assigned = labels.assign(classes, self._names, reopened=self._reopened)
-        return scan_of(self, listings, assigned, understood)
+        return scan_of(self, listings, assigned, understood, exact_sizes=False)
 
     def _list(self, listing: Listing, number: int, part: str) -> str:
         pair = self._pairs[number]

@@ -124,7 +124,8 @@ class Npy(ListedSource):
             listing = Listing(labels)
             shapes = self._list_folder(listing)
             understood = {"files": f"one image each: {shapes}", "label": "the folder"}
-            return scan_of(self, {"": listing}, labels.assign(classes, self._names), understood)
+            assigned = labels.assign(classes, self._names)
+            return scan_of(self, {"": listing}, assigned, understood, exact_sizes=False)
         listings = {name: Listing(labels) for name in self._pairs}
         understood = {}
         used = set()
@@ -135,7 +136,7 @@ class Npy(ListedSource):
         first.ignored += [Problem(path=n, reason="not used") for n in self._arrays if n not in used]
         understood["label"] = labels.describe()
         assigned = labels.assign(classes, self._names, reopened=self._reopened)
-        return scan_of(self, listings, assigned, understood)
+        return scan_of(self, listings, assigned, understood, exact_sizes=False)
 
     def _file(self, name: str) -> tuple[str, str]:
         """Return the file of an array, and its name in that file."""

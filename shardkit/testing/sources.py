@@ -177,6 +177,12 @@ class SourceConformance:
         _convert(source, tmp_path / "two", workers=2)
         assert _digests(tmp_path / "one") == _digests(tmp_path / "two")
 
+    def test_a_finished_conversion_is_recognized(
+        self, kind: SourceKind, path: Path, tmp_path: Path
+    ) -> None:
+        _convert(kind.open(path), tmp_path / "made")
+        assert convert(kind.open(path), tmp_path / "made", to="lmdb", shard_samples=2).unchanged
+
     def test_a_dataset_is_verified_against_its_source(
         self, source: Source, path: Path, tmp_path: Path
     ) -> None:

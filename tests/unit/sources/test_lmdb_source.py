@@ -12,6 +12,7 @@ from helpers import png, run_main
 
 from shardkit import UsageError, convert, repair, verify
 from shardkit.contracts import Scan
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
 from shardkit.registry import get_source
 from shardkit.sources import library_process
@@ -45,6 +46,8 @@ def test_the_texts_of_the_layout_ocr_are_stored(tmp_path: Path) -> None:
     assert [record.fields["txt"].decode() for record in records] == ["wört 1", "wört 2", "wört 3"]
     convert(found.source, tmp_path / "made", to="webdataset", shard_samples=2)
     assert verify(tmp_path / "made", against=path).findings == []
+    shards = ShardSet(tmp_path / "made")
+    assert sorted(shards.column("text").tolist()) == ["wört 1", "wört 2", "wört 3"]
     shard = tmp_path / "made" / "shard-000000.tar"
     before = shard.read_bytes()
     shard.unlink()
@@ -152,3 +155,14 @@ def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
     done = run_main("convert", "lmdb", path, tmp_path / "made", "--to", "lmdb", "--dry-run")
     assert done.returncode == 0
     assert "  layout    images" in done.stdout.splitlines()
+
+
+def test_nothing_is_imported_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lmdb(tmp_path / "x", {b"a": A})
+    for name in ("lmdb", "json", "pickle"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    _restart()
+    assert len(scan(path).splits[""]) == 1
