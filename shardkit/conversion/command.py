@@ -16,13 +16,17 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
 )
+from shardkit.registry import DEFAULT_SOURCE
 from shardkit.sources.imagefolder import natural
 
 CLASSES = "CLASSES"
 """Stands for a file of class names in a command."""
 
 SOURCE = "SRC"
-"""Stands for the folder that a dataset was converted from: its manifest states only the name."""
+"""Stands for the path that a dataset was converted from: its manifest states only the name."""
+
+_COMMON = frozenset(("name", "kind", "images", "limit", "order", "seed"))
+"""What manifests state about every source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,11 @@ class Made:
         if self.folder:
             return [f"then: make_loader(open_dataset({target!r}, ...), ...)"]
         name = f": {self.source['name']}" if self.source.get("name") else ""
+        if not self._is_folder:
+            own = {key: value for key, value in self.source.items() if key not in _COMMON}
+            stated = ", ".join(f"{key}={value}" for key, value in own.items())
+            found = [f"{SOURCE} is what {self.path} was converted from{name}"]
+            return [*found, f"add the options that were given then ({stated})"] if own else found
         found = [f"{SOURCE} is the folder that {self.path} was converted from{name}"]
         if self.class_order() == CLASSES:
             opened = f"shardkit.open_dataset({self.path!r})"
@@ -60,12 +69,17 @@ class Made:
             found.append(f"first write the class order: python -c {shlex.quote(code)} > {CLASSES}")
         return found
 
+    @property
+    def _is_folder(self) -> bool:
+        """Whether the source is a folder of images, the only one whose options are known here."""
+        return bool(self.source["kind"] == DEFAULT_SOURCE)
+
     def class_order(self) -> str:
         """Return the option that gives the same labels: ``plain``, ``natural`` or `CLASSES`.
 
         A class without images may have no folder, so it must be listed.
         """
-        if self.classes is None:
+        if self.classes is None or not self._is_folder:
             return "plain"
         if all(self.counts or ()):
             if self.classes == sorted(self.classes):
@@ -114,7 +128,7 @@ def command_words(change: Recipe, made: Made) -> list[str]:
     words += _recipe_words(recipe)
     options: dict[str, Any] = {
         "--class-order": made.class_order() if made.class_order() != "plain" else None,
-        "--splits": made.splits,
+        "--splits": made.splits and made.source["kind"] == DEFAULT_SOURCE,
         "--no-shuffle": made.source.get("order") == "folder",
         "--seed": made.source.get("seed"),
         "--limit": made.source.get("limit"),

@@ -18,6 +18,7 @@ from shardkit.contracts import Scan, Source, SourceKind
 from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
+from shardkit.system.pool import Progress
 from shardkit.testing.tools import NEW_PROCESS, call_in, open_files
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.verification.repair import repair
@@ -176,6 +177,27 @@ class SourceConformance:
         _convert(source, tmp_path / "one", workers=1)
         _convert(source, tmp_path / "two", workers=2)
         assert _digests(tmp_path / "one") == _digests(tmp_path / "two")
+
+    def test_an_interrupted_conversion_resumes_to_the_same_bytes(
+        self, kind: SourceKind, path: Path, tmp_path: Path
+    ) -> None:
+        _convert(kind.open(path), tmp_path / "whole")
+
+        reports: list[Progress] = []
+
+        def stop(progress: Progress) -> None:
+            reports.append(progress)
+            if len(reports) == 2:  # the first shard is finished
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            convert(
+                kind.open(path), tmp_path / "made", to="lmdb", shard_samples=2, on_progress=stop
+            )
+        assert not (tmp_path / "made" / "shardkit.json").exists()
+        resumed = convert(kind.open(path), tmp_path / "made", to="lmdb", shard_samples=2)
+        assert resumed.reused_shards == 1
+        assert _digests(tmp_path / "made") == _digests(tmp_path / "whole")
 
     def test_a_finished_conversion_is_recognized(
         self, kind: SourceKind, path: Path, tmp_path: Path

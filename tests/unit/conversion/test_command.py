@@ -77,6 +77,19 @@ def test_a_custom_class_order_needs_a_file(photos: Path, monkeypatch: pytest.Mon
     assert load_manifest(convert_again(SMALLER)).classes == ("class2", "class1", "empty", "class10")
 
 
+def test_options_of_other_sources_are_left_to_the_user() -> None:
+    source = {"kind": "webdataset", "name": "x.tar", "order": "shuffled", "seed": 7, "label": "cls"}
+    made = Made(path="made", format="lmdb", source=source, classes=["b", "a"], counts=[1, 0])
+    words = command_words(Recipe(), made)
+    assert words[:4] == ["shardkit", "convert", "webdataset", "SRC"]
+    assert words[-2:] == ["--seed", "7"]
+    assert "--class-order" not in words
+    assert made.hints("again") == [
+        "SRC is what made was converted from: x.tar",
+        "add the options that were given then (label=cls)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("classes", "counts", "order"),
     [
