@@ -119,7 +119,7 @@ def compare(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
         show(f"tuning {number + 1}: {report.seconds:.1f} s, {report.chosen.setting}; grid: {best}")
     rates: dict[LoaderSpec, list[float]] = {each: [] for each in (best, *chosen)}
     with MeasurementProcess(subject) as process:
-        process.call(session.warm)
+        process.open()
         for number in range(given.final):
             for each in turn(list(rates), number):
                 rates[each].append(rate(process, each, 2 * given.seconds))

@@ -98,12 +98,11 @@ SETTINGS: dict[str, Any] = {
     "decode": "CenterCrop(8)",
     "transform": None,
     "batch_size": 10,
-    "order": "random",
     "step_ms": None,
     "model": None,
     "rounds": 3,
     "complete": 3,
-    "seconds": 1.0,
+    "length": "1 s",
     "limit": 2000,
 }
 

@@ -110,12 +110,11 @@ def bench(  # noqa: PLR0913 - the options of the command
         "decode": decode,
         "transform": transform,
         "batch_size": batch_size,
-        "order": "random",
         "step_ms": step_ms,
         "model": model,
         "rounds": rounds,
         "complete": max(len(each.samples) for each in results),
-        "seconds": seconds,
+        "length": f"{seconds:g} s",
         "limit": limit,
     }
     return BenchReport(

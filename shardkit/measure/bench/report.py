@@ -111,7 +111,8 @@ class Source(Opened):
     def title(self) -> str:
         """The path, the kind, the split and the size."""
         split = f", split {printable(self.split)}" if self.split else ""
-        what = f"{self.kind}{split}, {self.total:,} images, {size(self.bytes)}"
+        stored = f", {size(self.bytes)}" if self.bytes else ""
+        what = f"{self.kind}{split}, {self.total:,} images{stored}"
         return f"{shortened(self.path, 96 - len(what))}  {what}"
 
 
@@ -243,7 +244,7 @@ class BenchReport:
                 "",
                 f"  sample    {sample_words(settings)}",
                 f"  step      {step_words(settings)}",
-                f"  measured  {settings['complete']} rounds of {settings['seconds']:g} s; "
+                f"  measured  {settings['complete']} rounds of {settings['length']}; "
                 f"{where['processors']} CPUs, {size(where['memory'])}",
             ]
         )

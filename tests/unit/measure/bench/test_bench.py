@@ -60,7 +60,7 @@ def test_without_a_folder_the_first_line_is_the_baseline(place: Path, stage: Sta
         ("made", "process:num_workers=1", "cold", False),
     ]
     assert [bool(found.speedup) for _, found in report.measured] == [False, False, True, True]
-    settings = {"rounds": 2, "complete": 2, "seconds": 0.5, "batch_size": 7, "step_ms": None}
+    settings = {"rounds": 2, "complete": 2, "length": "0.5 s", "batch_size": 7, "step_ms": None}
     assert report.settings.items() >= {**settings, "decode": "RandomResizedCrop(224)"}.items()
 
 
