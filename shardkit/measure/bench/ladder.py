@@ -54,11 +54,12 @@ def ladder(  # noqa: PLR0913 - the options of the command
         KeyboardInterrupt: If Ctrl-C comes before a round is complete.
     """
     load, accelerator = other_load(), device().type == "cuda"
+    name = case or fspath(dataset or "")
     if case is not None:
         subject = Subject(dataset=f"{tutorial.__name__}:TutorialDataset", decode=case)
         kind, workers, epochs = "dataset", workers or tutorial.WORKERS, tutorial.EPOCHS
     else:
-        name, workers, epochs = fspath(dataset or ""), workers or max(2, usable_cpus()), _EPOCHS
+        workers, epochs = workers or max(2, usable_cpus()), _EPOCHS
         decode = choose_decode([name], decode, transform)
         subject = Subject(path=name, decode=decode, transform=transform)
         kind = "dataset" if is_dataset(name) else "folder"
@@ -94,8 +95,8 @@ def ladder(  # noqa: PLR0913 - the options of the command
     }
     opened = results[0].opened or Opened()
     return BenchReport(
-        sources=(Source(path=subject.name, kind=kind, **vars(opened)),),
-        lines=lines_of(list(rungs), results),
+        sources=(Source(path=name, kind=kind, **vars(opened)),),
+        lines=lines_of(name, list(rungs), results),
         settings=settings,
         environment=environment(),
         load=load,
@@ -122,7 +123,7 @@ def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> dict[str,
     return {**rungs, "+ shardkit's engine": ours}
 
 
-def lines_of(names: Sequence[str], results: Sequence[Result]) -> tuple[Line, ...]:
+def lines_of(path: str, names: Sequence[str], results: Sequence[Result]) -> tuple[Line, ...]:
     """Return the lines; each is compared with the first, and the last measured one above it."""
     lines, previous = [], results[0]
     for name, result in zip(names, results, strict=True):
@@ -131,7 +132,7 @@ def lines_of(names: Sequence[str], results: Sequence[Result]) -> tuple[Line, ...
             ratio = Spread.paired(result.rates, previous.rates).median
             gain = f" ({ratio:.2f}x the row above)"
         line = Line(
-            path=result.candidate.subject.name,
+            path=path,
             loader=f"{name}{gain}",
             cache="warm",
             baseline=result is results[0],

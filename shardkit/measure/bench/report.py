@@ -264,7 +264,8 @@ def measured(result: Result, baseline: Result) -> Measured | None:
     """Return the numbers of a line; None if it has none."""
     if not result.samples:
         return None
-    samples, waits, last = result.samples, result.waits, result.samples[-1]
+    samples, last = result.samples, result.samples[-1]
+    waits = sorted(wait for each in samples for wait in each.waits)
     seconds = sum(each.seconds for each in samples)
     compared = result is not baseline and bool(baseline.samples)
     return Measured(

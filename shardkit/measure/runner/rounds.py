@@ -102,11 +102,6 @@ class Result:
         """Images per second in each round."""
         return [each.rate for each in self.samples]
 
-    @property
-    def waits(self) -> list[float]:
-        """Seconds that each batch of all rounds was waited for, sorted."""
-        return sorted(wait for each in self.samples for wait in each.waits)
-
 
 def turn(items: Sequence[T], number: int) -> list[T]:
     """Return the order in which round ``number`` measures the items: each is first in turn."""

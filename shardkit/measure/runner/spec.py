@@ -7,26 +7,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from shardkit.errors import UsageError
 from shardkit.torch.engine.options import ENGINES, LoaderOptions
 
 PLAIN = "plain"
 """PyTorch's own DataLoader, as people write it: the baseline."""
-
-_TYPES: dict[str, type] = {
-    "num_workers": int,
-    "prefetch_factor": int,
-    "pin_memory": bool,
-    "persistent_workers": bool,
-    "batched": bool,
-    "in_order": bool,
-    "reuse_buffers": bool,
-    "start_method": str,
-    "sharing_strategy": str,
-}
-_PLAIN_OPTIONS = list(_TYPES)[:5]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +93,14 @@ class LoaderSpec:
     def loader_options(self) -> LoaderOptions:
         """Return the options for `make_loader`."""
         return LoaderOptions(engine=self.engine, **self.options)
+
+
+_TYPES: dict[str, type] = {
+    name: get_args(hint)[0]  # of int | None, for example
+    for name, hint in get_type_hints(LoaderSpec).items()
+    if name not in ("engine", "batch_size", "device")
+}
+_PLAIN_OPTIONS = list(_TYPES)[:5]
 
 
 @dataclass(frozen=True, kw_only=True)

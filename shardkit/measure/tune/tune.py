@@ -11,7 +11,7 @@ from typing import Any
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
-from shardkit.measure.runner.material import choose_decode, is_dataset
+from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
@@ -48,19 +48,12 @@ class TuneReport(SearchResult):
     """Result of `tune`. Rates are images/s without a training step."""
 
     name: str
-    split: str
-    """Split that was measured, the largest; empty without splits."""
-    images: int
-    measured: int
-    """Images that were read: all, or a sample."""
-    mean_bytes: float
-    """Bytes of all files per image."""
+    opened: Opened
+    """What was read: all images, or a sample."""
     cached: bool
     """Whether the files were read once before; otherwise the rates may be those of the disk."""
     default: LoaderSpec
     """What `make_loader` uses by itself."""
-    threads_excluded: str
-    """Why no threads were measured, such as an unmarked transform; empty if they were."""
     step_seconds: float | None
     """Time of the training step by itself, if one was given."""
     load: OtherLoad
@@ -110,7 +103,7 @@ class TuneReport(SearchResult):
             ranks=local_ranks(),
             measured={
                 "dataset": self.name,
-                "processes": self.threads_excluded,
+                "processes": self.opened.processes,
                 "images_per_second": dataclasses.asdict(rates),
                 "gain": speedup and speedup.median,
                 "headroom": self.headroom,
@@ -125,12 +118,13 @@ class TuneReport(SearchResult):
 
     def describe(self) -> str:
         """Return the report as text: the choice, why, all comparisons, and notes."""
-        split = f", split {printable(self.split)}" if self.split else ""
-        part = f" (measured: {self.measured:,})" if self.measured < self.images else ""
+        found = self.opened
+        split = f", split {printable(found.split)}" if found.split else ""
+        part = f" (measured: {found.images:,})" if found.images < found.total else ""
         return "\n".join(
             [
-                f"{printable(self.name)}{split}: {self.images:,} images{part}, "
-                f"{size(self.mean_bytes)} each; took {self.seconds:.0f} s",
+                f"{printable(self.name)}{split}: {found.total:,} images{part}, "
+                f"{size(found.bytes / max(1, found.total))} each; took {self.seconds:.0f} s",
                 f"  best      {name_of(self.chosen.setting)}{' (the defaults)' * self.is_default}",
                 f"  why       {self._why()}",
                 *self._step(),
@@ -183,12 +177,12 @@ class TuneReport(SearchResult):
 
     def _notes(self) -> list[str]:
         excluded = (
-            f"threads were not measured: {self.threads_excluded}. Mark a transform with "
+            f"threads were not measured: {self.opened.processes}. Mark a transform with "
             "shardkit.with_rng if it is thread-safe and releases the GIL"
         )
         other_batches = self.default.batch_size != self.chosen.setting.batch_size
         notes = (
-            (self.threads_excluded, excluded),
+            (self.opened.processes, excluded),
             (other_batches, "the batch size also affects training"),
             (not self.cached, "the files were not read before: rates may be those of the disk"),
             (self.load.disturbs, f"{self.load}: on an idle machine another setting may be best"),
@@ -296,13 +290,9 @@ def _tune(  # noqa: PLR0913 - the second half of one function
     return TuneReport(
         **vars(found),
         name=process.subject.name,
-        split=opened.split,
-        images=opened.total,
-        measured=opened.images,
-        mean_bytes=opened.bytes / max(1, opened.total),
+        opened=opened,
         cached=cached,
         default=default,
-        threads_excluded=opened.processes,
         step_seconds=step_seconds,
         load=load,
         seconds=time.monotonic() - start,

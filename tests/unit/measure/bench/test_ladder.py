@@ -39,7 +39,7 @@ def test_a_line_is_compared_with_the_first_and_the_last_measured_one() -> None:
     results = [result("a", rates=(rate, rate)) for rate in (100, 200, 300, 600)]
     results[2] = result("a", problem="a disk hangs")
 
-    lines = lines_of(["no workers", "+ a", "+ b", "+ c"], results)
+    lines = lines_of("a", ["no workers", "+ a", "+ b", "+ c"], results)
 
     names = ["no workers", "+ a (2.00x the row above)", "+ b", "+ c (3.00x the row above)"]
     assert [line.loader for line in lines] == names

@@ -24,6 +24,7 @@ from shardkit import (
 from shardkit.cli.options import duration
 from shardkit.errors import MeasurementTimeout
 from shardkit.measure.runner import session
+from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.runner.spec import LoaderSpec
@@ -65,7 +66,7 @@ def test_the_choice_fits_a_loader(made: Path) -> None:
         made, decode=CROP, batch_sizes=(8,), budget=3.0, watch=lambda *given: told.append(given)
     )
 
-    assert (report.images, report.measured, report.cached) == (160, 160, True)
+    assert (report.opened.total, report.opened.images, report.cached) == (160, 160, True)
     assert report.default == LoaderSpec(
         engine="thread", num_workers=default_workers(), batch_size=8
     )
@@ -111,7 +112,7 @@ def test_where_the_defaults_fail_another_setting_is_found(
     assert report.chosen.speedup is None
     assert not report.is_default
     assert "SIGKILL" in next(iter(report.left_out.values()))
-    assert "crowded may hold the GIL" in report.threads_excluded
+    assert "crowded may hold the GIL" in report.opened.processes
     assert "cannot be measured here" in report.describe()
 
 
@@ -131,7 +132,7 @@ def test_of_many_images_a_sample_is_read_first(made: Path, monkeypatch: pytest.M
 
     report = tune(made, decode=CROP, batch_sizes=(8,), budget=1.0)
 
-    assert (report.images, report.measured, report.cached) == (160, 40, False)
+    assert (report.opened.total, report.opened.images, report.cached) == (160, 40, False)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ def test_another_file_is_refused_before_anything_is_measured(
     assert (tmp_path / "notes").read_text() == "precious"
 
 
+OPENED = Opened(total=5000, images=2000, bytes=5000 * 20480)
 DEFAULT = LoaderSpec(engine="thread", num_workers=2, batch_size=64)
 
 
@@ -213,15 +215,11 @@ def report_of(**changed: Any) -> TuneReport:
     """Return a made-up report in which processes are faster."""
     known: dict[str, Any] = {
         "name": "photos\x1b",
-        "split": "",
-        "images": 5000,
-        "measured": 2000,
-        "mean_bytes": 20480.0,
+        "opened": OPENED,
         "cached": True,
         "default": DEFAULT,
         "ranking": [tried(replace(DEFAULT, engine="process"), 1200), tried(DEFAULT, 600)],
         "left_out": {name_of(replace(DEFAULT, num_workers=n)): "too slow" for n in (8, 9)},
-        "threads_excluded": "",
         "step_seconds": None,
         "load": OtherLoad(busy=0.1, present=2),
         "seconds": 59.0,
@@ -276,7 +274,7 @@ def test_notes_report_what_limits_the_result() -> None:
         out_of_time=True,
         warnings=("mine",),
         load=OtherLoad(busy=1.0, present=2),
-        threads_excluded="the transform train may hold the GIL",
+        opened=replace(OPENED, processes="the transform train may hold the GIL"),
     ).describe()
 
     assert "not certain: other rounds may differ" in text
