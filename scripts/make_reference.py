@@ -95,6 +95,8 @@ TASKS = {
             "DoctorReport",
             "tune",
             "TuneReport",
+            "find_batch_size",
+            "FoundBatchSize",
             "bench",
             "BenchReport",
             "ThroughputMonitor",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardkit.sampling.ranks import RankShard
     from shardkit.sources.samples import Sample
     from shardkit.system.pool import Progress
+    from shardkit.torch.batch_size import FoundBatchSize, find_batch_size
     from shardkit.torch.data.collate import BatchView, collate
     from shardkit.torch.data.datasets import (
         HDF5Dataset,
@@ -89,6 +90,7 @@ _WHERE = {
     "EpochBatchSampler": "shardkit.torch.sampler",
     "Field": "shardkit.record",
     "Finding": "shardkit.verification.shard_check",
+    "FoundBatchSize": "shardkit.torch.batch_size",
     "HDF5Dataset": "shardkit.torch.data.datasets",
     "ImageOp": "shardkit.torch.data.ops",
     "IterableHDF5Dataset": "shardkit.torch.data.iterable",
@@ -131,6 +133,7 @@ _WHERE = {
     "convert": "shardkit.conversion.convert",
     "describe": "shardkit.verification.describe",
     "doctor": "shardkit.measure.doctor.doctor",
+    "find_batch_size": "shardkit.torch.batch_size",
     "make_loader": "shardkit.torch.loader",
     "open_dataset": "shardkit.torch.data.datasets",
     "reindex": "shardkit.verification.reindex",
@@ -162,6 +165,7 @@ __all__ = [
     "EpochBatchSampler",
     "Field",
     "Finding",
+    "FoundBatchSize",
     "HDF5Dataset",
     "ImageOp",
     "IterableHDF5Dataset",
@@ -204,6 +208,7 @@ __all__ = [
     "convert",
     "describe",
     "doctor",
+    "find_batch_size",
     "make_loader",
     "open_dataset",
     "reindex",

@@ -15,6 +15,8 @@ workers_option = click.option(
     help="Number of processes.  [default: number of CPUs]",
 )
 
+_SIZES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Print only --json output. See the exit code."
 )
@@ -26,3 +28,13 @@ def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     if not found or found[2] not in _UNITS:
         raise click.BadParameter(f"{value!r} is not a time such as 60s or 2m", ctx, param)
     return float(found[1]) * _UNITS[found[2]]
+
+
+def byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return a number of bytes, from ``500MB`` or ``4GiB``."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", value.strip().lower())
+    if not found or found[2] not in _SIZES:
+        raise click.BadParameter(f"{value!r} is not a size such as 500MB or 4GiB", ctx, param)
+    return int(float(found[1]) * _SIZES[found[2]])

@@ -111,7 +111,7 @@ INSIDE = {
     ),
     "torch": (
         "_compat",
-        "monitor prefetch sampler tuned",
+        "batch_size monitor prefetch sampler tuned",
         "loader",
         "lightning",
     ),

@@ -73,7 +73,12 @@ class Training:
 
 @cache
 def _training(model: str) -> Training:
-    return Training(small_model() if model == "small" else load_model(model))
+    return Training(make_model(model))
+
+
+def make_model(text: str) -> nn.Module:
+    """Return the model that ``module:name`` refers to, or the built-in ``small``."""
+    return small_model() if text == "small" else load_model(text)
 
 
 def load_model(text: str) -> nn.Module:

@@ -1,0 +1,171 @@
+"""The largest batch that fits is found, whatever becomes of a process that tries a larger one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import invoke, make_dataset, make_tree, png
+from torch import nn
+
+from shardkit import UsageError, find_batch_size
+from shardkit.errors import MeasurementTimeout
+from shardkit.torch import batch_size
+from shardkit.torch.batch_size import MARGIN, search
+
+MIB = 1 << 20
+SAMPLE = 64 * MIB
+"""Bytes that the model below keeps for each sample between forward and backward."""
+
+
+class Hungry(nn.Module):
+    """Keeps `SAMPLE` bytes for each sample, and fails above a number of samples."""
+
+    def __init__(self, fails: str = "", above: int = 1 << 30) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.fails, self.above = fails, above
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) > self.above:
+            if self.fails == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fails == "hangs":
+                signal.pause()
+            raise ValueError("this one is planted")
+        return (images.reshape(-1, 1) * torch.ones(SAMPLE // 4) * self.weight).sin()
+
+
+def make(fails: str = "", above: int = 1 << 30) -> tuple[nn.Module, torch.Tensor]:
+    return Hungry(fails, above), torch.zeros(1, dtype=torch.uint8)
+
+
+def test_the_search_doubles_and_bisects() -> None:
+    for limit in (*range(70), 1000, 12_345, 70_000):
+        for most in (1, 2, 7, 64, 1 << 16):
+            tried: list[int] = []
+
+            def fits(size: int, limit: int = limit, tried: list[int] = tried) -> bool:
+                tried.append(size)
+                return size <= limit
+
+            found, best = search(fits, most), min(limit, most)
+            assert found <= best
+            assert best - found <= best / 30, (limit, most, tried)
+            assert len(tried) == len(set(tried)) < 25
+            assert max(tried) <= min(most, max(2, 2 * limit))
+
+
+def test_a_batch_that_fits_is_found_in_a_limit_of_main_memory() -> None:
+    """A sample takes its memory several times: kept by sin, its output, and their gradients."""
+    memory = 1536 * MIB
+    found = find_batch_size(make, memory=memory)
+    assert found.device == "cpu"
+    assert found.memory == int(memory * (1 - MARGIN))
+    assert found.used <= found.memory
+    assert found.used + 5 * SAMPLE > found.memory  # one more sample does not fit
+    assert 1 < found.batch_size < 6
+    assert f"a batch of {found.batch_size + 1}: " in found.limit
+    assert found.describe().startswith(f"{found.batch_size}: uses ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", ["killed", "raises"])
+def test_a_size_at_which_the_process_ends_does_not_fit(fails: str) -> None:
+    found = find_batch_size(partial(make, fails, 1), memory=4096 * MIB, most=2)
+    assert found.batch_size == 1
+    stated = {
+        "killed": "a batch of 2: its process ended with code -9",
+        "raises": "ValueError: this",
+    }
+    assert stated[fails] in found.limit
+
+
+@pytest.mark.slow
+def test_what_cannot_work_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"one sample fits: .*ValueError: this one is planted"):
+        find_batch_size(partial(make, "raises", 0), memory=4096 * MIB)
+    with pytest.raises(UsageError, match="one sample fits: a batch of 1: "):
+        find_batch_size(make, memory=10 * MIB)
+    with pytest.raises(MeasurementTimeout, match="a step with 2 samples takes longer than 20 s"):
+        find_batch_size(partial(make, "hangs", 1), memory=4096 * MIB, patience=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no CUDA device: set the main memory"),
+        ({"memory": 0}, "memory=0 is not an integer from 1 on"),
+        ({"memory": 1, "most": 0}, "most=0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_batch_size(make, **options)
+
+
+def test_a_device_s_free_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic of a device, which these tests lack."""
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (600, 1000))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 530)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor.clone())
+    monkeypatch.setattr(nn.Module, "to", lambda module, _: module)
+
+    def small() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Linear(3, 2), torch.zeros(3)
+
+    assert batch_size._Step(small, None).run(4)[:2] == (530, 540)
+    assert batch_size._Step(small, 100).run(4)[:2] == (530, 90)
+    assert batch_size._Step(small, 10_000).run(4)[:2] == (530, 540)
+    assert fractions == [0.54, 0.09, 0.54]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    files: dict[str, bytes | None] = {f"a/{n}.png": png(40, 40, n) for n in range(12)}
+    return make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "data")
+
+
+AUTO = ("--batch-size", "auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (AUTO, "give --batch-size auto once, with --model"),
+        (("--memory", "4GiB"), "--memory belongs to it"),
+        ((*AUTO, "--batch-size", "8", "--model", "small"), "--batch-size auto once"),
+        ((*AUTO, "--memory", "much"), "'much' is not a size such as 500MB or 4GiB"),
+        (("--batch-size", "0"), "x>=1"),
+        (("--batch-size", "many"), "'many' is not a valid integer"),
+    ],
+)
+def test_wrong_options_of_the_command_are_refused(
+    path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = invoke("tune", path, *options)
+    assert result.exit_code
+    assert message in " ".join(f"{result.output} {result.exception}".split())
+
+
+@pytest.mark.slow
+def test_the_command_tunes_with_the_size_that_it_found(path: Path) -> None:
+    given = (*AUTO, "--model", "small", "--memory", "600MiB", "--budget", "1s", "--json")
+    result = invoke("tune", path, *given, "--decode", "Resize((256, 256))")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    size = found["batch_size"]["batch_size"]
+    assert size > 2
+    assert f'"batch_size": {size},' in result.output  # of a setting
+    assert found["batch_size"]["memory"] == 600 * MIB * 9 // 10
+    result = invoke("tune", path, *AUTO, "--memory", "1GiB", "--model", "small", "--decode", "pil")
+    assert str(result.exception).startswith("decode pil requires a transform")
