@@ -9,7 +9,7 @@ import ast
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -89,8 +89,29 @@ def parse_decode(text: str) -> str | ImageOp:
     return operation
 
 
-def load_reference(text: str, option: str) -> Any:
-    """Return the object that ``module:name`` refers to; the current folder is searched too."""
+def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
+    """Return the object that ``module:name`` refers to, or else what it returns when it is called.
+
+    Args:
+        text: The reference; the current folder is searched too.
+        option: Name of the option, for errors.
+        ready: Returns whether an object needs no call.
+    """
+    found = _load_reference(text, option)
+    if callable(found) and not ready(found):
+        try:
+            found = found()
+        except TypeError as error:
+            raise UsageError(
+                f"--{option} {text!r} cannot be called without arguments ({error}): name a "
+                f"function that returns the {option}"
+            ) from error
+    if not ready(found):
+        raise UsageError(f"--{option} {text!r} gives a {type(found).__name__}, not a {option}")
+    return found
+
+
+def _load_reference(text: str, option: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name:
         raise UsageError(f"--{option} {text!r} is not module:name, such as augment:{option}")
@@ -114,25 +135,13 @@ def load_reference(text: str, option: str) -> Any:
     return found
 
 
-def call_reference(text: str, option: str) -> Any:
-    """Return the result of the function or class that ``module:name`` refers to."""
-    try:
-        return load_reference(text, option)()
-    except TypeError as error:
-        raise UsageError(
-            f"--{option} {text!r} cannot be called without arguments ({error}): name a function "
-            f"that returns the {option}"
-        ) from error
+def made(found: Any) -> bool:
+    """Return whether an object is a dataset or loader, and not a function or class to call."""
+    return not callable(found)
 
 
-def load_transform(text: str) -> Any:
-    """Return a transform; of a class, an instance created without arguments."""
-    found = load_reference(text, "transform")
-    if isinstance(found, type):
-        found = call_reference(text, "transform")
-    if not callable(found):
-        raise UsageError(f"--transform {text!r} is a {type(found).__name__}, and not callable")
-    return found
+def _is_transform(found: Any) -> bool:
+    return callable(found) and not isinstance(found, type)
 
 
 def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset:
@@ -145,9 +154,10 @@ def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset
 def open_subject(subject: Subject) -> Dataset[Any]:
     """Open the dataset or image folder of a subject."""
     if subject.dataset is not None:
-        opened: Any = call_reference(subject.dataset, "dataset")
+        opened: Any = load_object(subject.dataset, "dataset", made)
     else:
-        transform = None if subject.transform is None else load_transform(subject.transform)
+        name = subject.transform
+        transform = None if name is None else load_object(name, "transform", _is_transform)
         decode = parse_decode(subject.decode)
         if is_dataset(subject.path):
             opened = open_split(subject.path, decode, transform)

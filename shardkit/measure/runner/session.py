@@ -46,7 +46,7 @@ def open_subject(session: Session, *, subject: Subject) -> Opened:
     """Open what is to be read."""
     session.subject, session.loader = subject, None
     if subject.loader is not None:
-        session.loader = material.call_reference(subject.loader, "loader")
+        session.loader = material.load_object(subject.loader, "loader", material.made)
         session.dataset = getattr(session.loader, "dataset", None)
     else:
         session.dataset = material.open_subject(subject)

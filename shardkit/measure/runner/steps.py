@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardkit.errors import UsageError
-from shardkit.measure.runner.material import call_reference, load_reference
+from shardkit.measure.runner.material import load_object
 from shardkit.measure.runner.spec import StepSpec
 from shardkit.torch.prefetch import Normalize
 
@@ -78,17 +77,10 @@ def _training(model: str) -> Training:
 
 def make_model(text: str) -> nn.Module:
     """Return the model that ``module:name`` refers to, or the built-in ``small``."""
-    return small_model() if text == "small" else load_model(text)
-
-
-def load_model(text: str) -> nn.Module:
-    """Return the model that ``module:name`` refers to, or that a function there returns."""
-    found = load_reference(text, "model")
-    if not isinstance(found, nn.Module) and callable(found):
-        found = call_reference(text, "model")
-    if not isinstance(found, nn.Module):
-        raise UsageError(f"--model {text!r} gives a {type(found).__name__}, not a torch.nn.Module")
-    return found
+    if text == "small":
+        return small_model()
+    model: nn.Module = load_object(text, "model", lambda found: isinstance(found, nn.Module))
+    return model
 
 
 def small_model(classes: int = 10) -> nn.Module:

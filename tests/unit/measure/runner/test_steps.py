@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from shardkit import UsageError
 from shardkit.measure.runner import steps
 from shardkit.measure.runner.spec import StepSpec
 from shardkit.measure.runner.steps import (
     Training,
-    load_model,
     make_step,
     small_model,
     step_seconds,
@@ -95,9 +93,11 @@ def test_training_changes_the_model(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("name", ["ready", "make", "Pair"])
 def test_a_users_model_is_trained(name: str) -> None:
-    model = load_model(f"somebodys_models:{name}")
-    assert isinstance(model, nn.Module)
-    make_step(StepSpec(model=f"somebodys_models:{name}"))(BATCH)
+    steps._training.cache_clear()
+    step = make_step(StepSpec(model=f"somebodys_models:{name}"))
+    step(BATCH)
+
+    assert make_step(StepSpec(model=f"somebodys_models:{name}")) is step
 
 
 @pytest.mark.usefixtures("models")
