@@ -31,10 +31,12 @@ class Entry(NamedTuple):
     """Number that changes with the content, such as a modification time; 0 if unknown."""
     place: int = 0
     """Number for the source's own use, such as the offset or row of the image in a file."""
+    values: str = ""
+    """Text for the source's own use, such as the small fields of the record as JSON."""
 
 
 class PackedEntries(Sequence[Entry]):
-    """A sequence of entries in a quarter of a list's memory: their text and 44 bytes each.
+    """A sequence of entries in a quarter of a list's memory: their text and 52 bytes each.
 
     An `Entry` exists only while it is used. `take` shares the memory. A pickled copy is a list.
     """
@@ -42,19 +44,23 @@ class PackedEntries(Sequence[Entry]):
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._rows: Sequence[int] = range(0)
         self._text: str | bytes = ""
-        """Paths and keys, end to end: text if it is ASCII, else bytes, which take less memory."""
+        """Paths, keys and values, end to end: text if it is ASCII, else smaller bytes."""
         self._ends = array("q", [0])
         self._keys = array("q")
         """Position of each key in the text, after the path."""
+        self._values = array("q")
+        """Position of the values of each entry in the text, after the key."""
         self._labels = array("i")
         self._bytes = array("q")
         self._stamps = array("q")
         self._places = array("q")
         text = bytearray()
-        for path, key, label, size, stamp, place in entries:
+        for path, key, label, size, stamp, place, values in entries:
             text += path.encode("utf-8", "surrogateescape")
             self._keys.append(len(text))
             text += key.encode()
+            self._values.append(len(text))
+            text += values.encode()
             self._ends.append(len(text))
             self._labels.append(label)
             self._bytes.append(size)
@@ -109,9 +115,10 @@ class PackedEntries(Sequence[Entry]):
         return list, (list(self),)
 
     def _entry(self, place: int) -> Entry:
-        text, key = self._text, self._keys[place]
+        text, key, values = self._text, self._keys[place], self._values[place]
         path: str | bytes = text[self._ends[place] : key]
-        name: str | bytes = text[key : self._ends[place + 1]]
+        name: str | bytes = text[key:values]
+        own: str | bytes = text[values : self._ends[place + 1]]
         return Entry._make(
             (
                 path if isinstance(path, str) else _decoded(path),
@@ -120,6 +127,7 @@ class PackedEntries(Sequence[Entry]):
                 self._bytes[place],
                 self._stamps[place],
                 self._places[place],
+                own if isinstance(own, str) else own.decode(),
             )
         )
 

@@ -31,11 +31,15 @@ class Listing:
         self._bytes = array("q")
         self._stamps = array("q")
         self._places = array("q")
+        self._values: list[str] = []
+        """The values of each image; empty if no image has any."""
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def add(self, path: str, code: int, size: int, stamp: int, place: int) -> None:
+    def add(  # noqa: PLR0913, PLR0917 - the parts of an entry
+        self, path: str, code: int, size: int, stamp: int, place: int, values: str = ""
+    ) -> None:
         """Add an image; one whose path is already listed, or that is too large, is a problem.
 
         Args:
@@ -44,6 +48,7 @@ class Listing:
             size: As `Entry.bytes`.
             stamp: As `Entry.stamp`.
             place: As `Entry.place`.
+            values: As `Entry.values`; either all images have some, or none.
         """
         if path in self._paths:
             self.blame(f"{path} (again)", "another image has the same name")
@@ -55,6 +60,8 @@ class Listing:
             self._bytes.append(size)
             self._stamps.append(stamp)
             self._places.append(place)
+            if values:
+                self._values.append(values)
 
     def blame(self, path: str, reason: str) -> None:
         """Report an image or file that cannot be listed."""
@@ -76,8 +83,10 @@ class Listing:
         keys = make_keys(self._paths)
         columns = (self._codes, self._bytes, self._stamps, self._places)
         return PackedEntries(
-            Entry(path, key, labels.of(code), size, stamp, place)
-            for path, key, code, size, stamp, place in zip(self._paths, keys, *columns, strict=True)
+            Entry(path, key, labels.of(code), size, stamp, place, values)
+            for path, key, code, size, stamp, place, values in zip(
+                self._paths, keys, *columns, self._values or [""] * len(keys), strict=True
+            )
         )
 
 

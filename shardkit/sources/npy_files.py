@@ -92,7 +92,18 @@ def _find_member(path: str, member: str) -> tuple[int, int, bool]:
         return info.header_offset + 30 + name + extra, info.compress_size, packed
 
 
-def parse_header(view: View) -> Array:
+class _Bytes:
+    """Bytes in memory, read like a file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length]
+
+
+def parse_header(view: View | _Bytes) -> Array:
     """Return the array that the header of an .npy file describes.
 
     Raises:
@@ -125,6 +136,17 @@ def parse_header(view: View) -> Array:
     if found.start + math.prod(sides) * dtype.itemsize != view.size:
         raise BadImage(f"it has {view.size} bytes, which is wrong for {found}")
     return found
+
+
+def read_array(data: bytes) -> npt.NDArray[np.generic]:
+    """Return the array of an .npy file in memory.
+
+    Raises:
+        BadImage: If it is not a complete .npy file of plain values.
+    """
+    array = parse_header(_Bytes(data))
+    found: npt.NDArray[np.generic] = np.frombuffer(data, array.dtype, offset=array.start)
+    return found.reshape(array.shape, order="F" if array.fortran else "C")
 
 
 def values(view: View, array: Array, row: int, count: int) -> npt.NDArray[np.generic]:

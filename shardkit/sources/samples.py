@@ -132,12 +132,7 @@ class Samples:
                 continue
             if name not in self._schema:
                 raise BadImage(f"the first sample and the schema have no field {quoted(name)}")
-            try:
-                stored, content = _PACKERS[self._schema[name].kind](name, self._schema[name], value)
-            except BadImage as error:
-                raise BadImage(f"{name}: {error}") from error
-            except (ValueError, TypeError, OverflowError, OSError) as error:
-                raise BadImage(f"{name}: {shortened(str(error), _LONGEST)}") from error
+            stored, content = pack(name, self._schema[name], value)
             if stored:
                 fields[stored] = content
             else:
@@ -437,3 +432,18 @@ _PACKERS: dict[str, Any] = {
     "boxes": _pack_boxes,
 }
 """Functions that return the stored name and bytes of a value, or None and JSON values."""
+
+
+def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
+    """Return the stored name and bytes of a value, or None and its value in the metadata.
+
+    Raises:
+        BadImage: If the value is not one of the field.
+    """
+    try:
+        packed: tuple[str | None, Any] = _PACKERS[field.kind](name, field, value)
+    except BadImage as error:
+        raise BadImage(f"{name}: {error}") from error
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise BadImage(f"{name}: {shortened(str(error), _LONGEST)}") from error
+    return packed

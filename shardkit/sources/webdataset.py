@@ -27,6 +27,7 @@ from shardkit.sources.inputs import (
     scanning,
     stem,
 )
+from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
 from shardkit.sources.labels import LabelValues, Value, read_classes
 from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.tar_members import Member, content, members
@@ -64,18 +65,21 @@ class WebDataset(ListedSource):
         label: Where the label is: ``cls`` or another suffix, for an integer or text;
             ``json:/path``, for a value in a JSON object; ``folder``, for the part of the key before
             the last slash; or ``none``. None takes ``cls`` if the first samples have one.
+        keep: More fields, as ``NAME=SUFFIX[:KIND][?]`` with commas between: ``caption=txt``,
+            ``age=json:/age:int64``, ``mask=mask.png:mask?``. A sample may lack those with ``?``.
         classes: A text file with a class name in each line.
     """
 
     kind = "webdataset"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of its command
         self,
         pattern: str | Path,
         *,
         grouping: str = "webdataset",
         image: str | None = None,
         label: str | None = None,
+        keep: str | None = None,
         classes: str | None = None,
         _reopened: bool = False,
     ) -> None:
@@ -89,10 +93,13 @@ class WebDataset(ListedSource):
         self._names = read_classes(classes)
         self._reopened = _reopened
         self._label = label or self._infer_label()
+        self._keep = parse_keep(keep)
+        self._schema = {kept.name: kept.field(_kind_of(kept)) for kept in self._keep}
         options = {
             "grouping": grouping,
             "image": image,
             "label": self._label,
+            "keep": keep,
             "class_names": True if classes or _reopened else None,
         }
         super().__init__(pattern, options)
@@ -106,6 +113,7 @@ class WebDataset(ListedSource):
             grouping=options.get("grouping", "webdataset"),
             image=options.get("image"),
             label=options.get("label"),
+            keep=options.get("keep"),
             _reopened=bool(options.get("class_names")),
         )
 
@@ -120,7 +128,16 @@ class WebDataset(ListedSource):
             member = next(members(view, offset), None)
             if member is None or member.size != entry.bytes:
                 raise BadImage(CHANGED)
-            return image_record(entry, content(view, member))
+            record = image_record(entry, content(view, member))
+            if not self._keep:
+                return record
+            values: dict[str, Any] = {}
+            for kept, start in zip(self._keep, json.loads(entry.values), strict=True):
+                if start is not None:
+                    member = next(members(view, start))
+                    field = self._schema[kept.name]
+                    values[kept.name] = value_of(kept, field, content(view, member))
+            return with_fields(record, self._schema, values)
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the archive and the offset of the image's first header."""
@@ -153,9 +170,10 @@ class WebDataset(ListedSource):
             f"rule {self._grouping}",
             "image": images or "none",
             "label": f"{self._label}: {listing.labels.describe()}",
+            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
             "unused": unused or "no member",
         }
-        return scan_of(self, {"": listing}, labels, understood)
+        return scan_of(self, {"": listing}, labels, understood, more=self._schema)
 
     def _walk(
         self,
@@ -229,13 +247,27 @@ class WebDataset(ListedSource):
             try:
                 suffix = self._image_of(sample)
                 code = self._code(key, sample, listing)
+                values = self._values(sample)
             except BadImage as error:
                 listing.blame(f"{archive}:{key}", str(error))
                 continue
             found.images[suffix] += 1
-            found.unused.update(sample.fields.keys() - {suffix, used})
+            found.unused.update(
+                sample.fields.keys() - {suffix, used, *(kept.source for kept in self._keep)}
+            )
             image = sample.fields[suffix]
-            found.add(_plain(image.name), code, image.size, stamp, place(number, image.start))
+            spot = place(number, image.start)
+            found.add(_plain(image.name), values, code, image.size, stamp, spot)
+
+    def _values(self, sample: _Sample) -> str:
+        """Return where the fields to keep are, as JSON, or "" without any."""
+        if not self._keep:
+            return ""
+        for kept in self._keep:
+            if kept.source not in sample.fields and not kept.optional:
+                raise BadImage(f"its sample has no member {kept.source}; {kept.source}? accepts it")
+        members_ = [sample.fields.get(kept.source) for kept in self._keep]
+        return json.dumps([member and member.start for member in members_])
 
     def _image_of(self, sample: _Sample) -> str:
         if self._image is not None:
@@ -243,7 +275,8 @@ class WebDataset(ListedSource):
                 has = ", ".join(sample.fields)
                 raise BadImage(f"its sample has no member {self._image}; it has {has}")
             return self._image
-        suffixes = [name for name in sample.fields if _is_image_suffix(name)]
+        kept = {kept.source for kept in self._keep}
+        suffixes = [name for name in sample.fields if _is_image_suffix(name) and name not in kept]
         if len(suffixes) == 1:
             return suffixes[0]
         if suffixes:
@@ -293,19 +326,22 @@ class _Found:
         self.images: Counter[str] = Counter()
         self.unused: Counter[str] = Counter()
         self._names: list[str] = []
+        self._values: list[str] = []
         self._numbers = array("q")
 
-    def add(self, name: str, *numbers: int) -> None:
-        """Add an image by its name and the other arguments of `Listing.add`."""
+    def add(self, name: str, values: str, *numbers: int) -> None:
+        """Add an image by its name, its values, and the other arguments of `Listing.add`."""
         self._names.append(name)
+        self._values.append(values)
         self._numbers.extend(numbers)
 
     def add_to(self, listing: Listing, archives: Sequence[str]) -> None:
         """List all images; if names repeat, each after the name of its archive."""
         unique = len(set(self._names)) == len(self._names)
-        for name, numbers in zip(self._names, _by_four(self._numbers), strict=True):
+        rows = zip(self._names, self._values, _by_four(self._numbers), strict=True)
+        for name, values, numbers in rows:
             path = name if unique else f"{archives[place_of(numbers[3])[0]]}/{name}"
-            listing.add(path, *numbers)
+            listing.add(path, *numbers, values)
 
 
 def _by_four(numbers: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
@@ -316,6 +352,15 @@ def _by_four(numbers: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 def _plain(name: str) -> str:
     """Return a member's name without ``./`` or slashes in front."""
     return re.sub(r"\A(?:\.?/+)+", "", name) or name
+
+
+def _kind_of(kept: Kept) -> str:
+    """Return the kind of a field, from the suffix of its member."""
+    if kept.pointer is not None:
+        return "json"
+    last = kept.source.rpartition(".")[2].lower()
+    kinds = {"txt": "text", "json": "json", "npy": "array"}
+    return "image" if _is_image_suffix(kept.source) else kinds.get(last, "bytes")
 
 
 def _is_image_suffix(name: str) -> bool:
@@ -341,6 +386,7 @@ SOURCE = SourceKind(
     Examples:
       shardkit convert webdataset 'train-{000..146}.tar' dataset --to lmdb --dry-run
       shardkit convert webdataset laion dataset --to webdataset --image jpg --label json:/class
+      shardkit convert webdataset laion dataset --to lmdb --keep caption=txt,url=json:/url:text
       shardkit convert webdataset folder.tar dataset --to lmdb --grouping basename --label folder
     """,
     options=(
@@ -361,6 +407,12 @@ SOURCE = SourceKind(
             metavar="SUFFIX|json:/PATH|folder|none",
             help="Where the label is: a member with an integer or text, a value in a JSON member, "
             "or the folder in the name.  [default: cls, or none]",
+        ),
+        SourceOption(
+            flags="--keep",
+            metavar="NAME=SUFFIX[:KIND][?],...",
+            help="More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask. "
+            "Samples may lack those with ?.",
         ),
         SourceOption(
             flags="--classes",

@@ -97,6 +97,7 @@ INSIDE = {
     "sources": (
         "crc32c hdf5_reader images inputs labels library_process lmdb_reader tf_example",
         "imagefolder listing npy_files samples tar_members",
+        "kept",
         "cifar hdf5 lmdb mnist npy tfrecord webdataset",
     ),
     "system": (

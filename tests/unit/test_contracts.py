@@ -12,7 +12,7 @@ from shardkit.record import NO_LABEL
 ENTRIES = [
     Entry("cat/größe ★.jpg", "cat/gr%C3%B6%C3%9Fe%20%E2%98%85", 0, 0, 0),
     Entry("cat/\udcff.png", "cat/%FF", 0, 2**33, 2**62, 2**63 - 1),
-    Entry("plain", "plain", NO_LABEL, 1, -1),
+    Entry("plain", "plain", NO_LABEL, 1, -1, 7, '{"age":1,"name":"ü"}'),
 ]
 
 

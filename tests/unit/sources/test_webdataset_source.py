@@ -8,12 +8,15 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers import png, run_main
+from helpers import encoded, png, run_main
+from PIL import Image
 from tars import PRODUCERS
 
 from shardkit import UsageError, convert, open_dataset, verify
 from shardkit.contracts import Scan
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImages
 from shardkit.registry import get_source
 
@@ -209,3 +212,72 @@ def test_the_command_shows_how_archives_are_understood(tmp_path: Path) -> None:
     done = run_main("convert", "webdataset", path, tmp_path / "m", "--to=lmdb", "--label=json:/x")
     assert done.returncode == 1
     assert "its sample has no member json" in done.stderr
+
+
+def npy(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def test_more_fields_are_kept(tmp_path: Path) -> None:
+    mask = encoded(Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8)), "PNG")
+    latent = np.arange(6, dtype=np.float16).reshape(2, 3)
+    path = tar(
+        tmp_path / "x.tar",
+        ("a.txt", "größe".encode()),
+        ("a.png", A),
+        ("a.json", b'{"age": 7, "boxes": [[0, 0, 4, 3]], "who": {"name": "x"}}'),
+        ("a.npy", npy(latent)),
+        ("a.mask.png", mask),
+        ("a.score", b"1.5\n"),
+        ("b.png", B),
+        ("b.txt", b"b"),
+        ("b.json", b'{"age": -1, "boxes": [], "who": {"name": "y"}}'),
+        ("b.npy", npy(latent)),
+        ("b.score", b"2"),
+        ("c.png", C),
+    )
+    keep = "caption=txt,info=json,age=json:/age:int64,name=json:/who/name:text,"
+    keep += "boxes=json:/boxes:boxes,latent=npy,mask=mask.png:mask?,score=score:float64"
+    found = scan(path, keep=keep)
+    assert problems(found) == {"x.tar:c": "its sample has no member txt; txt? accepts it"}
+    assert found.understood["caption"] == "txt: text"
+    assert found.understood["unused"] == "no member"
+    convert(found.source, tmp_path / "made", to="lmdb", shuffle=False, on_error="skip")
+    assert verify(tmp_path / "made", against=path).findings == []
+    shards = ShardSet(tmp_path / "made")
+    assert shards.column("caption").tolist() == ["größe", "b"]
+    assert shards.column("age").tolist() == [7, -1]
+    assert shards.column("name").tolist() == ["x", "y"]
+    assert shards.column("score").tolist() == [1.5, 2.0]
+    assert shards.column("info")[0]["who"] == {"name": "x"}
+    assert shards.column("boxes")[0].tolist() == [[0, 0, 4, 3]]
+    first, second = found.splits[""].read([0, 1])
+    assert first.fields["mask.png"] == mask
+    assert "mask.png" not in second.fields
+    assert np.load(io.BytesIO(first.fields["latent.npy"])).tolist() == latent.tolist()
+
+
+def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
+    path = tar(
+        tmp_path / "x.tar", ("a.png", A), ("a.json", b"{1}"), ("a.npy", b"x"), ("a.txt", b"\xff")
+    )
+    for keep, reason in (
+        ("caption", "is not NAME=SOURCE"),
+        ("caption=txt:story", "kinds are text, json"),
+        ("label=txt", "cannot be of the kind json: rename it"),
+        ("a=txt,a=json", "names a field twice"),
+        ("width=txt", "no field can be called 'width'"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            scan(path, keep=keep)
+    for keep, reason in (
+        ("info=json", "info: json holds no json"),
+        ("latent=npy", "latent: it is not an .npy file"),
+        ("caption=txt", "caption: txt holds no text"),
+        ("age=txt:int64", "age: txt holds no number"),
+        ("boxes=txt:boxes", "boxes: txt holds no boxes"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            rows(scan(path, keep=keep))

@@ -1,0 +1,110 @@
+"""Fields that a user asks to keep next to image and label: ``--keep caption=txt,info=json``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import BadImage, UsageError
+from shardkit.record import META_FIELD, Field, Record, check_schema, dump_json
+from shardkit.sources.npy_files import read_array
+from shardkit.sources.samples import pack
+
+_ITEM = re.compile(r"([a-z][a-z0-9_]*)=([^:,?]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
+_NUMBERS = ("int64", "float64")
+KEPT_KINDS = ("text", "json", "array", "image", "mask", "bytes", "boxes", *_NUMBERS)
+"""Kinds of kept fields, as users write them."""
+
+
+class Kept(NamedTuple):
+    """One field to keep."""
+
+    name: str
+    source: str
+    """Where it is in the source: the suffix of a member, or the name of a feature."""
+    pointer: str | None
+    """The path of its value in a JSON object."""
+    kind: str | None
+    """One of `KEPT_KINDS`; None means what the source takes it for."""
+    optional: bool
+    """Whether records may lack it."""
+
+    def field(self, kind: str) -> Field:
+        """Return the field, of a kind if the user gave none."""
+        kind = self.kind or kind
+        return Field("number", kind) if kind in _NUMBERS else Field(kind)
+
+
+def parse_keep(text: str | None) -> list[Kept]:
+    """Return the fields of the option ``--keep``.
+
+    Raises:
+        UsageError: If it is not a list of ``NAME=SOURCE[:/PATH][:KIND][?]``.
+    """
+    found = []
+    for item in text.split(",") if text else ():
+        match = _ITEM.match(item)
+        if match is None or (match[4] and match[4] not in KEPT_KINDS):
+            raise UsageError(
+                f"--keep {item} is not NAME=SOURCE[:KIND], such as caption=txt or age=json:/age:"
+                f"int64; kinds are {', '.join(KEPT_KINDS)}"
+            )
+        pointer = match[3][2:] if match[3] else None
+        found.append(Kept(match[1], match[2], pointer, match[4], bool(match[5])))
+    try:
+        check_schema({kept.name: Field("json") for kept in found})
+    except ValueError as error:
+        raise UsageError(f"--keep: {error}") from error
+    if len({kept.name for kept in found}) < len(found):
+        raise UsageError(f"--keep {text} names a field twice")
+    return found
+
+
+def value_of(kept: Kept, field: Field, data: bytes) -> Any:
+    """Return the value of a field in the bytes of a file, such as a member of an archive.
+
+    Raises:
+        BadImage: If they are not a value of the field.
+    """
+    try:
+        if kept.pointer is not None:
+            value = json.loads(data)
+            for part in filter(None, kept.pointer.split("/")):
+                value = value[int(part) if isinstance(value, list) else part]
+            return value
+        if field.kind in ("json", "boxes"):
+            return json.loads(data)
+        if field.kind == "text":
+            return data.decode()
+        if field.kind == "array":
+            return read_array(data)
+        if field.kind == "number":
+            return np.array(data.decode().strip(), str).astype(field.values)
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        if isinstance(error, BadImage):
+            raise BadImage(f"{kept.name}: {error}") from error
+        raise BadImage(f"{kept.name}: {kept.source} holds no {field.kind}: {error}") from error
+    return data
+
+
+def with_fields(record: Record, schema: Mapping[str, Field], values: Mapping[str, Any]) -> Record:
+    """Return a record with more fields.
+
+    Raises:
+        BadImage: If a value is not one of its field.
+    """
+    fields = dict(record.fields)
+    meta: dict[str, Any] = {}
+    for name, value in values.items():
+        stored, content = pack(name, schema[name], value)
+        if stored:
+            fields[stored] = content
+        else:
+            meta[name] = content
+    if meta:
+        fields[META_FIELD] = dump_json({**record.meta, **meta})
+    return Record(record.key, fields)
