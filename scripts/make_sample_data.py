@@ -2,6 +2,9 @@
 
     python scripts/make_sample_data.py [DIRECTORY]
 
+sample_annotations/, beside it, has the mask of each image, and captions and boxes in
+annotations.jsonl.
+
 They are drawn, so no one else holds rights to them. The oddities occur in real folders: spaces and
 umlauts in names, upper-case suffixes, two files that differ only in suffix, a PNG with
 transparency, an EXIF orientation, and a file that is not an image.
@@ -9,11 +12,13 @@ transparency, an EXIF orientation, and a file that is not an image.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 SHAPES = ("circle", "square", "star", "triangle")
@@ -29,8 +34,26 @@ _ODD_NAMES = {
 }
 
 
+_COLORS = {
+    "white": (255, 255, 255),
+    "gray": (170, 170, 170),
+    "red": (255, 140, 140),
+    "green": (140, 255, 140),
+    "blue": (140, 140, 255),
+    "yellow": (255, 255, 140),
+    "pink": (255, 140, 255),
+    "cyan": (140, 255, 255),
+}
+"""Names for captions."""
+
+
 def draw(shape: str, number: int) -> Image.Image:
     """Return picture ``number`` of ``shape``, RGB, the same every time."""
+    return _draw(shape, number)[0]
+
+
+def _draw(shape: str, number: int) -> tuple[Image.Image, Image.Image, str]:
+    """Return a picture, its mask (0, or 1 plus the position in `SHAPES`), and its caption."""
     rng = random.Random(f"{shape} {number}")
     width, height = rng.randint(80, 128), rng.randint(80, 128)
     ground = tuple(rng.randint(0, 110) for _ in range(3))
@@ -44,14 +67,31 @@ def draw(shape: str, number: int) -> Image.Image:
     radius = rng.uniform(0.22, 0.4) * 4 * min(width, height)
     center = 4 * width * rng.uniform(0.42, 0.58), 4 * height * rng.uniform(0.42, 0.58)
     turn = rng.uniform(0, 2 * math.pi)
-    if shape == "circle":
-        pen.ellipse(
-            (center[0] - radius, center[1] - radius, center[0] + radius, center[1] + radius),
-            fill=color,
-        )
-    else:
-        pen.polygon(_corners(shape, center, radius, turn), fill=color)
-    return image.filter(ImageFilter.GaussianBlur(2)).resize((width, height), Image.Resampling.BOX)
+    cover = Image.new("L", image.size)
+    for each, fill in ((pen, color), (ImageDraw.Draw(cover), 255)):
+        if shape == "circle":
+            each.ellipse(
+                (center[0] - radius, center[1] - radius, center[0] + radius, center[1] + radius),
+                fill=fill,
+            )
+        else:
+            each.polygon(_corners(shape, center, radius, turn), fill=fill)
+    picture = image.filter(ImageFilter.GaussianBlur(2))
+    size = "small" if radius < 1.2 * min(width, height) else "large"
+    return (
+        picture.resize((width, height), Image.Resampling.BOX),
+        cover.resize((width, height), Image.Resampling.BOX).point(
+            [0] * 128 + [1 + SHAPES.index(shape)] * 128
+        ),
+        f"a {size} {_color_name(color)} {shape}",
+    )
+
+
+def _color_name(color: tuple[int, ...]) -> str:
+    def distance(name: str) -> int:
+        return sum((one - other) ** 2 for one, other in zip(color, _COLORS[name], strict=True))
+
+    return min(_COLORS, key=distance)
 
 
 def file_name(shape: str, number: int) -> str:
@@ -69,6 +109,31 @@ def main(directory: Path) -> None:
     (directory / "star" / "notes.txt").write_text(note, "utf-8")
 
 
+def annotate(directory: Path) -> None:
+    """Write the mask of each picture, and its caption and box, below ``directory``."""
+    lines = []
+    for label, shape in enumerate(SHAPES):
+        (directory / "masks" / shape).mkdir(parents=True, exist_ok=True)
+        for number in range(EACH):
+            _, mask, caption = _draw(shape, number)
+            image = f"{shape}/{file_name(shape, number)}"
+            if _is_turned(image, number):
+                mask = mask.transpose(Image.Transpose.ROTATE_90)
+            name = f"masks/{shape}/{number:02d}.png"
+            mask.save(directory / name, optimize=True)
+            rows, columns = np.nonzero(np.asarray(mask))
+            box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            line = {
+                "image": image,
+                "mask": name,
+                "label": shape,
+                "caption": caption,
+                "boxes": [[*map(int, box), label]],
+            }
+            lines.append(json.dumps(line) + "\n")
+    (directory / "annotations.jsonl").write_text("".join(lines), "ascii")
+
+
 def _corners(
     shape: str, center: tuple[float, float], radius: float, turn: float
 ) -> list[tuple[float, float]]:
@@ -83,6 +148,11 @@ def _corners(
     ]
 
 
+def _is_turned(name: str, number: int) -> bool:
+    """Return whether a picture is stored turned, with an EXIF orientation."""
+    return number == 9 and name.endswith(".jpg")
+
+
 def _save(image: Image.Image, path: Path, number: int) -> None:
     if path.suffix == ".png":
         mask = Image.new("L", image.size, 255)
@@ -91,7 +161,7 @@ def _save(image: Image.Image, path: Path, number: int) -> None:
         image.save(path, optimize=True)
     elif path.suffix == ".webp":
         image.save(path, quality=85)
-    elif number == 9:
+    elif _is_turned(path.name, number):
         exif = Image.Exif()
         exif[0x0112] = 6  # turn by 90 degrees to see it upright
         image.transpose(Image.Transpose.ROTATE_90).save(path, quality=85, exif=exif)
@@ -100,4 +170,6 @@ def _save(image: Image.Image, path: Path, number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "sample_data")
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "sample_data"
+    main(place)
+    annotate(place.parent / "sample_annotations")

@@ -435,7 +435,7 @@ MUTANTS = (
 
 def copy_to(folder: Path) -> None:
     """Copy what the tests of a mutant need."""
-    for name in ("shardkit", "tests", "docs", "sample_data", "scripts"):
+    for name in ("shardkit", "tests", "docs", "sample_annotations", "sample_data", "scripts"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "plots")
         )

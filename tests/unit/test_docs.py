@@ -52,7 +52,8 @@ def blocks_of(page: Path) -> list[Block]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with sample_data, as a reader of the documentation has."""
-    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
+    for name in ("sample_annotations", "sample_data"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 

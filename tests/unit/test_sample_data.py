@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import runpy
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from helpers import opened
 
-from shardkit.codecs.image import decode, inspect, sniff
+from shardkit.codecs.image import decode, decode_mask, inspect, sniff
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.dataset.shardset import ShardSet
 from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.verification.verify import verify
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_data"
+ANNOTATIONS = ROOT / "sample_annotations"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +48,29 @@ def test_the_script_reproduces_the_sample_data(script: ModuleType, tmp_path: Pat
         if path.suffix != ".txt":
             ours = opened(path.read_bytes())
             assert ours.size == opened(made[name].read_bytes()).size, name
+
+
+def test_the_script_reproduces_the_annotations(script: ModuleType, tmp_path: Path) -> None:
+    script.annotate(tmp_path)
+    made, kept = files_of(tmp_path), files_of(ANNOTATIONS)
+    assert made.keys() == kept.keys()
+    assert len(kept) == 97
+    name = "annotations.jsonl"
+    assert made[name].read_bytes() == kept[name].read_bytes()
+    for line in kept[name].read_text().splitlines():
+        stated = json.loads(line)
+        image, mask = SAMPLES / stated["image"], ANNOTATIONS / stated["mask"]
+        values = decode_mask(mask.read_bytes(), "png")
+        assert np.array_equal(values, decode_mask(made[stated["mask"]].read_bytes(), "png"))
+        assert values.shape[::-1] == opened(image.read_bytes()).size
+        ((left, top, right, bottom, label),) = stated["boxes"]
+        assert {*values.flat} == {0, label + 1}
+        values[top:bottom, left:right] = 0
+        assert not values.any()
+        pixels = decode(image.read_bytes(), sniff(image.read_bytes()[:32]) or "").astype(int)
+        shown = decode_mask(mask.read_bytes(), "png") > 0
+        if image.suffix != ".png":
+            assert pixels[shown].mean() > pixels[~shown].mean() + 30
 
 
 def test_the_sample_data_has_its_special_cases() -> None:
@@ -79,3 +108,21 @@ def test_the_sample_data_is_small_and_decodes() -> None:
         if (field := sniff(data[:32])) is not None:
             assert len(data) < 40_000
             assert decode(data, field).shape[2] == 3
+
+
+def test_the_example_converts_all_annotations(tmp_path: Path) -> None:
+    example = runpy.run_path(str(ROOT / "docs" / "examples" / "convert_fields.py"))
+    example["main"](str(SAMPLES), str(ANNOTATIONS), str(tmp_path / "out"))
+    assert verify(tmp_path / "out", "decode").ok
+    dataset = ShardSet(tmp_path / "out")
+    assert list(dataset.schema) == ["image", "mask", "label", "caption", "boxes"]
+    assert {field.rows for field in dataset.manifest.schema} == {96}
+    shapes = example["SHAPES"]
+    for row, (caption, label) in enumerate(
+        zip(dataset.column("caption"), dataset.column("label"), strict=True)
+    ):
+        assert caption.endswith(shapes[label])
+        boxes, labels = dataset.column("boxes")[row]
+        assert labels.tolist() == [label]
+        assert (boxes >= 0).all()
+        assert (boxes <= 64).all()
