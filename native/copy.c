@@ -84,7 +84,7 @@ static int copy_all(void *given) {
 int sk_copy_mapped(const sk_copy *copies, size_t count, uint8_t *codes) {
     /* Not CLONE_SIGHAND and not CLONE_THREAD: signals are what must not be shared. No signal tells the
      * parent of its end, so a program's own children are as before. */
-    const int shared = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_FS | CLONE_IO | CLONE_SYSVSEM;
+    const int shared = CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_FS | CLONE_SYSVSEM;
     job work = {copies, count, codes};
     sk_memory stack = {NULL, 0};
     sigset_t all, before;

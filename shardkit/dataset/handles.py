@@ -85,10 +85,13 @@ class ShardFile:
     def map(self) -> Any:
         """The mapped file for the compiled module; None without one or if it cannot be mapped.
 
-        Python never touches its pages: if the file is truncated, they raise SIGBUS.
+        Python never touches its pages: if the file is truncated, they raise SIGBUS. Where address
+        space is limited (``ulimit -v``), it is left to those who cannot do without.
         """
         compiled = native.module()
-        return None if compiled is None else compiled.map_file(self.descriptor, self._size)
+        if compiled is None or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            return None
+        return compiled.map_file(self.descriptor, self._size)
 
     def read_cached(self, offset: int, buffer: memoryview) -> bool:
         """Fill ``buffer`` if all of it is in the page cache; return whether it was.

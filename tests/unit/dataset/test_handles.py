@@ -304,3 +304,28 @@ def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not isinstance(caught.value, CorruptShard)
+
+
+def maps_of(folder: Path) -> int:
+    """Return how many files below ``folder`` this process has mapped."""
+    return Path("/proc/self/maps").read_text("utf-8").count(f" {folder}/")
+
+
+def test_a_shard_is_mapped_once_and_until_it_is_closed(tmp_path: Path) -> None:
+    file = ShardFile(make_file(tmp_path / "a"), 10)
+    if file.map is None:
+        pytest.skip("nothing is copied from maps here")
+    assert file.map is file.map
+    assert maps_of(tmp_path) == 1
+
+    del file
+
+    assert maps_of(tmp_path) == 0
+
+
+def test_nothing_is_mapped_where_address_space_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 34, resource.RLIM_INFINITY))
+
+    assert ShardFile(make_file(tmp_path / "a"), 10).map is None
