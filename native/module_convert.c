@@ -121,6 +121,20 @@ static PyObject *read_images(PyObject *module, PyObject *arguments) {
     return found;
 }
 
+PyDoc_STRVAR(inspect_jpeg_doc, "inspect_jpeg(data)\n--\n\n"
+                               "Return width and height of an ordinary JPEG, or None.");
+
+static PyObject *inspect_jpeg(PyObject *module, PyObject *data) {
+    char *bytes;
+    Py_ssize_t size;
+    sk_image image = {0};
+    (void)module;
+    if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0) return NULL;
+    if (sk_inspect_jpeg((const uint8_t *)bytes, (size_t)size, 0, &image) != SK_DONE)
+        return Py_NewRef(Py_None);
+    return Py_BuildValue("II", image.width, image.height);
+}
+
 /* ---- walk_tar, walk_lmdb ---- */
 
 static PyObject *as_bytes(const void *data, size_t size) {
@@ -554,6 +568,7 @@ static PyObject *tar_members(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"index_records", index_records, METH_VARARGS, index_records_doc},
+    {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
     {"read_images", read_images, METH_VARARGS, read_images_doc},
     {"record_checksums", record_checksums, METH_O, record_checksums_doc},
     {"tar_members", tar_members, METH_VARARGS, tar_members_doc},

@@ -44,6 +44,7 @@ from shardkit.codecs.structure import (
 )
 from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD
+from shardkit.system import native
 
 try:
     import simplejpeg
@@ -163,6 +164,9 @@ def inspect(data: bytes, field: str) -> ImageInfo:
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
+    compiled = native.module()
+    if field == "jpg" and compiled and (size := compiled.inspect_jpeg(data)):
+        return ImageInfo(*size)  # it has no EXIF and no further frames
     if field == "jpg":
         with as_bad_image("it cannot be identified"):
             header = jpeg_header(data)
