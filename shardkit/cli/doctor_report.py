@@ -167,7 +167,7 @@ def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
     rows = [(_spread(rate), _effect(each, diagnosis), each.remedy) for each, rate in gains if rate]
     last = "; ".join(rest)
     if not rows:
-        return _lines("remedies", last or "none measured: the loader kept up at first")
+        return _lines("remedies", last or "none that doctor can measure")
     first, second = (max(len(str(row[n])) for row in rows) for n in range(2))
     first = max(first, len("images/s"))
     lines = _lines("remedies", f"{'images/s':<{first}}  {'GPU' if diagnosis.needed else 'speedup'}")

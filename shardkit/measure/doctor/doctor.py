@@ -13,7 +13,7 @@ from typing import Any
 from shardkit.conversion.command import Made, command_words
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
-from shardkit.measure.doctor.judgement import Diagnosis, diagnose
+from shardkit.measure.doctor.judgement import Diagnosis, Range, diagnose
 from shardkit.measure.doctor.pipeline import Remedy, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
 from shardkit.measure.doctor.remedies import propose
@@ -144,13 +144,15 @@ class _Examination:
         self.rows = found.rows if fits_in_memory(opened.bytes) else []
         size = round(_SECONDS * max(1, setup.workers) / found.total / _BATCHES)
         self.loading["batch_size"] = min(setup.batch_size, max(4, size))
-        remedies: list[Remedy] = []
         self.watch("measuring the loader")
-        if needed is None or self._rate(Remedy()) < _CLEARLY * needed:
-            remedies = propose(found)
-        ready = [Remedy(), *(remedy for remedy in remedies if self._converted(remedy))]
+        fast = needed is not None and self._rate(Remedy()) >= _CLEARLY * needed
         start = time.perf_counter()
-        rates = self._rounds(ready, end - start if remedies else 0.0)
+        remedies, rates = [], self._rounds([Remedy()], 0.0) if fast else {}
+        if not rates or Range.of(rates[""]).reaches(needed) != "yes":
+            remedies = propose(found)
+            ready = [Remedy(), *(remedy for remedy in remedies if self._converted(remedy))]
+            start = time.perf_counter()
+            rates = self._rounds(ready, end - start)
         round_seconds = (time.perf_counter() - start) / len(rates[""])
         measured = [(remedy, rates.get(remedy.name)) for remedy in remedies]
         diagnosis = diagnose(found, rates[""], measured, needed=needed, round_seconds=round_seconds)

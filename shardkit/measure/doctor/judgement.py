@@ -49,7 +49,7 @@ class Range:
     def decisive_rounds(self, other: float) -> int:
         """Return the number of rounds after which the range would not contain ``other``."""
         gap = max(_LEAST_GAP, abs(math.log(other / self.median)))
-        return math.ceil((_ERRORS * self.variation / gap) ** 2)
+        return math.floor((_ERRORS * self.variation / gap) ** 2) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
