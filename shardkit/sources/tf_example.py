@@ -28,8 +28,10 @@ class Feature:
     """Where each value of a list of bytes is."""
     numbers: list[int] = field(default_factory=list)
     """The values of a list of integers."""
+    floats: list[Range] = field(default_factory=list)
+    """Where the values of a list of floats are: four bytes each, in little-endian order."""
     kind: str = "empty"
-    """``bytes``, ``int64`` or ``float`` (whose values are not read)."""
+    """``bytes``, ``int64`` or ``float``."""
 
 
 def features(read: Read, start: int, end: int) -> dict[str, Feature]:
@@ -72,10 +74,11 @@ def _feature(read: Read, inside: Range) -> Feature:
             feature.ranges += [each for n, each in _messages(read, values.offset, end) if n == 1]
         elif number == 2:
             feature.kind = "float"
+            feature.floats += _floats(read, values)
         elif number == 3:
             feature.kind = "int64"
             feature.numbers += _integers(read, values)
-        if len(feature.numbers) + len(feature.ranges) > _MOST_NUMBERS:
+        if len(feature.numbers) + len(feature.ranges) + len(feature.floats) > _MOST_NUMBERS:
             raise _wrong(f"a feature has over {_MOST_NUMBERS} values")
     return feature
 
@@ -98,6 +101,22 @@ def _integers(read: Read, inside: Range) -> Iterator[int]:
                 yield _signed(value)
         else:
             raise _wrong(f"a list of integers has the tag {tag}")
+
+
+def _floats(read: Read, inside: Range) -> Iterator[Range]:
+    """Yield where the values of a FloatList are, packed or one by one."""
+    offset, end = inside.offset, inside.offset + inside.length
+    while offset < end:
+        tag, offset = _varint(read, offset, end)
+        length = 4
+        if tag == 1 << 3 | _BYTES:
+            length, offset = _varint(read, offset, end)
+        elif tag != 1 << 3 | _FIXED32:
+            raise _wrong(f"a list of floats has the tag {tag}")
+        if offset + length > end or length % 4:
+            raise _wrong("a list ends outside of its message")
+        yield Range(offset, length)
+        offset += length
 
 
 def _signed(value: int) -> int:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shardkit.contracts import Entry, Range, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Record
+from shardkit.record import NO_LABEL, Field, Record
 from shardkit.sources.crc32c import crc32c
 from shardkit.sources.images import image_record, is_image
 from shardkit.sources.inputs import (
@@ -23,6 +25,7 @@ from shardkit.sources.inputs import (
     scanning,
     stem,
 )
+from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
 from shardkit.sources.labels import LabelValues, Value, read_classes
 from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.tf_example import Feature, features
@@ -53,6 +56,8 @@ class TFRecord(ListedSource):
             first record has one, and ``none`` reads no labels.
         label_offset: Number to add to integer labels: -1 for labels from 1 on.
         name: The feature with the image's name; None numbers the images of each file.
+        keep: More fields, as ``NAME=FEATURE[:KIND][?]`` with commas between: ``caption=text:text``.
+            A record may lack those with ``?``.
         classes: A text file with a class name in each line.
     """
 
@@ -66,14 +71,15 @@ class TFRecord(ListedSource):
         label: str | None = None,
         label_offset: int = 0,
         name: str | None = None,
+        keep: str | None = None,
         classes: str | None = None,
         _reopened: bool = False,
     ) -> None:
         self._files = find_files(pattern, _SUFFIXES)
         self._names = read_classes(classes)
         self._reopened = _reopened
-        if image is None or label is None:
-            image, label = self._infer(image, label)
+        self._keep = parse_keep(keep)
+        image, label = self._infer(image, label)
         self._image, self._label, self._name = image, label, name
         self._offset = label_offset
         options = {
@@ -81,6 +87,7 @@ class TFRecord(ListedSource):
             "label": label,
             "label_offset": label_offset or None,
             "image_name": name,
+            "keep": keep,
             "class_names": True if classes or _reopened else None,
         }
         super().__init__(pattern, options)
@@ -95,6 +102,7 @@ class TFRecord(ListedSource):
             label=options.get("label"),
             label_offset=options.get("label_offset", 0),
             name=options.get("image_name"),
+            keep=options.get("keep"),
             _reopened=bool(options.get("class_names")),
         )
 
@@ -115,8 +123,15 @@ class TFRecord(ListedSource):
             raise BadImage(CHANGED)
         if _masked(data[:length]) != stated:
             raise BadImage("its record does not match its checksum")
-        found = _only(self._image, features(_reader(data), 0, length).get(self._image))
-        return image_record(entry, data[found.offset : found.offset + found.length])
+        found = features(_reader(data), 0, length)
+        image = _only(self._image, found.get(self._image))
+        record = image_record(entry, data[image.offset : image.offset + image.length])
+        values = {
+            kept.name: _kept(kept, self._schema[kept.name], found[kept.source], data)
+            for kept in self._keep
+            if kept.source in found
+        }
+        return with_fields(record, self._schema, values) if values else record
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file and the offset of a record."""
@@ -142,9 +157,10 @@ class TFRecord(ListedSource):
             "image": f"the feature {self._image}",
             "label": f"the feature {self._label}: {listing.labels.describe()}"
             + (f", after adding {self._offset}" if self._offset else ""),
+            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
             "unused": ", ".join(sorted(unused)) or "no feature",
         }
-        return scan_of(self, {"": listing}, labels, understood)
+        return scan_of(self, {"": listing}, labels, understood, more=self._schema)
 
     def _list(self, number: int, listing: Listing, unused: set[str], view: View) -> None:
         folder = stem(self._files.names[number], (".gz",))
@@ -155,12 +171,19 @@ class TFRecord(ListedSource):
                 found = features(view.read, record.start, record.start + record.length)
                 image = _only(self._image, found.get(self._image))
                 value = self._value(view, found)
+                for kept in self._keep:
+                    if kept.source not in found and not kept.optional:
+                        raise BadImage(
+                            f"its record has no feature {quoted(kept.source)}; {kept.source}? "
+                            "accepts it"
+                        )
                 if self._name is not None:
                     path = _text(view, self._name, found.get(self._name)).strip("/") or path
             except BadImage as error:
                 listing.blame(path, str(error))
                 continue
-            unused |= found.keys() - {self._image, self._label, self._name}
+            kept_ones = {kept.source for kept in self._keep}
+            unused |= found.keys() - {self._image, self._label, self._name, *kept_ones}
             code = NO_LABEL if value is None else listing.labels.code(value)
             listing.add(path, code, image.length, record.stamp, place(number, record.offset))
 
@@ -176,11 +199,18 @@ class TFRecord(ListedSource):
         return _text(view, self._label, feature)
 
     def _infer(self, image: str | None, label: str | None) -> tuple[str, str]:
-        """Return the names of the features for image and label, from the first record."""
+        """Return the names of the features for image and label, from the first record.
+
+        This also gives the fields to keep their kinds.
+        """
         for path in self._files.paths:
             with reading(path) as view:
                 for record in _records(view):
                     found = features(view.read, record.start, record.start + record.length)
+                    self._schema = {
+                        kept.name: kept.field(_kind_of(view, found.get(kept.source)))
+                        for kept in self._keep
+                    }
                     label = label or next((name for name in _LABELS if name in found), "none")
                     return image or _image_feature(view, found, path), label
         raise UsageError(f"there are no records in {self._files.paths[0]}")
@@ -256,6 +286,52 @@ def _text(view: View, name: str, feature: Feature | None) -> str:
     return view.read(found.offset, found.length).decode("utf-8", "surrogateescape")
 
 
+def _kind_of(view: View, feature: Feature | None) -> str:
+    """Return the kind of field for a feature, from its value in the first record."""
+    if feature is None or feature.kind == "empty":
+        return "bytes"
+    if feature.kind == "bytes":
+        if len(feature.ranges) != 1:
+            return "bytes"
+        head = view.read(feature.ranges[0].offset, min(4096, feature.ranges[0].length))
+        if is_image(head):
+            return "image"
+        return "text" if _is_text(head) else "bytes"
+    count = len(feature.numbers) + sum(each.length // 4 for each in feature.floats)
+    if count != 1:
+        return "json"
+    return "int64" if feature.kind == "int64" else "float64"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and len(head) == 4096
+    return True
+
+
+def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:
+    """Return the value of a field to keep.
+
+    Raises:
+        BadImage: If the feature holds no value of the field.
+    """
+    if feature.kind == "bytes":
+        found = _only(kept.source, feature)
+        return value_of(kept, field, data[found.offset : found.offset + found.length])
+    numbers: list[Any] = [*feature.numbers]
+    for each in feature.floats:
+        numbers += np.frombuffer(data, "<f4", each.length // 4, each.offset).tolist()
+    if field.kind == "array":
+        return np.array(numbers, np.float32 if feature.kind == "float" else np.int64)
+    if field.kind == "json":
+        return numbers
+    if len(numbers) != 1:
+        raise BadImage(f"its feature {quoted(kept.source)} has {len(numbers)} values, not one")
+    return numbers[0]
+
+
 def _image_feature(view: View, found: Mapping[str, Feature], path: str) -> str:
     images = [
         name
@@ -310,6 +386,12 @@ SOURCE = SourceKind(
             flags="--name",
             metavar="FEATURE",
             help="Feature with the image's name.  [default: file and position]",
+        ),
+        SourceOption(
+            flags="--keep",
+            metavar="NAME=FEATURE[:KIND][?],...",
+            help="More fields to keep, such as caption=text,boxes=image/boxes:json. Records may "
+            "lack those with ?.",
         ),
         SourceOption(
             flags="--classes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from crc32c import crc32c as reference
 from foreign import Features, write_tfrecord
 from helpers import png
 
-from shardkit import UsageError
+from shardkit import UsageError, convert, verify
 from shardkit.contracts import Scan
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
 from shardkit.registry import get_source
 from shardkit.sources.crc32c import crc32c
@@ -85,6 +87,8 @@ def test_features_equal_those_of_the_tfrecord_package(name: str, tmp_path: Path)
                 values = [view.read(*each) for each in feature.ranges]
                 assert values == list(expected[key].bytes_list.value)
                 assert feature.numbers == list(expected[key].int64_list.value)
+                floats = b"".join(view.read(*each) for each in feature.floats)
+                assert np.frombuffer(floats, "<f4").tolist() == list(expected[key].float_list.value)
                 assert f"{feature.kind}_list" == expected[key].WhichOneof("kind")
     assert count == 20
 
@@ -157,3 +161,46 @@ def test_damage_is_reported_after_the_good_records(tmp_path: Path) -> None:
     path.write_bytes(bytes(data[:second]) + b"")
     with pytest.raises(BadImage):
         found.splits[""].read([2])
+
+
+def test_more_features_are_kept(tmp_path: Path) -> None:
+    rows: list[Features] = [
+        {
+            "image": (A, "byte"),
+            "text": ("größe".encode(), "byte"),
+            "meta": (b'{"age": 7}', "byte"),
+            "score": (1.5, "float"),
+            "many": ([0.5, 2.0], "float"),
+            "ids": ([3, -4], "int"),
+            "mask": (C, "byte"),
+        },
+        {
+            "image": (B, "byte"),
+            "text": (b"b", "byte"),
+            "meta": (b'{"age": 8}', "byte"),
+            "score": (2.5, "float"),
+            "many": ([], "float"),
+            "ids": (5, "int"),
+        },
+        {"image": (B, "byte"), "text": (b"b", "byte")},
+    ]
+    path = write_tfrecord(tmp_path / "x.tfrecord", rows)
+    keep = "caption=text,age=meta:/age:int64,score=score,many=many:array,ids=ids,other=mask:image?"
+    found = scan(path, image="image", keep=keep)
+    assert problems(found) == {
+        "x/00000002": "its record has no feature 'meta'; meta? accepts it",
+    }
+    assert found.understood["ids"] == "ids: json"
+    convert(found.source, tmp_path / "made", to="hdf5", shuffle=False, on_error="skip")
+    assert verify(tmp_path / "made", against=path).findings == []
+    shards = ShardSet(tmp_path / "made")
+    assert shards.column("caption").tolist() == ["größe", "b"]
+    assert shards.column("age").tolist() == [7, 8]
+    assert shards.column("score").tolist() == [1.5, 2.5]
+    assert shards.column("ids").tolist() == [[3, -4], [5]]
+    first, second = found.splits[""].read([0, 1])
+    assert first.fields["other.png"] == C
+    assert "other.png" not in second.fields
+    assert np.load(io.BytesIO(first.fields["many.npy"])).tolist() == [0.5, 2.0]
+    with pytest.raises(BadImage, match="its feature 'ids' has 2 values, not one"):
+        scan(path, image="image", keep="id=ids:int64").splits[""].read([0])
