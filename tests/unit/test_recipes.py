@@ -266,6 +266,52 @@ def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recip
         torch.testing.assert_close(targets.sum(1), torch.ones(16))
 
 
+def test_mixing_in_the_loop_repeats_with_the_position(path: Path, recipe: Recipe) -> None:
+    module = recipe("Mixup and other batch transforms", 1)
+
+    def run(batches: Any, number: int) -> list[torch.Tensor]:
+        mixed = (module.mix(*each) for each in module.seeded(batches, "cpu"))
+        return [torch.cat([x.flatten(), t.flatten()]) for x, t in itertools.islice(mixed, number)]
+
+    first = module.batches_of(path)
+    one, two = run(first, 6), run(first, 6)
+    assert not any(map(torch.equal, one, two))
+    stopped = module.batches_of(path)
+    head = run(stopped, 2)
+    again = module.batches_of(path)
+    again.load_state_dict(stopped.state_dict())
+    assert all(map(torch.equal, head + run(again, 6), one))
+    labels = torch.arange(16)
+    images = labels.float().reshape(16, 1, 1, 1).expand(16, 3, 9, 11)  # of one value each
+    generator, cut = torch.Generator(), 0
+    for seed in range(40):
+        mixed, targets = module.mix(images, labels, generator.manual_seed(seed), 16)
+        torch.testing.assert_close(targets.sum(1), torch.ones(16))
+        torch.testing.assert_close(mixed.mean((1, 2, 3)), targets @ labels.float())
+        cut += bool((mixed.amax((1, 2, 3)) > mixed.amin((1, 2, 3))).any())
+    assert 10 < cut < 30
+
+
+@pytest.mark.parametrize(
+    ("library", "heading", "number"),
+    [
+        ("kornia", "Kornia", 0),
+        ("torchvision", "torchvision's transforms", 0),
+        ("torchvision", "Mixup and other batch transforms", 2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recipes_for_libraries_that_may_be_missing_run(
+    path: Path, recipe: Recipe, library: str, heading: str, number: int
+) -> None:
+    pytest.importorskip(library, exc_type=ImportError)
+    module = recipe(heading, number)
+    if hasattr(module, "batches_of"):
+        one, two = ([x.sum() for x, _ in module.batches_of(path)] for _ in range(2))
+        assert len(one) == 6
+        assert one == two
+
+
 @pytest.fixture(scope="module")
 def lopsided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with 90 images of one class and 6 of the other."""
