@@ -287,6 +287,7 @@ def _signature(function: Any) -> str:
     signature = inspect.signature(function)
     parameters = [item for item in signature.parameters.values() if item.name != "self"]
     text = str(signature.replace(parameters=parameters))
+    text = re.sub(r"<function (\S+) at 0x\w+>", r"\1", text)  # an address differs in each run
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are strings, so quoted
 
 
