@@ -3,9 +3,10 @@
     python scripts/make_golden.py            write missing datasets
     python scripts/make_golden.py --force    rewrite all datasets, after a change of the layout
 
-The images in tests/golden/source are drawn once and then only read: their encoded bytes depend on
-the version of Pillow. For each format there is a labeled dataset of their bytes and one of raw
-pixels; expected.json lists their content, computed without shardkit's readers.
+The images in tests/golden/source and the masks in tests/golden/masks are drawn once and then only
+read: their encoded bytes depend on the version of Pillow. For each format there is a labeled
+dataset of their bytes, one of raw pixels, and one with fields of all kinds; expected.json lists
+their content, computed without shardkit's readers.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import load_manifest
-from shardkit.record import make_keys
+from shardkit.record import Field, make_keys
 from shardkit.sources.imagefolder import scan_imagefolder
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -54,6 +55,44 @@ def options(storage: str, kind: str) -> ConvertOptions:
     return ConvertOptions(to=storage, recipe=OPTIONS[kind], shard_samples=3, seed=1)
 
 
+SCHEMA = {
+    "label": Field("label", classes=("bird", "cat")),
+    "tags": Field("labels", classes=("a", "b", "c")),
+    "boxes": Field("boxes", classes=("beak", "paw")),
+    "plain": Field("boxes"),
+    "ragged": Field("array", "<i2"),
+}
+"""What the first of `samples` does not show."""
+
+
+def samples() -> list[dict[str, Any]]:
+    """Return samples with a field of each kind; some lack some fields."""
+    made: list[dict[str, Any]] = []
+    for n, path in enumerate(PICTURES):
+        made.append(
+            {
+                "key": f"record/{n}",
+                "image": GOLDEN / "source" / path,
+                "mask": GOLDEN / "masks" / f"{n}.png",
+                "label": n % 2,
+                "tags": [each for each in range(3) if (n >> each) & 1],
+                "score": (n - 1) / 8,
+                "count": 200 + n,
+                "caption": "größe ★\n" * n,
+                "info": {"n": n, "list": [None, True, 0.5]},
+                "boxes": [[0, 1, 2.5 + n, 3, n % 2]] * (n % 3),
+                "plain": [[0.25, 0, n + 1, n + 1]],
+                "latent": np.arange(n, n + 12, dtype="<f2").reshape(3, 4),
+                "bits": np.array([[n % 2 == 0, True]]),
+                "ragged": np.arange(2 * n, dtype="<i2").reshape(n, 2),
+                "blob": bytes(range(n)),
+            }
+        )
+    for name in ("mask", "score", "caption", "info", "boxes", "ragged", "blob"):
+        made[3][name] = None
+    return made
+
+
 def main(arguments: list[str]) -> None:
     """Make what is missing below `GOLDEN`."""
     source = GOLDEN / "source"
@@ -61,6 +100,10 @@ def main(arguments: list[str]) -> None:
         if not (source / path).exists():
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             _draw(number, size).save(source / path)
+        mask = GOLDEN / "masks" / f"{number}.png"
+        if not mask.exists():
+            mask.parent.mkdir(exist_ok=True)
+            _draw(number, size).getchannel(0).point([each % 5 for each in range(256)]).save(mask)
     expected: dict[str, Any] = {"sources": {path: _describe(source / path) for path in PICTURES}}
     for storage in FORMATS:
         for kind in OPTIONS:
@@ -69,11 +112,24 @@ def main(arguments: list[str]) -> None:
                 shutil.rmtree(target)
             if not target.exists():
                 convert_scan(scan_imagefolder(source), target, options(storage, kind))
-            expected[f"{storage}/{kind}"] = {
-                shard.name: shard.sha256 for shard in load_manifest(target).shards
-            }
+            expected[f"{storage}/{kind}"] = _shards(target)
+        target = GOLDEN / storage / "fields"
+        if "--force" in arguments and target.exists():
+            shutil.rmtree(target)
+        if not target.exists():
+            convert_fields(storage, target)
+        expected[f"{storage}/fields"] = _shards(target)
     text = json.dumps(expected, indent=1, ensure_ascii=True)
     (GOLDEN / "expected.json").write_text(text + "\n", "ascii")
+
+
+def convert_fields(storage: str, target: Path) -> None:
+    """Make the golden dataset of records with several fields."""
+    convert(samples(), target, to=storage, schema=SCHEMA, shard_samples=3, seed=1)
+
+
+def _shards(target: Path) -> dict[str, str]:
+    return {shard.name: shard.sha256 for shard in load_manifest(target).shards}
 
 
 def _draw(number: int, size: tuple[int, int]) -> Image.Image:

@@ -7,7 +7,9 @@ would be misread, or that today's files differ from theirs.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from shardkit import open_dataset, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import Manifest, load_manifest
+from shardkit.dataset.shardset import ShardSet
 from shardkit.record import Record
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -31,6 +34,7 @@ EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
 SOURCES: dict[str, dict[str, Any]] = EXPECTED["sources"]
 FORMATS = ("hdf5", "lmdb", "webdataset")
 DATASETS = [f"{storage}/{kind}" for storage in FORMATS for kind in ("labelled", "raw")]
+ALL = [*DATASETS, *(f"{storage}/fields" for storage in FORMATS)]
 ORDER = [
     "cat/__tabby__.png",
     "bird/größe ★ 1.v2.jpg",
@@ -45,7 +49,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_golden_files_are_unchanged(name: str) -> None:
     found = {shard: sha256((GOLDEN / name / shard).read_bytes()) for shard in EXPECTED[name]}
     assert found == EXPECTED[name]
@@ -53,7 +57,7 @@ def test_the_golden_files_are_unchanged(name: str) -> None:
     assert shards == EXPECTED[name]
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_golden_dataset_is_intact(name: str) -> None:
     result = verify(GOLDEN / name, "decode")
     assert (result.findings, result.extras, result.records) == ([], [], len(SOURCES))
@@ -100,7 +104,7 @@ def test_raw_pixels_are_the_same_in_all_formats(storage: str) -> None:
         assert np.array_equal(dataset[row][0], first[row][0])
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", ALL)
 def test_todays_writer_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     manifest = load_manifest(GOLDEN / name)
     for shard in manifest.shards:
@@ -110,14 +114,57 @@ def test_todays_writer_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
         )
 
 
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    """The names of the script that made the datasets."""
+    return runpy.run_path(str(GOLDEN.parents[1] / "scripts" / "make_golden.py"))
+
+
 @pytest.mark.parametrize("storage", FORMATS)
-def test_todays_conversion_gives_the_same_shards_and_index(storage: str, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "source", tmp_path / "source")
-    options = ConvertOptions(to=storage, shard_samples=3, seed=1)
-    convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "made", options)
-    made, golden = (
-        contents(folder) for folder in (tmp_path / "made", GOLDEN / storage / "labelled")
-    )
+def test_all_fields_have_their_values(storage: str, script: dict[str, Any]) -> None:
+    dataset = ShardSet(GOLDEN / storage / "fields")
+    samples = [script["samples"]()[int(path)] for path in dataset.paths]
+    assert list(dataset.keys) == [sample["key"] for sample in samples]
+    lacking = {"mask", "score", "caption", "info", "boxes", "ragged", "blob"}
+    for field in dataset.manifest.schema:
+        assert field.rows == 5 - (field.name in lacking), field.name
+    assert [len(dataset.manifest.fields_by_name), len(dataset.manifest.files)] == [14, 27]
+    for name in ("label", "count", "caption", "info", "score"):
+        expected = [sample[name] for sample in samples]
+        column = dataset.column(name)
+        assert [None if each is np.ma.masked else each for each in column] == expected
+    for row, sample in enumerate(samples):
+        tags, boxes, plain = (dataset.column(name)[row] for name in ("tags", "boxes", "plain"))
+        assert tags.tolist() == sample["tags"]
+        assert plain.tolist() == sample["plain"]
+        if sample["boxes"] is not None:
+            corners, labels = (each.tolist() for each in boxes)
+            assert [[*a, b] for a, b in zip(corners, labels, strict=True)] == sample["boxes"]
+    for name in ("image", "mask", "latent", "bits", "ragged", "blob"):
+        rows = dataset.find(np.arange(5), name)
+        for row, sample in enumerate(samples):
+            data, value = bytes(rows.read(row, memoryview(bytearray(1 << 14))).data), sample[name]
+            if value is None:
+                assert (data, rows.fields[row]) == (b"", "absent")
+            elif name == "ragged":
+                assert np.array_equal(np.load(io.BytesIO(data)), value)
+            else:
+                content = value.read_bytes() if isinstance(value, Path) else bytes(value)
+                assert data == content
+
+
+@pytest.mark.parametrize("kind", ["labelled", "fields"])
+@pytest.mark.parametrize("storage", FORMATS)
+def test_todays_conversion_gives_the_same_shards_and_index(
+    storage: str, kind: str, tmp_path: Path, script: dict[str, Any]
+) -> None:
+    if kind == "fields":
+        script["convert_fields"](storage, tmp_path / "made")
+    else:
+        shutil.copytree(GOLDEN / "source", tmp_path / "source")
+        options = ConvertOptions(to=storage, shard_samples=3, seed=1)
+        convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "made", options)
+    made, golden = (contents(folder) for folder in (tmp_path / "made", GOLDEN / storage / kind))
     assert made.keys() == golden.keys()
     for name in golden.keys() - {"shardkit.json"}:  # which names the versions of libraries
         assert made[name] == golden[name], name
@@ -127,7 +174,7 @@ def test_todays_conversion_gives_the_same_shards_and_index(storage: str, tmp_pat
     assert one == other
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", ALL)
 def test_todays_index_is_the_same(name: str, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / name, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "index")
@@ -135,7 +182,7 @@ def test_todays_index_is_the_same(name: str, tmp_path: Path) -> None:
     assert contents(tmp_path / "copy") == contents(GOLDEN / name)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", ALL)
 def test_these_comparisons_detect_one_changed_byte(name: str, tmp_path: Path) -> None:
     manifest = load_manifest(GOLDEN / name)
 
