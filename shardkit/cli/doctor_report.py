@@ -135,7 +135,7 @@ def _stage(stage: str, profile: Profile) -> str:
     return {
         "read": "reading",
         "decode": "decoding" if profile.kind != "raw" else "copying raw pixels",
-        "dataset": f"the dataset ({setup.dataset}.__getitem__)",
+        "dataset": f"the dataset {setup.dataset}",
         "transform": f"the transform {setup.transform}",
         "collate": f"the collate function {setup.collate}" if setup.collate else "collating",
     }[stage]

@@ -137,7 +137,7 @@ def _shared_memory(plan: Plan) -> Checked:
     evidence = f"{size(free)} free of {size(total)}; worker processes need {size(needed)}"
     small = 0 < total <= _DOCKER_SHARED_MEMORY or (total > 0 and free < needed)
     severity = "problem" if needed > free and plan.processes else "warning"
-    what = f"{SHARED_MEMORY} is too small for worker processes"
+    what = f"{SHARED_MEMORY} is {'too ' if needed > free else ''}small for worker processes"
     remedy = "enlarge it (Docker: --shm-size 8g or --ipc=host), or use fewer workers or threads"
     return evidence, [(small, severity, what, remedy)]
 
