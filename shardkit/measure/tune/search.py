@@ -197,6 +197,7 @@ class _Race:
             seconds, elapsed = self._seconds(each), self._clock() - self._start
             fits = elapsed + seconds + self._overheads[each.engine] <= part * self._plan.budget
             if not fits and len(self._tried) > 1:  # a tiny budget must do for two settings
+                self._out_of_time |= part < 1
                 return False
             if not self._tried.get(each):
                 self._watch(name_of(each), min(elapsed, self._plan.budget), self._plan.budget)
@@ -213,7 +214,7 @@ class _Race:
             if least >= LEAST_ROUNDS and self._is_enough(self.ranked()[0]):
                 return
             going = self.run(turn(field, len(self._rounds)), 1.0)
-        self._out_of_time = least < LEAST_ROUNDS
+        self._out_of_time |= least < LEAST_ROUNDS
 
     def ranked(self) -> list[LoaderSpec]:
         """Return the measured settings, the best first.

@@ -286,3 +286,4 @@ def test_a_long_budget_is_not_used_up() -> None:
 
     assert machine.now - start < 300
     assert not found.out_of_time
+    assert Machine(processors=8).tune(budget=5.0).out_of_time
