@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardkit.contracts import Entry, Range, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import NO_LABEL, Field, Record
-from shardkit.sources.crc32c import crc32c
 from shardkit.sources.images import image_record, is_image
 from shardkit.sources.inputs import (
     CHANGED,
@@ -29,14 +27,10 @@ from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
 from shardkit.sources.labels import LabelValues, Value, read_classes
 from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.tf_example import Feature, features
+from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
 from shardkit.system.text import quoted
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
-
-_HEADER = struct.Struct("<QI")
-"""Length of a record, and its checksum. The record and its own checksum follow."""
-_CHECKSUM = struct.Struct("<I")
-_MASK = 0xA282EAD8
 
 _LABELS = ("image/class/label", "label", "class", "label/class")
 """Usual names of the feature with the label."""
@@ -79,7 +73,9 @@ class TFRecord(ListedSource):
         self._names = read_classes(classes)
         self._reopened = _reopened
         self._keep = parse_keep(keep)
-        image, label = self._infer(image, label)
+        self._schema: dict[str, Field] = {}
+        if image is None or label is None or self._keep:
+            image, label = self._infer(image, label)
         self._image, self._label, self._name = image, label, name
         self._offset = label_offset
         options = {
@@ -114,14 +110,14 @@ class TFRecord(ListedSource):
         """Return the record of an image, after comparing both checksums."""
         number, offset = place_of(entry.place)
         with reading(self._files.paths[number]) as view:
-            length = _length(view, offset)
-            data = view.read(offset + _HEADER.size, length + _CHECKSUM.size)
-        if length + _CHECKSUM.size != len(data):
+            length = length_of(view, offset)
+            data = view.read(offset + HEADER.size, length + CHECKSUM.size)
+        if length + CHECKSUM.size != len(data):
             raise BadImage("the file is truncated")
-        (stated,) = _CHECKSUM.unpack_from(data, length)
+        (stated,) = CHECKSUM.unpack_from(data, length)
         if stated != entry.stamp:
             raise BadImage(CHANGED)
-        if _masked(data[:length]) != stated:
+        if masked(data[:length]) != stated:
             raise BadImage("its record does not match its checksum")
         found = features(_reader(data), 0, length)
         image = _only(self._image, found.get(self._image))
@@ -165,7 +161,7 @@ class TFRecord(ListedSource):
     def _list(self, number: int, listing: Listing, unused: set[str], view: View) -> None:
         folder = stem(self._files.names[number], (".gz",))
         folder = stem(folder, _SUFFIXES)
-        for row, record in enumerate(_records(view)):
+        for row, record in enumerate(records(view)):
             path = f"{folder}/{row:08d}"
             try:
                 found = features(view.read, record.start, record.start + record.length)
@@ -204,63 +200,25 @@ class TFRecord(ListedSource):
         This also gives the fields to keep their kinds.
         """
         for path in self._files.paths:
-            with reading(path) as view:
-                for record in _records(view):
-                    found = features(view.read, record.start, record.start + record.length)
-                    self._schema = {
-                        kept.name: kept.field(_kind_of(view, found.get(kept.source)))
-                        for kept in self._keep
-                    }
-                    label = label or next((name for name in _LABELS if name in found), "none")
-                    return image or _image_feature(view, found, path), label
+            try:
+                with reading(path) as view:
+                    for record in records(view):
+                        end = record.start + record.length
+                        return self._infer_from(
+                            view, features(view.read, record.start, end), image, label
+                        )
+            except BadImage as error:
+                raise UsageError(f"{path}: {error}") from error
         raise UsageError(f"there are no records in {self._files.paths[0]}")
 
-
-class _Place(NamedTuple):
-    """One record of a file."""
-
-    offset: int
-    start: int
-    length: int
-    stamp: int
-    """Its masked checksum, as stored."""
-
-
-def _records(view: View) -> Iterator[_Place]:
-    """Yield the records of a file.
-
-    Raises:
-        BadImage: If a length does not match its checksum, or the file is truncated.
-    """
-    offset = 0
-    while offset < view.size:
-        length = _length(view, offset)
-        start = offset + _HEADER.size
-        end = start + length
-        checksum = view.read(end, _CHECKSUM.size) if end < view.size else b""
-        if len(checksum) < _CHECKSUM.size:
-            raise BadImage(f"the file is truncated in the record at byte {offset}")
-        yield _Place(offset, start, length, _CHECKSUM.unpack(checksum)[0])
-        offset = end + _CHECKSUM.size
-
-
-def _length(view: View, offset: int) -> int:
-    header = view.read(offset, _HEADER.size)
-    if len(header) < _HEADER.size:
-        raise BadImage(f"the file is truncated in the record at byte {offset}")
-    length, stated = _HEADER.unpack(header)
-    if _masked(header[:8]) != stated:
-        raise BadImage(
-            f"the length at byte {offset} does not match its checksum: the file is damaged, or not "
-            "a TFRecord file"
-        )
-    return int(length)
-
-
-def _masked(data: bytes) -> int:
-    """Return the checksum of TFRecord: a CRC-32C, rotated by 15 bits, plus a constant."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+    def _infer_from(
+        self, view: View, found: Mapping[str, Feature], image: str | None, label: str | None
+    ) -> tuple[str, str]:
+        self._schema = {
+            kept.name: kept.field(_kind_of(view, found.get(kept.source))) for kept in self._keep
+        }
+        label = label or next((name for name in _LABELS if name in found), "none")
+        return image or _image_feature(view, found, self._files.paths[0]), label
 
 
 def _reader(data: bytes) -> Any:

@@ -96,7 +96,7 @@ INSIDE = {
     "sampling": ("order ranks", "epochs weighted"),
     "sources": (
         "crc32c hdf5_reader images inputs labels library_process lmdb_reader tf_example",
-        "imagefolder listing npy_files samples tar_members",
+        "imagefolder listing npy_files samples tar_members tfrecord_file",
         "kept",
         "cifar hdf5 lmdb mnist npy tfrecord webdataset",
     ),

@@ -22,7 +22,7 @@ from shardkit.registry import get_source
 from shardkit.sources.crc32c import crc32c
 from shardkit.sources.inputs import View
 from shardkit.sources.tf_example import features
-from shardkit.sources.tfrecord import _records
+from shardkit.sources.tfrecord_file import records
 
 A, B, C = (png(8, 6, seed) for seed in range(3))
 
@@ -75,10 +75,10 @@ def test_features_equal_those_of_the_tfrecord_package(name: str, tmp_path: Path)
     ]
     path = write_tfrecord(tmp_path / name, rows)
     packed = "gzip" if name.endswith(".gz") else None
-    records = tfrecord.reader.tfrecord_iterator(str(path), compression_type=packed)
+    known = tfrecord.reader.tfrecord_iterator(str(path), compression_type=packed)
     count = 0
     with View(str(path), ahead=1 << 14) as view:
-        for place, data in zip(_records(view), records, strict=True):
+        for place, data in zip(records(view), known, strict=True):
             expected = tfrecord.example_pb2.Example.FromString(bytes(data)).features.feature
             found = features(view.read, place.start, place.start + place.length)
             count += 1
