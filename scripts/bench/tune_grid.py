@@ -4,11 +4,11 @@
 
 Four loads: JPEGs of 256 pixels, cropped at random; the same as raw pixels; a transform in pure
 Python, which holds the GIL; a transform that waits. For each, all settings of a grid of engine and
-workers are measured once, and those within half of the best twice more. `tune` then searches three
+workers are measured once, and those within half of the best once more. `tune` then searches three
 times. In the end, its choices and the grid's best are measured in interleaved rounds, and the
 median of the ratios counts.
 
-It takes less than 8 minutes with 2 CPUs, after the datasets are made. Run it on an idle machine:
+It takes about 8 minutes with 2 idle CPUs, after the datasets are made. Run it on an idle machine:
 the last column shows how many CPUs others used.
 """
 
@@ -58,9 +58,9 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--only", choices=sorted(LOADS), action="append")
     parser.add_argument("--tunings", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=25.0, help="of a tuning, in seconds")
-    parser.add_argument("--rounds", type=int, default=2, help="after the first of the grid")
-    parser.add_argument("--final", type=int, default=7, help="rounds of the final comparison")
+    parser.add_argument("--budget", type=float, default=20.0, help="of a tuning, in seconds")
+    parser.add_argument("--rounds", type=int, default=1, help="after the first of the grid")
+    parser.add_argument("--final", type=int, default=5, help="rounds of the final comparison")
     parser.add_argument("--seconds", type=float, default=0.4, help="of a measurement")
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--batch-size", type=int, default=64)
