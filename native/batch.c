@@ -16,9 +16,10 @@
 #define CHECKED 29
 #define HEAD 16
 
-/* Positions in IMAGE_FIELDS of shardkit/record.py. */
+/* Positions in STORED_KINDS of shardkit/record.py. */
 #define JPEG 0
 #define RAW 7
+#define ARRAY 8
 
 /* As MAX_PIXELS in shardkit/codecs/image.py. */
 #define MOST_PIXELS ((uint64_t)2 * 89478485)
@@ -130,7 +131,8 @@ static void announce(const sk_batch *batch, size_t number) {
 static enum sk_code read_image(const sk_batch *batch, size_t number, const entry *image,
                                int *announced, uint8_t *to) {
     const uint8_t *head = batch->entries + number * SK_ENTRY + HEAD;
-    int verify = image->kind == RAW ? batch->verify_raw : batch->verify_encoded;
+    int is_raw = image->kind == RAW || image->kind == ARRAY;
+    int verify = is_raw ? batch->verify_raw : batch->verify_encoded;
     if (*announced || !read_cached(batch->files[number], image->offset, to, image->length)) {
         if (!*announced && batch->count > 1) announce(batch, number);
         *announced = 1;
@@ -254,6 +256,11 @@ static enum sk_code decode_scaled(const sk_batch *batch, const entry *image, con
 /* Find the piece of an image that becomes a sample. */
 static enum sk_code choose_piece(const sk_batch *batch, size_t number, const entry *image,
                                  sk_piece *piece) {
+    if (batch->values) {
+        *piece = (sk_piece){{0, 0, 0, 0}, 0, 0, 0};
+        if (image->kind != ARRAY || image->offset < 0) return SK_UNSUPPORTED;
+        return image->length == batch->values ? SK_DONE : SK_SIZE;
+    }
     if (batch->pieces != NULL)
         *piece = batch->pieces[number];
     else if (image->width != (uint32_t)batch->width || image->height != (uint32_t)batch->height)
@@ -269,8 +276,12 @@ static int is_copied(const sk_batch *batch, const sk_piece *piece) {
            piece->region.height == batch->height;
 }
 
+static size_t sample_bytes(const sk_batch *batch) {
+    return batch->values ? batch->values : 3 * (size_t)batch->width * (size_t)batch->height;
+}
+
 static uint8_t *sample_of(const sk_batch *batch, size_t number) {
-    return batch->out + number * 3 * (size_t)batch->width * (size_t)batch->height;
+    return batch->out + number * sample_bytes(batch);
 }
 
 static enum sk_code fill_one(const sk_batch *batch, size_t number, int *announced,
@@ -282,6 +293,7 @@ static enum sk_code fill_one(const sk_batch *batch, size_t number, int *announce
     int copied;
 
     if (code != SK_DONE) return code;
+    if (batch->values) return read_image(batch, number, &image, announced, out);
     copied = is_copied(batch, &piece);
     if (image.kind == RAW && copied && image.width == (uint32_t)batch->width &&
         image.height == (uint32_t)batch->height) {
@@ -312,7 +324,8 @@ static int find_copy(const sk_batch *batch, size_t number, sk_copy *copy) {
     size_t stride = 3 * (size_t)image.width;
     sk_piece piece;
 
-    if (image.kind != RAW || choose_piece(batch, number, &image, &piece) != SK_DONE) return 0;
+    if (image.kind != RAW && !batch->values) return 0;
+    if (choose_piece(batch, number, &image, &piece) != SK_DONE) return 0;
     if (!is_copied(batch, &piece) || piece.flip) return 0;
     if (image.length > map->size || (uint64_t)image.offset > map->size - image.length) return 0;
     if (!is_cached(batch->files[number], &image)) return 0;
@@ -323,7 +336,10 @@ static int find_copy(const sk_batch *batch, size_t number, sk_copy *copy) {
     copy->stride = stride;
     copy->lines = piece.region.height;
     copy->number = number;
-    if (copy->length == stride) { /* one long line */
+    if (batch->values) {
+        copy->length = batch->values;
+        copy->lines = 1;
+    } else if (copy->length == stride) { /* one long line */
         copy->length *= (size_t)copy->lines;
         copy->lines = 1;
     }
@@ -338,7 +354,7 @@ static size_t fill_mapped(const sk_batch *batch) {
 
     memset(batch->codes, SK_UNSUPPORTED, batch->count);
     if (!SK_COPIES_MAPPED || batch->maps == NULL || batch->verify_raw) return 0;
-    if (batch->count * 3 * (size_t)batch->width * (size_t)batch->height < LEAST_MAPPED) return 0;
+    if (batch->count * sample_bytes(batch) < LEAST_MAPPED) return 0;
     copies = malloc(batch->count * sizeof *copies);
     if (copies == NULL) return 0;
     for (size_t number = 0; number < batch->count; number++)

@@ -93,7 +93,7 @@ enum sk_code sk_resize(const uint8_t *pixels, int32_t source_width, int32_t sour
                        int tall_first, sk_region region, int flip, sk_memory *work, uint8_t *out);
 void sk_flip(uint8_t *pixels, int32_t width, int32_t height);
 
-/* batch.c: read, check, decode, crop and scale the images of a batch. */
+/* batch.c: read, check, decode, crop and scale the images of a batch; or read and check arrays. */
 #define SK_ENTRY 32 /* bytes of an entry of the index, see shardkit/dataset/index.py */
 
 /* The piece of an image that becomes a sample, as in shardkit/torch/data/ops.py. */
@@ -117,13 +117,14 @@ typedef struct {
     const sk_piece *pieces; /* NULL: whole images */
     const int64_t *rows;    /* NULL, or values for `mark` */
     volatile int64_t *mark; /* NULL, or receives the row that is being read */
-    int32_t height, width;  /* of each sample */
+    int32_t height, width;  /* of each sample, if they are images */
+    size_t values;          /* bytes of each sample, if they are arrays; 0 for images */
     int verify_encoded, verify_raw; /* whether to compare checksums */
     int fast;
     enum sk_filter filter;
     int tall_first; /* see sk_resize */
     double oversample; /* see shardkit/torch/data/ops.py */
-    uint8_t *out;      /* 3 * height * width bytes for each image */
+    uint8_t *out;      /* 3 * height * width bytes for each image, or `values` for each array */
     uint8_t *codes;    /* sk_code for each image */
 } sk_batch;
 

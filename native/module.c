@@ -2,6 +2,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <string.h>
+
 #include "core.h"
 #include "module.h"
 
@@ -23,74 +25,107 @@ PyDoc_STRVAR(fill_doc,
              "Fill a batch of images, and return how many were copied from maps; see "
              "shardkit/dataset/filling.py.");
 
-static int set_batch(sk_batch *batch, const Py_buffer *out, const Py_buffer *entries,
-                     const Py_buffer *files, const Py_buffer *pieces, const Py_buffer *rows,
-                     const Py_buffer *mark, const Py_buffer *codes) {
-    size_t sample, count = (size_t)codes->len;
-    if (batch->height < 1 || batch->width < 1 || batch->height > 65535 || batch->width > 65535) {
-        PyErr_SetString(PyExc_ValueError, "height and width are not from 1 to 65535");
-        return 0;
+/* The buffers of a batch, in the order of its members. */
+typedef struct {
+    Py_buffer out, entries, files, pieces, rows, mark, codes;
+} batch_buffers;
+
+static int set_batch(sk_batch *batch, const batch_buffers *given) {
+    size_t sample = batch->values, count = (size_t)given->codes.len;
+    if (!sample) {
+        if (batch->height < 1 || batch->width < 1 || batch->height > 65535 ||
+            batch->width > 65535) {
+            PyErr_SetString(PyExc_ValueError, "height and width are not from 1 to 65535");
+            return 0;
+        }
+        sample = 3 * (size_t)batch->height * (size_t)batch->width;
     }
-    sample = 3 * (size_t)batch->height * (size_t)batch->width;
-    if ((size_t)out->len / sample != count || (size_t)out->len % sample) {
+    if ((size_t)given->out.len / sample != count || (size_t)given->out.len % sample) {
         PyErr_SetString(PyExc_ValueError, "out does not have the size of the batch");
         return 0;
     }
-    if ((size_t)entries->len != count * SK_ENTRY) {
+    if ((size_t)given->entries.len != count * SK_ENTRY) {
         PyErr_SetString(PyExc_ValueError, "entries do not have the size of the batch");
         return 0;
     }
-    if (!holds(files, "files", count, sizeof(int32_t))) return 0;
-    if (pieces->buf != NULL && !holds(pieces, "pieces", count, sizeof(sk_piece))) return 0;
-    if (mark->buf != NULL &&
-        (!holds(mark, "mark", 1, sizeof(int64_t)) || !holds(rows, "rows", count, sizeof(int64_t))))
+    if (!holds(&given->files, "files", count, sizeof(int32_t))) return 0;
+    if (given->pieces.buf != NULL && !holds(&given->pieces, "pieces", count, sizeof(sk_piece)))
         return 0;
+    if (given->mark.buf != NULL && (!holds(&given->mark, "mark", 1, sizeof(int64_t)) ||
+                                    !holds(&given->rows, "rows", count, sizeof(int64_t))))
+        return 0;
+    if (given->mark.buf != NULL && given->mark.readonly) {
+        PyErr_SetString(PyExc_ValueError, "mark is read-only");
+        return 0;
+    }
     batch->count = count;
-    batch->entries = entries->buf;
-    batch->files = files->buf;
-    batch->pieces = pieces->buf;
-    batch->rows = rows->buf;
-    batch->mark = mark->buf;
-    batch->out = out->buf;
-    batch->codes = codes->buf;
+    batch->entries = given->entries.buf;
+    batch->files = given->files.buf;
+    batch->pieces = given->pieces.buf;
+    batch->rows = given->rows.buf;
+    batch->mark = given->mark.buf;
+    batch->out = given->out.buf;
+    batch->codes = given->codes.buf;
     return 1;
 }
 
-static PyObject *fill(PyObject *module, PyObject *arguments) {
-    Py_buffer out = {0}, entries = {0}, files = {0}, pieces = {0}, rows = {0}, mark = {0},
-              codes = {0};
-    PyObject *given_maps;
+/* Fill a batch and release its buffers; return how many samples were copied from maps. */
+static PyObject *fill_batch(sk_batch *batch, batch_buffers *given, PyObject *given_maps) {
+    Py_buffer *buffers[] = {&given->out,  &given->entries, &given->files, &given->pieces,
+                            &given->rows, &given->mark,    &given->codes};
     sk_map *maps = NULL;
-    Py_buffer *buffers[] = {&out, &entries, &files, &pieces, &rows, &mark, &codes};
-    sk_batch batch = {0};
     size_t mapped = 0;
-    int bicubic, ready;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "w*iiy*y*Oz*z*z*pppppdw*:fill", &out, &batch.height,
-                          &batch.width, &entries, &files, &given_maps, &pieces, &rows, &mark,
-                          &batch.verify_encoded, &batch.verify_raw, &batch.fast, &bicubic,
-                          &batch.tall_first, &batch.oversample, &codes))
-        return NULL;
-    batch.filter = bicubic ? SK_BICUBIC : SK_BILINEAR;
-    ready = set_batch(&batch, &out, &entries, &files, &pieces, &rows, &mark, &codes);
-    if (ready && mark.buf != NULL && mark.readonly) {
-        PyErr_SetString(PyExc_ValueError, "mark is read-only");
-        ready = 0;
-    }
+    int ready = set_batch(batch, given);
     if (ready && given_maps != Py_None) {
-        batch.maps = maps = PyMem_Calloc(batch.count ? batch.count : 1, sizeof *maps);
+        batch->maps = maps = PyMem_Calloc(batch->count ? batch->count : 1, sizeof *maps);
         if (maps == NULL) PyErr_NoMemory();
-        ready = maps != NULL && sk_set_maps(maps, batch.count, given_maps);
+        ready = maps != NULL && sk_set_maps(maps, batch->count, given_maps);
     }
     if (ready) {
         Py_BEGIN_ALLOW_THREADS
-        mapped = sk_fill(&batch);
+        mapped = sk_fill(batch);
         Py_END_ALLOW_THREADS
     }
     for (size_t n = 0; n < sizeof buffers / sizeof *buffers; n++)
         if (buffers[n]->obj != NULL) PyBuffer_Release(buffers[n]);
     PyMem_Free(maps);
     return ready ? PyLong_FromSize_t(mapped) : NULL;
+}
+
+static PyObject *fill(PyObject *module, PyObject *arguments) {
+    batch_buffers given;
+    PyObject *maps;
+    sk_batch batch = {0};
+    int bicubic;
+    (void)module;
+    memset(&given, 0, sizeof given);
+    if (!PyArg_ParseTuple(arguments, "w*iiy*y*Oz*z*z*pppppdw*:fill", &given.out, &batch.height,
+                          &batch.width, &given.entries, &given.files, &maps, &given.pieces,
+                          &given.rows, &given.mark, &batch.verify_encoded, &batch.verify_raw,
+                          &batch.fast, &bicubic, &batch.tall_first, &batch.oversample,
+                          &given.codes))
+        return NULL;
+    batch.filter = bicubic ? SK_BICUBIC : SK_BILINEAR;
+    return fill_batch(&batch, &given, maps);
+}
+
+PyDoc_STRVAR(fill_values_doc,
+             "fill_values(out, size, entries, files, maps, rows, mark, verify, codes)\n--\n\n"
+             "Fill a batch of arrays of one size; see shardkit/dataset/filling.py.");
+
+static PyObject *fill_values(PyObject *module, PyObject *arguments) {
+    batch_buffers given;
+    PyObject *maps;
+    Py_ssize_t size;
+    sk_batch batch = {0};
+    (void)module;
+    memset(&given, 0, sizeof given);
+    if (!PyArg_ParseTuple(arguments, "w*ny*y*Oz*z*pw*:fill_values", &given.out, &size,
+                          &given.entries, &given.files, &maps, &given.rows, &given.mark,
+                          &batch.verify_raw, &given.codes))
+        return NULL;
+    batch.values = size > 0 ? (size_t)size : 0; /* 0 is refused: a sample has a size */
+    return fill_batch(&batch, &given, maps);
 }
 
 PyDoc_STRVAR(check_entries_doc, "check_entries(entries, kinds, wrong)\n--\n\n"
@@ -192,6 +227,7 @@ static PyMethodDef methods[] = {
     {"check_entries", check_entries, METH_VARARGS, check_entries_doc},
     {"crc32", crc32, METH_VARARGS, crc32_doc},
     {"fill", fill, METH_VARARGS, fill_doc},
+    {"fill_values", fill_values, METH_VARARGS, fill_values_doc},
     {"map_file", sk_map_file, METH_VARARGS, map_file_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {"survey", survey, METH_VARARGS, survey_doc},

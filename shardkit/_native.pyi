@@ -31,6 +31,17 @@ def fill(
     oversample: float,
     codes: Buffer,
 ) -> int: ...
+def fill_values(
+    out: Buffer,
+    size: int,
+    entries: Buffer,
+    files: Buffer,
+    maps: list[Any] | None,
+    rows: Buffer | None,
+    mark: Buffer | None,
+    verify: bool,
+    codes: Buffer,
+) -> int: ...
 def map_file(descriptor: int, size: int) -> Any | None: ...
 def survey(
     entries: Buffer, sizes: Buffer, kinds: int, width: int, height: int, most_pixels: int

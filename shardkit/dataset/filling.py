@@ -1,7 +1,8 @@
-"""Fill a block with the images of a batch in one call of the compiled module."""
+"""Fill a block with the images or arrays of a batch in one call of the compiled module."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,37 @@ def fill(
         bicubic,
         TALL_FIRST,
         oversample,
+        codes,
+    )
+    return np.flatnonzero(codes).tolist() if codes.any() else []
+
+
+def fill_values(
+    found: LocatedRows, out: npt.NDArray[np.uint8], mark: npt.NDArray[np.int64] | None = None
+) -> Sequence[int]:
+    """Read and check arrays of one size into ``out``, and return those left to Python.
+
+    Args:
+        found: The arrays.
+        out: uint8 of shape (N, bytes), C-contiguous.
+        mark: As for `fill`.
+
+    Returns:
+        Positions in the batch, ascending; all without the compiled module.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return range(len(found))
+    codes = np.empty(len(found), np.uint8)
+    compiled.fill_values(
+        out,
+        out.shape[1],
+        found.entries,
+        np.array(found.descriptors(), np.int32),
+        found.maps(),
+        None if mark is None else np.array(found.rows),
+        mark,
+        found.verifies,
         codes,
     )
     return np.flatnonzero(codes).tolist() if codes.any() else []
