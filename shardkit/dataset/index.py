@@ -420,6 +420,12 @@ class StoredColumn:
         runs = [self.slice(row, row + 1) for row in rows]
         return join_columns(self.field, runs)
 
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Return whether each row has a value: bool of shape (N,)."""
+        if PARTS[2] not in self._files:
+            return np.ones(self._rows, np.bool_)
+        return _part_of(self._files[PARTS[2]], 0, self._rows)
+
     def slice(self, start: int, stop: int) -> Column:
         """Return the column of neighboring rows."""
         files, ends = self._files, None

@@ -54,6 +54,7 @@ _Opened = TypeVar("_Opened")
 
 _RAW_CODE = IMAGE_FIELDS.index("raw")
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
+_ARRAY_CODE = STORED_KINDS.index("npy")
 
 _DESCRIPTOR, _MAP = attrgetter("descriptor"), attrgetter("map")
 
@@ -120,7 +121,7 @@ class ShardSet:
         """The index: one `shardkit.dataset.index.ROW` for each row, memory-mapped and read-only."""
         return self._unchanged(self._index.rows)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         """The fields of all records, by name."""
         return self.manifest.fields_by_name
@@ -174,6 +175,21 @@ class ShardSet:
             return np.ma.MaskedArray(labels, lacking) if lacking.any() else labels
         return self._stored_column(name).whole().as_numpy()
 
+    def present(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return whether each row has a field, without reading a record: bool of shape (N,).
+
+        Raises:
+            UsageError: If there is no such field.
+            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
+        """
+        field = self.schema.get(name)
+        if field is not None and field.kind in STORED_APART:
+            kinds = self.entries_of(name).read(np.arange(len(self)))["field"]
+            return np.asarray(kinds != _ABSENT_CODE)
+        if name == LABEL and field is not None:
+            return np.asarray(self.labels != NO_LABEL)
+        return self._stored_column(name).present()
+
     def _stored_column(self, name: str) -> StoredColumn:
         found = self._columns.get(name)
         if found is None:
@@ -210,28 +226,7 @@ class ShardSet:
         Raises:
             IndexError: If a row is outside the dataset, or is not an integer.
         """
-        try:
-            array = np.asarray(rows)
-        except ValueError:
-            raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
-        if array.size and array.dtype.kind not in "iu":
-            raise IndexError(f"rows must be integers, not {array.dtype}")
-        if array.ndim > 1:
-            raise IndexError(f"rows must be one-dimensional, not of shape {array.shape}")
-        # Negative rows are large unsigned numbers.
-        if (
-            array.dtype == np.int64
-            and array.ndim
-            and array.view(np.uint64).max(initial=0) < len(self)
-        ):
-            return array
-        wrong = (array >= len(self)) | ((array < 0) & (array < -len(self)))
-        if wrong.any():
-            raise IndexError(
-                f"row {int(array[wrong][0])} is not in {self.directory}, which has {len(self)} rows"
-            )
-        array = array.astype(np.int64).reshape(-1)
-        return np.where(array < 0, array + len(self), array)
+        return resolve_rows(rows, len(self), str(self.directory))
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
@@ -270,14 +265,21 @@ class ShardSet:
 
     def _survey(self, found: LocatedRows, shards: npt.NDArray[np.int64]) -> Survey | None:
         """Sum up images with the compiled module; None if any is unusual."""
-        compiled = native.module()
-        if compiled is None or found.name != IMAGE:
+        compiled, kinds = native.module(), len(IMAGE_FIELDS)
+        if compiled is None:
+            return None
+        field = self.schema.get(found.name)
+        size = field.bytes if field is not None and field.is_uniform else 0
+        if size:
+            kinds = _ARRAY_CODE + 1
+        elif found.name != IMAGE and (field is None or field.kind not in ("image", "mask")):
             return None
         height, width, _ = self.manifest.raw_shape or (0, 0, 3)
         usual = compiled.survey(
-            found.entries, self._sizes[shards], len(IMAGE_FIELDS), width, height, MAX_PIXELS
+            found.entries, self._sizes[shards], kinds, width, height, MAX_PIXELS
         )
-        return None if usual is None else Survey(*usual)
+        # Shorter arrays than stated are found when they are read.
+        return None if usual is None or (size and usual[0] != size) else Survey(*usual)
 
     def _require_plausible(
         self, found: LocatedRows, index: Rows, shards: npt.NDArray[np.int64]
@@ -407,21 +409,27 @@ class ShardSet:
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
-        if self._verify_option is not None:
-            return self._verify_option
+        return not self._is_plain(name) if self._verify_option is None else self._verify_option
+
+    def _is_plain(self, name: str) -> bool:
+        """Return whether a field holds raw pixels, or arrays of one shape."""
         field = self.schema.get(name)
-        is_raw = field is not None and field.kind == "image" and self.manifest.raw_shape is not None
-        return not is_raw and not (field is not None and field.is_uniform)
+        if field is None:
+            return False
+        is_raw = field.kind == "image" and self.manifest.raw_shape is not None
+        return is_raw or field.is_uniform
+
+    def maps(self, name: str) -> bool:
+        """Return whether the compiled module may copy a field from mapped shards.
+
+        It does so for raw pixels and arrays of one shape only, which take half the time, and whose
+        checksums are not compared.
+        """
+        return self._is_plain(name) and not self.verifies(name) and self._is_mappable
 
     @cached_property
-    def maps(self) -> bool:
-        """Whether the compiled module may copy from mapped shards.
-
-        It does so for raw pixels only, which take half the time, and whose checksums are not
-        compared.
-        """
-        is_raw = self.manifest.raw_shape is not None
-        return is_raw and not self.verifies() and int(self._sizes.sum()) <= _MAPPED
+    def _is_mappable(self) -> bool:
+        return int(self._sizes.sum()) <= _MAPPED
 
     def read_via_format(self, row: int, name: str = IMAGE) -> bytes:
         """Return an image or array that its shard does not store as plain bytes.
@@ -466,6 +474,37 @@ class Survey(NamedTuple):
     width: int
     height: int
     """Width and height of all images, or 0 and 0 if they differ."""
+
+
+def resolve_rows(
+    rows: Sequence[int] | npt.ArrayLike, count: int, what: str
+) -> npt.NDArray[np.int64]:
+    """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
+
+    Args:
+        rows: Integers.
+        count: Number of rows of the dataset.
+        what: Name of the dataset, in errors.
+
+    Raises:
+        IndexError: If a row is outside the dataset, or is not an integer.
+    """
+    try:
+        array = np.asarray(rows)
+    except ValueError:
+        raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
+    if array.size and array.dtype.kind not in "iu":
+        raise IndexError(f"rows must be integers, not {array.dtype}")
+    if array.ndim > 1:
+        raise IndexError(f"rows must be one-dimensional, not of shape {array.shape}")
+    # Negative rows are large unsigned numbers.
+    if array.dtype == np.int64 and array.ndim and array.view(np.uint64).max(initial=0) < count:
+        return array
+    wrong = (array >= count) | ((array < 0) & (array < -count))
+    if wrong.any():
+        raise IndexError(f"row {int(array[wrong][0])} is not in {what}, which has {count} rows")
+    array = array.astype(np.int64).reshape(-1)
+    return np.where(array < 0, array + count, array)
 
 
 class LocatedRows:
@@ -591,7 +630,7 @@ class LocatedRows:
 
     def maps(self) -> list[Any] | None:
         """Return the map of each row's shard for raw pixels that can be copied from there."""
-        return list(map(_MAP, self._files)) if self._shards.maps else None
+        return list(map(_MAP, self._files)) if self._shards.maps(self.name) else None
 
     def _fill(self, number: int, data: memoryview) -> None:
         offset, file = self._offsets[number], self._files[number]

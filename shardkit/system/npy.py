@@ -6,6 +6,7 @@ whole headers instead of parsing them, so a damaged header is always refused.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -13,7 +14,7 @@ import struct
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGN = 64
 _ROOM = 21
 """Spaces that numpy adds after the text, minus the digits of the first axis."""
+
+_MOST_HEADER = 1 << 14
+"""Bytes to search for the header of an .npy file; numpy itself refuses headers over 10,000."""
 
 _SHAPE = re.compile(rb"\x93NUMPY\x01\x00(?s:..)\{[^\n(]*'shape': \(([0-9, ]{0,80})\)")
 
@@ -50,6 +54,30 @@ def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
     if not content.startswith(header) or len(header) + math.prod(shape) != len(content):
         raise ValueError("not a complete .npy file of C-ordered uint8 values")
     return len(header), shape
+
+
+def read_npy(content: bytes | memoryview) -> npt.NDArray[Any]:
+    """Return the array of a complete .npy file of version 1.0 or 2.0, as a copy.
+
+    Raises:
+        ValueError: If ``content`` is not such a file, or one with Python objects.
+    """
+    head = io.BytesIO(content[:_MOST_HEADER])
+    try:
+        version = np.lib.format.read_magic(head)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran, dtype = read(head)
+    except Exception as error:  # from the parser of Python literals, in one of many ways
+        raise ValueError(f"not an .npy file: {error}") from error
+    start = head.tell()
+    if dtype.hasobject or start + math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"not a complete .npy file of plain values: {dtype}, shape {shape}")
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    # Not np.frombuffer, which refuses empty arrays.
+    return np.ndarray(shape, dtype, content, start, order=order).astype(dtype.newbyteorder("="))
 
 
 def save_npy(path: Path, values: npt.NDArray[Any]) -> None:

@@ -119,6 +119,9 @@ INSIDE = {
     "torch.data": (
         "collate memory ops",
         "read_context",
+        "batch_rows",
+        "images",
+        "values",
         "datasets",
         "nested",
         "sampled",

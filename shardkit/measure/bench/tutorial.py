@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from shardkit.torch.data.collate import BatchView
+from shardkit.torch.data.collate import BatchView, Values
 from shardkit.torch.data.read_context import new_block
 
 BATCH_SIZE, EPOCHS, WORKERS = 32, 10, 4
@@ -43,4 +43,4 @@ class TutorialDataset(Dataset[Any]):
         torch.randn(shape, out=images)
         labels = torch.randint(0, self.CLASSES, (len(rows),)).tolist()
         time.sleep(self.FETCH_SECONDS)
-        return BatchView(images, labels, images)
+        return BatchView([Values(images, images), Values(labels)])

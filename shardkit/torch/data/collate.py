@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
-import numpy.typing as npt
-import torch
 from torch.utils.data import default_collate
 
-Sample = tuple[Any, Any]
-"""An image and its label, as determined by the dataset's options."""
+from shardkit.errors import UsageError
+
+Sample = Any
+"""The values of a row's fields: a tuple, or a dict with ``as_dict=True``."""
 
 
-Images = Sequence[Any] | torch.Tensor | npt.NDArray[Any]
-"""The images of a batch: a sequence, or the first axis of a block."""
+class Layout(NamedTuple):
+    """The fields of the samples of a dataset."""
+
+    names: tuple[str, ...]
+    as_dict: bool = False
+    """Whether a sample is a dict by name; otherwise it is a tuple in this order."""
+    listed: frozenset[str] = frozenset()
+    """Fields of which a batch has a list, since their values have no common shape: texts, boxes."""
+
+
+PAIR = Layout(("image", "label"))
+
+
+class Values(NamedTuple):
+    """The values of one field in a batch."""
+
+    values: Any
+    """A sequence with one value for each row, None where the row lacks the field; or a block."""
+    block: Any = None
+    """The tensor or array that holds all values along its first axis, if there is one."""
+
+
+class TupleSample(tuple[Any, ...]):
+    """A sample as a tuple. It states its fields, so that `collate` can treat each by its kind."""
+
+    layout: Layout
+    name = ""
+    """Name of the record, in errors; set if it lacks a field."""
+
+
+class DictSample(dict[str, Any]):
+    """A sample as a dict; see `TupleSample`."""
+
+    layout: Layout
+    name = ""
 
 
 class BatchView(Sequence[Sample]):
@@ -26,26 +59,23 @@ class BatchView(Sequence[Sample]):
 
     def __init__(
         self,
-        images: Images,
-        labels: list[Any],
-        block: Any = None,
-        targets: torch.Tensor | None = None,
+        columns: Sequence[Values],
+        layout: Layout = PAIR,
+        describe: Callable[[int], str] | None = None,
     ) -> None:
         """Create a view.
 
         Args:
-            images: The image of each sample.
-            labels: The label of each sample.
-            block: The tensor or array that all images are views of, if any.
-            targets: The labels, collated, where they are known.
+            columns: The values of each field, of equal length.
+            layout: The fields, in the same order; by default an image and a label.
+            describe: Returns the name of the record at a position, for errors.
         """
-        self._images = images
-        self._labels = labels
-        self._block = block
-        self._targets = targets
+        self._columns = columns
+        self._layout = layout
+        self._describe = describe
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._columns[0].values)
 
     @overload
     def __getitem__(self, position: int) -> Sample: ...
@@ -53,36 +83,73 @@ class BatchView(Sequence[Sample]):
     def __getitem__(self, position: slice) -> list[Sample]: ...
     def __getitem__(self, position: int | slice) -> Sample | list[Sample]:
         if isinstance(position, slice):
-            return list(zip(self._images[position], self._labels[position], strict=True))
-        return self._images[position], self._labels[position]
+            return [self[number] for number in range(*position.indices(len(self)))]
+        position = range(len(self))[position]
+        values = [column.values[position] for column in self._columns]
+        layout = self._layout
+        if layout == PAIR:
+            return tuple(values)
+        sample: TupleSample | DictSample
+        if layout.as_dict:
+            sample = DictSample(zip(layout.names, values, strict=True))
+        else:
+            sample = TupleSample(values)
+        sample.layout = layout
+        if any(value is None for value in values):
+            sample.name = self._name(position)
+        return sample
 
     @property
     def batch(self) -> Any:
-        """Collated images and labels; the images are the block itself, if there is one.
+        """Collated fields: a tuple, or a dict with ``as_dict=True``.
+
+        Equal images, arrays, numbers and labels become tensors, those in one block without a copy.
+        Texts, JSON values, bytes, boxes and arrays of varying shape become lists.
 
         Raises:
-            TypeError: If the images cannot be collated, such as PIL images.
+            TypeError: If values cannot be collated, such as PIL images.
             RuntimeError: If images differ in size.
+            UsageError: If a row lacks a field that is collated.
         """
-        if self._block is not None:
-            targets = self._targets
-            return self._block, default_collate(self._labels) if targets is None else targets
+        names = self._layout.names
+        made = [
+            self._collated(name, values) if block is None else block
+            for name, (values, block) in zip(names, self._columns, strict=True)
+        ]
+        return dict(zip(names, made, strict=True)) if self._layout.as_dict else tuple(made)
+
+    def _collated(self, name: str, values: Any) -> Any:
+        if name in self._layout.listed:
+            return list(values)
         try:
-            return default_collate(list(self))
-        except TypeError as error:
-            raise TypeError(
-                "these images cannot be collated: add a transform that returns tensors, or set "
-                f"decode='torch' ({error})"
-            ) from error
-        except RuntimeError as error:
+            return default_collate(values)
+        except (TypeError, RuntimeError) as error:
+            self._require_all(name, values)
+            if isinstance(error, TypeError):
+                raise TypeError(
+                    f"the values of {name!r} cannot be collated: add a transform that returns "
+                    f"tensors, or set decode='torch' for images ({error})"
+                ) from error
             raise RuntimeError(
-                "the images of this batch differ in size: crop them with decode=CenterCrop(224), "
-                "RandomResizedCrop(224) or your own transform, or convert with --resize HxW "
-                f"--enlarge ({error})"
+                f"the values of {name!r} in this batch differ in size: crop images with "
+                "decode=CenterCrop(224), RandomResizedCrop(224) or your own transform, or convert "
+                f"with --resize HxW --enlarge ({error})"
             ) from error
 
+    def _require_all(self, name: str, values: Sequence[Any]) -> None:
+        for position, value in enumerate(values):
+            if value is None:
+                raise UsageError(
+                    f"{self._name(position)} lacks {name!r}, so this batch has no tensor of it. "
+                    f"Leave such rows out: dataset.select(dataset.has({name!r}))"
+                ) from None
+
+    def _name(self, position: int) -> str:
+        return f"sample {position}" if self._describe is None else self._describe(position)
+
     def __repr__(self) -> str:
-        return f"BatchView({len(self)} samples{'' if self._block is None else ' in one block'})"
+        in_block = self._columns[0].block is not None
+        return f"BatchView({len(self)} samples{' in one block' if in_block else ''})"
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -92,13 +159,24 @@ def collate(samples: Sequence[Any]) -> Any:
         samples: The samples of one batch.
 
     Returns:
-        The ``batch`` of a `BatchView`, and the result of ``default_collate`` for others.
+        The ``batch`` of a `BatchView`, also for its samples in a list, as a ``ConcatDataset``
+        returns them; the result of ``default_collate`` for others.
 
     Raises:
         TypeError: If the samples cannot be collated, such as PIL images.
         RuntimeError: If images differ in size.
+        UsageError: If a sample lacks a field that is collated.
     """
-    return samples.batch if isinstance(samples, BatchView) else default_collate(list(samples))
+    if isinstance(samples, BatchView):
+        return samples.batch
+    samples = list(samples)
+    layouts = {getattr(sample, "layout", None) for sample in samples}
+    layout = layouts.pop() if len(layouts) == 1 else None
+    if not isinstance(layout, Layout):
+        return default_collate(samples)
+    places = layout.names if layout.as_dict else range(len(layout.names))
+    columns = [Values([sample[place] for sample in samples]) for place in places]
+    return BatchView(columns, layout, lambda position: samples[position].name).batch
 
 
 def count(batch: Any) -> int:

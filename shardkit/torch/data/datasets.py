@@ -1,47 +1,53 @@
-"""Map-style datasets: from a row to its image and label, as in torchvision's ``ImageFolder``."""
+"""Map-style datasets: from a row to its fields; by default image and label, as ``ImageFolder``."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
-from operator import mul
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
-from shardkit.codecs.image import WHITE, Pixels, WrongSizeError
+from shardkit.codecs.image import WHITE
 from shardkit.codecs.turbo import available
-from shardkit.dataset.decode import Decoding, decode_stored, require_stated_size
-from shardkit.dataset.filling import Pieces, fill
+from shardkit.dataset.decode import Decoding
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
-from shardkit.dataset.shardset import LocatedRows, ShardSet
-from shardkit.errors import BadImage, CorruptDataset, TransformFailed, UsageError
+from shardkit.dataset.shardset import ShardSet, resolve_rows
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.record import IMAGE, LABEL, STORED_APART, Field, Schema
 from shardkit.sampling.order import check_integer
-from shardkit.system import native
-from shardkit.system.scratch import scratch
-from shardkit.torch.data.collate import BatchView, Sample
-from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces, numbered_pieces
-from shardkit.torch.data.read_context import Context, EpochCell, new_block, raised
+from shardkit.torch.data.batch_rows import BatchRows, describe_row
+from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, Values
+from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
+from shardkit.torch.data.ops import ImageOp
+from shardkit.torch.data.read_context import Context, EpochCell
+from shardkit.torch.data.values import (
+    LISTED_KINDS,
+    read_array,
+    read_boxes,
+    read_bytes,
+    read_column,
+)
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 JPEG_DECODING = ("exact", "fast")
 
-_INFLATION = 64
-"""Plausible bytes of pixels per stored byte: a JPEG photograph has 10 to 30."""
-_INFLATED_BYTES = 1 << 20
-"""Plausible bytes of pixels for any image."""
+_PICTURES = ("image", "mask")
+"""Kinds of fields that ``decode`` applies to."""
+
+Function = Callable[..., Any]
+_Self = TypeVar("_Self", bound="ShardDataset")
 
 
 class ShardDataset(Dataset[Sample]):
-    """The images and labels of a dataset of any format.
+    """The rows of a dataset of any format: images and labels, or any other fields.
 
     It opens shards on first use and holds only its path and options. So it is cheap to pickle, and
     works in threads and under fork, spawn and forkserver.
@@ -49,6 +55,11 @@ class ShardDataset(Dataset[Sample]):
     ``dataset[row]`` returns ``(image, label)``; the label is an int, -1 in an unlabeled dataset.
     Negative rows count from the end. A list, an array or a slice of rows returns a `BatchView`, as
     ``__getitems__`` does for PyTorch's ``DataLoader``.
+
+    With ``fields`` it returns those fields: images and masks as ``decode`` sets; arrays as tensors;
+    boxes as float64 of shape (N, 4), or (N, 5) with labels; several labels as float32 with 1 for
+    each class; one label as an int; numbers as NumPy scalars; str, JSON values and bytes. A value
+    that the row lacks is None, and a label -1.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -61,10 +72,12 @@ class ShardDataset(Dataset[Sample]):
     def __init__(  # noqa: PLR0913 - the arguments of ImageFolder, and those of decoding
         self,
         path: str | PathLike[str],
-        transform: Callable[[Any], Any] | ImageOp | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
-        decode: str | ImageOp = "pil",
+        transform: Function | ImageOp | Mapping[str, Function] | None = None,
+        target_transform: Function | None = None,
+        decode: Decode | Mapping[str, Decode] = "pil",
         *,
+        fields: Sequence[str] | None = None,
+        as_dict: bool = False,
         jpeg: str = "exact",
         verify: bool | None = None,
         view: int = 0,
@@ -74,18 +87,24 @@ class ShardDataset(Dataset[Sample]):
 
         Args:
             path: The dataset's directory, or the directory of its splits.
-            transform: Applied to each image. An `ImageOp` works as if passed as ``decode``.
+            transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A
+                mapping sets the transform of each field.
             target_transform: Applied to each label.
             decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape
                 (height, width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last
                 memory, ``bytes`` for the stored bytes. An `ImageOp`, such as
                 ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch``
-                does.
+                does; it selects one piece for all images, masks and boxes of a row. A mapping sets
+                each field separately; boxes then follow ``image``. Masks have the shape
+                (height, width) and keep their values.
+            fields: Names of the fields that are read, in this order. None means image and label,
+                or all fields of a dataset without images.
+            as_dict: Whether samples and batches are dicts by field name instead of tuples.
             jpeg: ``exact`` decodes JPEGs to Pillow's pixels. ``fast`` uses libjpeg's fast inverse
                 DCT for JPEGs of quality 90 or lower: about 4% faster, and off by less than 1.5
                 levels of 255 on average per photograph.
             verify: Whether each read compares the record's checksum. None does so for encoded
-                images, which costs about 3%, but not for raw pixels.
+                images, which costs about 3%, but not for raw pixels and arrays of one shape.
             view: Number of this view, from 0 on. Datasets over the same images draw different
                 random numbers if their views differ, such as two crops of each image.
             split: Name of a split, such as ``train``: the folder of that name in ``path``.
@@ -99,25 +118,19 @@ class ShardDataset(Dataset[Sample]):
                     "too: leave one of them out"
                 )
             decode, transform = transform, None
-        if not isinstance(decode, ImageOp) and decode not in DECODES:
-            raise UsageError(
-                f"decode={decode!r} is unknown; choose from {', '.join(DECODES)}, and operations "
-                "such as shardkit.CenterCrop(224)"
-            )
         if jpeg not in JPEG_DECODING:
             raise UsageError(f"jpeg={jpeg!r} is unknown; choose from {', '.join(JPEG_DECODING)}")
-        functions: dict[str, Any] = {"transform": transform, "target_transform": target_transform}
-        for name, function in functions.items():
-            if function is not None and not callable(function):
-                raise UsageError(f"{name}={function!r} is not a function")
-        self.transform: Callable[[Any], Any] | None = transform
+        self.transform: Function | Mapping[str, Function] | None = transform
         self.target_transform = target_transform
         self.decode = decode
         self.jpeg = jpeg
         self._shards = ShardSet(Path(path), verify=verify)
+        self._selected: npt.NDArray[np.int64] | None = None
+        self._layout = _layout(self.schema, fields, as_dict, self.path)
+        self._check_options()
         self.view = check_integer("view", view, 0)
         self._epoch = EpochCell()
-        if isinstance(decode, ImageOp):
+        if any(isinstance(each, ImageOp) for each in self._decodes()):
             available()  # report a wrong setting now, not with the first batch
         if self.format not in (None, self.manifest.format):
             raise UsageError(
@@ -125,8 +138,35 @@ class ShardDataset(Dataset[Sample]):
                 f"{self.format!r}. shardkit.open_dataset opens any format."
             )
 
+    def _check_options(self) -> None:
+        for each in self._decodes():
+            if not isinstance(each, ImageOp) and each not in DECODES:
+                raise UsageError(
+                    f"decode={each!r} is unknown; choose from {', '.join(DECODES)}, and operations "
+                    "such as shardkit.CenterCrop(224)"
+                )
+        if isinstance(self.decode, Mapping):
+            pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
+            _require_known("decode", self.decode, pictures)
+        if isinstance(self.transform, Mapping):
+            _require_known("transform", self.transform, self.fields)
+            if self.target_transform is not None and LABEL in self.transform:
+                raise UsageError(
+                    "transform= and target_transform= both apply to the label: leave one out"
+                )
+        for name, function in self.functions().items():
+            if not callable(function):
+                raise UsageError(f"{name}={function!r} is not a function")
+        for option, name in (("transform", IMAGE), ("target_transform", LABEL)):
+            given = getattr(self, option)
+            if given is not None and not isinstance(given, Mapping) and name not in self.fields:
+                raise UsageError(
+                    f"{option}= applies to the field {name!r}, which is not read: fields= is "
+                    f"{self.fields}. Use transform={{NAME: function}} for other fields"
+                )
+
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._shards) if self._selected is None else len(self._selected)
 
     def __getitem__(self, row: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
         if isinstance(row, slice):
@@ -140,20 +180,53 @@ class ShardDataset(Dataset[Sample]):
 
         Raises:
             IndexError: If a row is out of range.
-            CorruptRecord: If the bytes of an image changed; it is never skipped or replaced.
+            CorruptRecord: If the bytes of a field changed; it is never skipped or replaced.
             CorruptShard: If a shard is missing or truncated.
             BadImage: If an image cannot be decoded (it was converted with ``--check none``).
         """
-        positions = self._shards.resolve_rows(rows)
-        found = self._shards.find(positions)
-        images = _Images(found, Context(self._epoch, self.view, rows), self.decode)
-        kept = images.context.globals_kept(self.transform, self.target_transform)
-        with kept, scratch(found.longest) as images.buffer:
-            self._check_sizes(images)
-            labels = self._labels(images)
-            if images.size is not None and self.transform is None:
-                return self._block(images, images.size, labels)
-            return BatchView([self._image(images, number) for number in range(len(labels))], labels)
+        context = Context(self._epoch, self.view, rows)
+        batch = BatchRows(self._shards, self._stored(rows), context)
+        functions = self.functions().values()
+        with context.globals_kept(*functions) if functions else nullcontext():
+            columns = [self._read(batch, name) for name in self._layout.names]
+        return BatchView(columns, self._layout, batch.describe)
+
+    def select(self: _Self, rows: Sequence[int] | npt.NDArray[Any]) -> _Self:
+        """Return a dataset of some rows, with the same options and methods.
+
+        A record keeps its random numbers. To select by values:
+        ``dataset.select(dataset.column("price") > 10)``.
+
+        Args:
+            rows: Rows in any order, or a mask: whether to select each row, bool of shape (N,).
+
+        Raises:
+            IndexError: If a row is out of range, or a mask does not have one value for each row.
+        """
+        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else np.asarray(rows)
+        if places.dtype == np.bool_:
+            if places.shape != (len(self),):
+                raise IndexError(
+                    f"the mask has the shape {places.shape}; this dataset has {len(self)} rows"
+                )
+            places = np.flatnonzero(places)
+        selected = copy.copy(self)
+        selected._selected = self._stored(places)
+        selected._epoch = EpochCell()
+        if (stated := self._epoch.get()) is not None:
+            selected._epoch.set(*stated)
+        return selected
+
+    @property
+    def selected(self) -> npt.NDArray[np.int64] | None:
+        """The stored row of each row of this dataset; None if it has all rows, in their order."""
+        return self._selected
+
+    def _stored(self, rows: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the stored rows of ``rows``."""
+        if self._selected is None:
+            return self._shards.resolve_rows(rows)
+        return self._selected[resolve_rows(rows, len(self), f"this selection of {self.path}")]
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.
@@ -183,19 +256,68 @@ class ShardDataset(Dataset[Sample]):
         Args:
             rows: Rows, from 0 on; int64 of shape (N,).
         """
-        self._shards.announce(rows)
+        for name in self.fields:
+            if self._kinds[name] in STORED_APART:
+                self._shards.announce(self._stored(rows), name)
 
     def __repr__(self) -> str:
         more = ", jpeg='fast'" if self.jpeg == "fast" else ""
         more += f", view={self.view}" if self.view else ""
+        what = f"{len(self)} images, {len(self.classes)} classes"
+        if self._layout != PAIR:
+            more += f", fields={self.fields}"
+            more += ", as_dict=True" if self._layout.as_dict else ""
+            what = f"{len(self)} rows"
         return (
-            f"{type(self).__name__}({str(self.path)!r}, decode={self.decode!r}{more}): "
-            f"{len(self)} images, {len(self.classes)} classes, {self.manifest.format}"
+            f"{type(self).__name__}({str(self.path)!r}, decode={self.decode!r}{more}): {what}, "
+            f"{self.manifest.format}"
         )
 
     def describe_row(self, row: int) -> str:
-        """Return the name of a sample in errors: its key, row and source file."""
-        return f"record {self.keys[row]!r} (row {row}, from {self.paths[row]!r}) of {self.path}"
+        """Return the name of a sample in errors: its key, stored row and source file."""
+        return describe_row(self._shards, int(self._stored([row])[0]))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields of a sample, in their order."""
+        return self._layout.names
+
+    @property
+    def schema(self) -> Schema:
+        """All fields of the dataset, by name."""
+        return self._shards.schema
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return the values of a small field in all rows, from the index alone.
+
+        Args:
+            name: A number, label, labels, text, JSON or boxes.
+
+        Returns:
+            One element for each row: a masked array where rows lack the number or label, and an
+            array of objects, None where a row has no value, for the other kinds.
+
+        Raises:
+            UsageError: If there is no such field, or its values are bytes in the records.
+        """
+        field = _require_field(self.schema, name, self.path)
+        if field.kind in STORED_APART:
+            raise UsageError(
+                f"{name!r} is a field of kind {field.kind}, whose values are in the records: read "
+                f"them with fields=({name!r},)"
+            )
+        values = self._shards.column(name)
+        return values if self._selected is None else values[self._selected]
+
+    def has(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return whether each row has a field, from the index alone: bool of shape (N,).
+
+        Raises:
+            UsageError: If there is no such field.
+        """
+        _require_field(self.schema, name, self.path)
+        present = self._shards.present(name)
+        return present if self._selected is None else present[self._selected]
 
     @property
     def path(self) -> Path:
@@ -224,7 +346,9 @@ class ShardDataset(Dataset[Sample]):
         Raises:
             CorruptDataset: If the labels in the index contradict the manifest.
         """
-        return self._shards.labels
+        return (
+            self._shards.labels if self._selected is None else self._shards.labels[self._selected]
+        )
 
     @property
     def samples(self) -> list[tuple[str, int]]:
@@ -233,25 +357,129 @@ class ShardDataset(Dataset[Sample]):
 
     imgs = samples
 
-    def mean_pixels(self, rows: int) -> int:
-        """Return the mean number of pixels of the first ``rows`` stored images."""
-        sizes = self._shards.entries.read(np.arange(min(rows, len(self))))
+    def mean_pixels(self, rows: int, name: str = IMAGE) -> int:
+        """Return the mean number of pixels of the first ``rows`` images of a field."""
+        first = self._stored(np.arange(min(rows, len(self))))
+        sizes = self._shards.entries_of(name).read(first)
         return int((sizes["width"].astype(np.int64) * sizes["height"]).mean()) if len(sizes) else 0
 
     def stored_bytes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the stored size in bytes of each row; both int64 of shape (N,)."""
-        entries = self._shards.entries.read(rows)
-        return entries["length"].astype(np.int64)
+        """Return the stored bytes of each row, of the fields that are read; int64 of shape (N,)."""
+        places = self._stored(rows)
+        total = np.zeros(len(places), np.int64)
+        for name in self.fields:
+            if self._kinds[name] in STORED_APART:
+                total += self._shards.entries_of(name).read(places)["length"]
+        return total
+
+    def sample_bytes(self, rows: int) -> int:
+        """Return the estimated bytes of a sample, given the mean size of the first ``rows`` images.
+
+        A transform is assumed to return float32 of the same number of pixels.
+        """
+        total = 0
+        for name in self.fields:
+            kind = self._kinds[name]
+            if kind in _PICTURES:
+                decode = self._decode_of(name)
+                fixed = decode.fixed_size if isinstance(decode, ImageOp) else None
+                pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
+                values = pixels * (3 if kind == "image" else 1)
+                total += values * (1 if self._function(name) is None else 4)
+            elif kind == "array":
+                total += self.schema[name].bytes
+        return total
 
     @property
     def keys(self) -> Sequence[str]:
         """The key of each row."""
-        return self._shards.keys
+        return self._texts(self._shards.keys)
 
     @property
     def paths(self) -> Sequence[str]:
         """The path of each row's source file, relative to the source."""
-        return self._shards.paths
+        return self._texts(self._shards.paths)
+
+    def _texts(self, stored: Sequence[str]) -> Sequence[str]:
+        return stored if self._selected is None else _Taken(stored, self._selected)
+
+    def functions(self) -> dict[str, Function]:
+        """Return the transforms, by option or field."""
+        given = self.transform
+        if given is None and self.target_transform is None:
+            return {}
+        found: dict[str, Any]
+        found = dict(given) if isinstance(given, Mapping) else {"transform": given}
+        found["target_transform"] = self.target_transform
+        return {name: function for name, function in found.items() if function is not None}
+
+    def _function(self, name: str) -> Function | None:
+        """Return the transform of a field."""
+        if self.transform is None and self.target_transform is None:
+            return None
+        if name == LABEL and self.target_transform is not None:
+            return self.target_transform
+        if isinstance(self.transform, Mapping):
+            return self.transform.get(name)
+        return self.transform if name == IMAGE else None
+
+    def _decodes(self) -> list[Decode]:
+        return list(self.decode.values()) if isinstance(self.decode, Mapping) else [self.decode]
+
+    def _decode_of(self, name: str) -> Decode:
+        """Return the type of the images of a field."""
+        decode = self.decode
+        if isinstance(decode, (str, ImageOp)):
+            return decode
+        return decode.get(name, "pil")
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """The kind of each field that is read; labels of an unlabeled dataset are -1."""
+        schema = self.schema
+        return {name: schema[name].kind if name in schema else "label" for name in self.fields}
+
+    @cached_property
+    def _leading(self) -> str | None:
+        """The images that share their crops with other images, masks and boxes."""
+        pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
+        return IMAGE if IMAGE in self.schema else next(iter(pictures), None)
+
+    def _read(self, batch: BatchRows, name: str) -> Values:
+        """Return the values of a field in a batch."""
+        kind, function = self._kinds[name], self._function(name)
+        if kind in _PICTURES:
+            reader = MaskReader if kind == "mask" else ImageReader
+            if name in self._followers:
+                require_one_size(batch, self._leading or name, name)
+            return reader(batch, name, self._decode_of(name), function, self._decoding).read()
+        values = self._read_value(batch, name, kind)
+        if function is None:
+            return values
+        numbered = enumerate(values.values)
+        return Values([batch.transformed(name, function, value, n) for n, value in numbered])
+
+    @cached_property
+    def _followers(self) -> frozenset[str]:
+        """The images and masks that are cropped like the leading images."""
+        if not isinstance(self.decode, ImageOp):
+            return frozenset()
+        pictures = {name for name, kind in self._kinds.items() if kind in _PICTURES}
+        return frozenset(pictures - {self._leading})
+
+    def _read_value(self, batch: BatchRows, name: str, kind: str) -> Values:
+        if name == LABEL and kind == "label":
+            found = batch.located(IMAGE)
+            return Values(found.labels, torch.from_numpy(found.targets()))
+        if kind == "array":
+            return read_array(batch, name, self.schema[name])
+        if kind == "bytes":
+            return read_bytes(batch, name)
+        if kind == "boxes":
+            decode = "pil" if self._leading is None else self._decode_of(self._leading)
+            op = decode if isinstance(decode, ImageOp) else None
+            return read_boxes(batch, name, op, self._leading)
+        return read_column(batch, name)
 
     @cached_property
     def _decoding(self) -> Decoding:
@@ -263,195 +491,76 @@ class ShardDataset(Dataset[Sample]):
         red, green, blue = color
         return Decoding((red, green, blue), fast=self.jpeg == "fast")
 
-    def _check_sizes(self, images: _Images) -> None:
-        """Compare implausible sizes in the index with the images, before allocating memory.
 
-        The decoder compares all other sizes later.
-        """
-        for number in images.inflated():
-            stored = images.found.read(number, images.buffer)
-            with self._naming_record(images, number):
-                require_stated_size(stored)
+class _Taken(Sequence[str]):
+    """The texts of some rows."""
 
-    def _block(self, images: _Images, size: tuple[int, int], labels: list[Any]) -> BatchView:
-        """Return a batch of images of one size, decoded directly into one block."""
-        block = new_block((len(labels), *size, 3), shared=len(labels) > 1)
-        slots = block.numpy()
-        for number in self._left(images, slots):
-            self._pixels(images, number, slots[number])
-        targets = (
-            torch.from_numpy(images.found.targets()) if self.target_transform is None else None
-        )
-        if self.decode == "numpy":
-            return BatchView(slots, labels, block, targets)
-        block = block.permute(0, 3, 1, 2)
-        return BatchView(block, labels, block, targets)
+    def __init__(self, texts: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
+        self._texts = texts
+        self._rows = rows
 
-    def _left(self, images: _Images, slots: Pixels) -> Sequence[int]:
-        """Fill ``slots`` with the compiled module, and return the positions that it left."""
-        if native.module() is None:
-            return range(len(slots))
-        pieces = images.numbered
-        if isinstance(self.decode, ImageOp) and pieces is None:
-            pieces = compiled_pieces(self.decode, images.pieces)
-            if pieces is None:
-                return range(len(slots))
-        return fill(images.found, slots, self._decoding, pieces, images.context.mark)
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def _image(self, images: _Images, number: int) -> Any:
-        """Return one decoded and transformed image.
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self._texts[place] for place in self._rows[row].tolist()]
+        return self._texts[int(self._rows[row])]
 
-        The transform runs right after decoding, while the image is in the CPU cache.
-        """
-        image: Any
-        if self.decode == "bytes":
-            image = bytes(images.found.read(number, images.buffer).data)
-        else:
-            image = self._pixels(images, number)
-        if self.decode == "pil":
-            image = Image.fromarray(image)
-        elif self.decode == "torch" or isinstance(self.decode, ImageOp):
-            image = torch.from_numpy(image).permute(2, 0, 1)
-        if self.transform is None:
-            return image
-        row = images.found.rows[number]
-        try:
-            return images.context.apply(self.transform, image, images.samples[number])
-        except (Exception, SystemExit) as error:  # a worker must not exit silently
-            raise TransformFailed(
-                f"the transform failed on {self.describe_row(row)}: {raised(error)}"
-            ) from error
 
-    def _labels(self, images: _Images) -> list[Any]:
-        labels: list[Any] = images.found.labels
-        if self.target_transform is None:
-            return labels
-        made = []
-        numbered = zip(labels, images.found.rows, images.samples, strict=True)
-        for label, row, sample in numbered:
-            images.context.note(row)
-            try:
-                made.append(images.context.apply(self.target_transform, label, sample, label=True))
-            except (Exception, SystemExit) as error:
-                raise TransformFailed(
-                    f"the target_transform failed on label {label!r} of {self.describe_row(row)}: "
-                    f"{raised(error)}"
-                ) from error
-        return made
+def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, path: Path) -> Layout:
+    """Return the fields of samples.
 
-    def _pixels(self, images: _Images, number: int, out: Pixels | None = None) -> Pixels:
-        found, row = images.found, images.found.rows[number]
-        images.context.note(row)
-        if out is not None and not images.pieces and images.is_raw(number, out.nbytes):
-            found.read(number, out.reshape(-1).data)
-            return out
-        stored = found.read(number, images.buffer)
-        with self._naming_record(images, number):
-            if isinstance(self.decode, ImageOp):
-                return self.decode.render(stored, images.pieces[number], self._decoding, out)
-            return decode_stored(stored, self._decoding, out=out)
+    Raises:
+        UsageError: If a field is unknown or named twice.
+    """
+    if isinstance(fields, str):
+        raise UsageError(f"fields={fields!r} is a name; use fields=({fields!r},)")
+    if fields is None:
+        names = PAIR.names if IMAGE in schema else tuple(schema)
+    else:
+        names = tuple(fields)
+        for name in names:
+            _require_field(schema, name, path)
+        if not names or len(set(names)) != len(names):
+            raise UsageError(f"fields={names} must name one field or more, each once")
+    if names == PAIR.names and not as_dict:
+        return PAIR
+    return Layout(names, as_dict, frozenset(name for name in names if _is_listed(schema, name)))
 
-    @contextlib.contextmanager
-    def _naming_record(self, images: _Images, number: int) -> Iterator[None]:
-        """Add the record's name to errors of its image."""
-        try:
-            yield
-        except WrongSizeError as error:
-            raise images.found.corrupt(number, str(error)) from error
-        except BadImage as error:
-            raise BadImage(f"{self.describe_row(images.found.rows[number])}: {error}") from error
+
+def _is_listed(schema: Schema, name: str) -> bool:
+    field = schema.get(name)
+    if field is None:
+        return False
+    return field.kind in LISTED_KINDS or (field.kind == "array" and not field.is_uniform)
+
+
+def _require_field(schema: Schema, name: str, path: Path) -> Field:
+    """Return a field of the schema.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    if name not in schema:
+        known = ", ".join(f"{known} ({field.kind})" for known, field in schema.items())
+        raise UsageError(f"{path} has no field {name!r}; it has {known}")
+    return schema[name]
+
+
+def _require_known(option: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"{option}={{{name!r}: ...}}: this applies to {', '.join(known) or 'no field'}, "
+                "of the fields that are read"
+            )
 
 
 def _is_color(value: Any) -> bool:
     """Return whether a value of the manifest is an RGB color."""
     parts = value if isinstance(value, list | tuple) else ()
     return len(parts) == 3 and all(type(part) is int and 0 <= part <= 255 for part in parts)
-
-
-class _Images:
-    """The images of a batch, and the piece of each that becomes a sample."""
-
-    def __init__(self, found: LocatedRows, context: Context, decode: str | ImageOp) -> None:
-        self.found = found
-        self.context = context
-        self._decode = decode
-        self.buffer = memoryview(b"")
-        """Scratch memory for the bytes of one image: at least `LocatedRows.longest`."""
-        self.sized = decode not in ("pil", "bytes")
-        """Whether the sizes in the index determine how much memory is allocated."""
-
-    @cached_property
-    def samples(self) -> list[int]:
-        """The sample number of each image."""
-        return self.context.samples(self.found.rows)
-
-    @cached_property
-    def pieces(self) -> list[Piece]:
-        """The piece of each image; none if the whole images are samples."""
-        if not isinstance(self._decode, ImageOp):
-            return []
-        found, draws = self.found, lambda place: self.context.draws(self.samples[place])
-        return self._decode.pieces(found.widths, found.heights, draws)
-
-    @cached_property
-    def numbered(self) -> Pieces | None:
-        """The `pieces` for the compiled module, if it exists and they can be made all at once."""
-        if not isinstance(self._decode, ImageOp) or self.found.survey is None:
-            return None
-        return numbered_pieces(self._decode, *self.found.sizes())
-
-    @cached_property
-    def size(self) -> tuple[int, int] | None:
-        """Height and width of all samples if they fit one block, else None."""
-        survey, sizes = self.found.survey, set[tuple[int, int]]()
-        if isinstance(self._decode, ImageOp):
-            if self.numbered is not None:
-                return self._decode.fixed_size
-            sizes = {piece.size for piece in self.pieces}
-        elif self._decode in ("numpy", "torch"):
-            if survey is not None and survey.width:
-                return survey.height, survey.width
-            sizes = set(zip(self.found.heights, self.found.widths, strict=True))
-        return sizes.pop() if len(sizes) == 1 else None
-
-    def inflated(self) -> Iterator[int]:
-        """Yield positions of encoded images with implausibly many pixels for their bytes."""
-        found = self.found
-        if not self.sized or self._all_small():
-            return
-        sizes = zip(found.widths, found.heights, strict=True)
-        for number, (width, height) in enumerate(sizes):
-            pixels = width * height
-            if self.pieces:
-                piece = self.pieces[number]
-                pixels = max(pixels, math.prod(piece.size), math.prod(piece.whole or (0,)))
-            likely = max(_INFLATED_BYTES, _INFLATION * found.lengths[number])
-            if 3 * pixels > likely and found.fields[number] != "raw":
-                yield number
-
-    def _all_small(self) -> bool:
-        """Return whether no image or sample exceeds `_INFLATED_BYTES`, which is the usual case.
-
-        It takes a few calls for a batch, where `inflated` takes a few for each image.
-        """
-        found, survey = self.found, self.found.survey
-        if self.size is None or not len(found):
-            return False
-        if self.numbered is not None:
-            numbers = self.numbered.numbers.astype(np.int64)
-            whole = int((numbers[:, 5] * numbers[:, 6]).max())
-        elif any(piece.whole for piece in self.pieces):
-            return False
-        else:
-            whole = 0
-        most: int = (
-            max(map(mul, found.widths, found.heights)) if survey is None else survey.most_pixels
-        )
-        return 3 * max(most, whole, math.prod(self.size)) <= _INFLATED_BYTES
-
-    def is_raw(self, number: int, size: int) -> bool:
-        """Return whether an image is stored as ``size`` bytes of pixels."""
-        return self.found.fields[number] == "raw" and self.found.lengths[number] == size
 
 
 class LMDBDataset(ShardDataset):
@@ -474,10 +583,12 @@ class TarDataset(ShardDataset):
 
 def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
     path: str | PathLike[str],
-    transform: Callable[[Any], Any] | ImageOp | None = None,
-    target_transform: Callable[[Any], Any] | None = None,
-    decode: str | ImageOp = "pil",
+    transform: Function | ImageOp | Mapping[str, Function] | None = None,
+    target_transform: Function | None = None,
+    decode: Decode | Mapping[str, Decode] = "pil",
     *,
+    fields: Sequence[str] | None = None,
+    as_dict: bool = False,
     jpeg: str = "exact",
     verify: bool | None = None,
     view: int = 0,
@@ -489,7 +600,9 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         path: The dataset's directory, or the directory of its splits.
         transform: Applied to each image.
         target_transform: Applied to each label.
-        decode: Type of the images.
+        decode: Type of the images, or of each field of images.
+        fields: Names of the fields that are read; None means image and label.
+        as_dict: Whether samples and batches are dicts by field name.
         jpeg: ``exact`` or ``fast``.
         verify: Whether each read compares the record's checksum.
         view: Number of this view.
@@ -507,6 +620,8 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         transform,
         target_transform,
         decode,
+        fields=fields,
+        as_dict=as_dict,
         jpeg=jpeg,
         verify=verify,
         view=view,

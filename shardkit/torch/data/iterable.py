@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -15,12 +15,14 @@ from shardkit.sampling.order import BlockShuffle, Order
 from shardkit.sampling.ranks import RankShard
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import (
+    Function,
     HDF5Dataset,
     LMDBDataset,
     ShardDataset,
     TarDataset,
     open_dataset,
 )
+from shardkit.torch.data.images import Decode
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import ReadContext, reading
 from shardkit.torch.data.resume import ResumeState
@@ -31,7 +33,7 @@ _READ_AT_ONCE = 64
 
 
 class IterableShardDataset(IterableDataset[Any]):
-    """The images and labels of a dataset of any format, one after the other.
+    """The rows of a dataset of any format, one after the other.
 
     Ranks and workers divide samples, not shards: any number of either reads each sample once.
 
@@ -52,10 +54,12 @@ class IterableShardDataset(IterableDataset[Any]):
     def __init__(  # noqa: PLR0913 - the arguments of ShardDataset, then those of a loader
         self,
         path: str | PathLike[str] | ShardDataset,
-        transform: Callable[[Any], Any] | ImageOp | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
-        decode: str | ImageOp = "pil",
+        transform: Function | ImageOp | Mapping[str, Function] | None = None,
+        target_transform: Function | None = None,
+        decode: Decode | Mapping[str, Decode] = "pil",
         *,
+        fields: Sequence[str] | None = None,
+        as_dict: bool = False,
         jpeg: str = "exact",
         verify: bool | None = None,
         view: int = 0,
@@ -71,7 +75,9 @@ class IterableShardDataset(IterableDataset[Any]):
             path: The dataset's directory, or an open map-style dataset with options of its own.
             transform: Applied to each image.
             target_transform: Applied to each label.
-            decode: Type of the images.
+            decode: Type of the images, or of each field of images.
+            fields: Names of the fields that are read; None means image and label.
+            as_dict: Whether samples and batches are dicts by field name.
             jpeg: ``exact`` or ``fast``.
             verify: Whether each read compares the record's checksum.
             view: Number of this view.
@@ -83,11 +89,14 @@ class IterableShardDataset(IterableDataset[Any]):
                 ``torch.distributed``.
         """
         if isinstance(path, ShardDataset):
-            given = (transform, target_transform, decode, jpeg, verify, view, split)
-            if given != (None, None, "pil", "exact", None, 0, None):
+            given = (transform, target_transform, decode, fields, as_dict)
+            if (*given, jpeg, verify, view, split) != (
+                *(None, None, "pil", None, False),
+                *("exact", None, 0, None),
+            ):
                 raise UsageError(
-                    "set transform, target_transform, decode, jpeg, verify, view and split where "
-                    "the map-style dataset is opened"
+                    "set transform, target_transform, decode, fields, as_dict, jpeg, verify, view "
+                    "and split where the map-style dataset is opened"
                 )
             self.dataset = path
         else:
@@ -96,6 +105,8 @@ class IterableShardDataset(IterableDataset[Any]):
                 transform,
                 target_transform,
                 decode,
+                fields=fields,
+                as_dict=as_dict,
                 jpeg=jpeg,
                 verify=verify,
                 view=view,

@@ -66,7 +66,8 @@ def origins(dataset: Any) -> npt.NDArray[np.int64]:
 
 def row_repeats(dataset: Any) -> npt.NDArray[np.int64] | None:
     """Return for each row how many earlier rows are the same record; None if all differ."""
-    if type(dataset) not in (Subset, ConcatDataset):
+    whole = not isinstance(dataset, ShardDataset) or dataset.selected is None
+    if type(dataset) not in (Subset, ConcatDataset) and whole:
         return None
     return repeats(origins(dataset))
 
@@ -101,4 +102,7 @@ def _origins(dataset: Any, bases: dict[Any, int]) -> npt.NDArray[np.int64]:
         return np.concatenate([_origins(part, bases) for part in dataset.datasets])
     shards = isinstance(dataset, ShardDataset)
     key = (dataset.manifest.digest, dataset.view) if shards else id(dataset)
-    return bases.setdefault(key, len(bases) * _ORIGIN_STEP) + np.arange(len(dataset))
+    rows = np.arange(len(dataset))
+    if shards and dataset.selected is not None:
+        rows = dataset.selected
+    return bases.setdefault(key, len(bases) * _ORIGIN_STEP) + rows

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer, derive_key, sample_number
 from shardkit.torch.data.memory import new_shared
 
@@ -188,27 +189,29 @@ class Context:
         return Draws(self._key, sample)
 
     def apply(
-        self, function: Callable[..., Any], value: Any, sample: int, *, label: bool = False
+        self, function: Callable[..., Any], value: Any, sample: int, field: str = IMAGE
     ) -> Any:
         """Return ``function(value)``, or ``function(value, rng)`` if it has ``takes_rng``.
 
         Args:
             function: A transform.
-            value: Its image or label.
+            value: The value of a field.
             sample: The sample's number.
-            label: Whether ``value`` is the label, which has its own random numbers.
+            field: Name of the field; each has its own random numbers.
         """
         if getattr(function, "takes_rng", False):
-            bits = np.random.Philox(key=self._bits(sample, label))
+            bits = np.random.Philox(key=self._bits(sample, field))
             return function(value, np.random.Generator(bits))
         if self._stated is not None and self._alone:
-            seed_globals(self._bits(sample, label))
+            seed_globals(self._bits(sample, field))
         return function(value)
 
-    def _bits(self, sample: int, label: bool) -> int:
+    def _bits(self, sample: int, field: str) -> int:
         """Return a seed for a transform, different from that of an image operation."""
+        if field not in (IMAGE, LABEL):
+            return Draws(derive_key(f"transform {field}", self._key, 0), sample).bits()
         draws = Draws(~self._key, sample)
-        return (draws.bits(), draws.bits())[label]
+        return (draws.bits(), draws.bits())[field == LABEL]
 
     def globals_kept(
         self, *functions: Callable[..., Any] | None

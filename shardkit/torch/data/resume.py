@@ -130,12 +130,15 @@ def fingerprint(dataset: Any) -> str:
     ``Subset`` or ``ConcatDataset`` it is derived from its parts. For any other dataset it is only
     the type and length.
     """
-    if isinstance(dataset, ShardDataset):
-        return dataset.manifest.digest[:32]
     parts: list[str]
-    if isinstance(dataset, Subset):
-        rows = np.asarray(dataset.indices, np.int64)
-        parts = ["subset", fingerprint(dataset.dataset), hashlib.sha256(rows.tobytes()).hexdigest()]
+    if isinstance(dataset, ShardDataset):
+        if dataset.selected is None:
+            return dataset.manifest.digest[:32]
+        rows = hashlib.sha256(dataset.selected.tobytes()).hexdigest()
+        parts = ["selection", dataset.manifest.digest, rows]
+    elif isinstance(dataset, Subset):
+        indices = np.asarray(dataset.indices, np.int64).tobytes()
+        parts = ["subset", fingerprint(dataset.dataset), hashlib.sha256(indices).hexdigest()]
     elif isinstance(dataset, ConcatDataset):
         parts = ["concat", *map(fingerprint, dataset.datasets)]
     else:

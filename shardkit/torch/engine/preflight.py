@@ -10,7 +10,6 @@ from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.memory import SHARED_MEMORY
 from shardkit.torch.data.nested import parts
-from shardkit.torch.data.ops import ImageOp
 
 _SAMPLED_ROWS = 1024
 SPARE_FILES = 64
@@ -33,26 +32,20 @@ def why_processes(dataset: Any) -> str | None:
     for part in parts(dataset):
         if not isinstance(part, ShardDataset):
             return f"{type(part).__name__} is not a dataset of shardkit and may hold the GIL"
-        for name in ("transform", "target_transform"):
-            function = getattr(part, name)
-            if function is not None and not getattr(function, "takes_rng", False):
+        for name, function in part.functions().items():
+            if not getattr(function, "takes_rng", False):
                 called = getattr(function, "__name__", type(function).__name__)
                 return f"the {name} {called} may hold the GIL"
     return None
 
 
 def batch_bytes(dataset: Any, batch_size: int) -> int | None:
-    """Return the estimated bytes of a batch; None if unknown.
-
-    A transform is assumed to return float32 of the same number of pixels.
-    """
+    """Return the estimated bytes of a batch; None if unknown."""
     sizes = []
     for part in parts(dataset):
         if not isinstance(part, ShardDataset) or not len(part):
             return None
-        fixed = part.decode.fixed_size if isinstance(part.decode, ImageOp) else None
-        pixels = fixed[0] * fixed[1] if fixed else part.mean_pixels(_SAMPLED_ROWS)
-        sizes.append(pixels * 3 * (1 if part.transform is None else 4))
+        sizes.append(part.sample_bytes(_SAMPLED_ROWS))
     return batch_size * max(sizes, default=0)
 
 

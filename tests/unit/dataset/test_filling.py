@@ -36,10 +36,10 @@ from shardkit import (
 from shardkit.codecs.image import stated_size
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.decode import EXACT, Decoding
-from shardkit.dataset.filling import fill
+from shardkit.dataset.filling import fill, fill_values
 from shardkit.sampling.order import Draws
 from shardkit.system import native
-from shardkit.torch.data import datasets
+from shardkit.torch.data import images
 from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
 from shardkit.torch.data.read_context import ReadContext, reading
 
@@ -73,7 +73,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(datasets, "fill", spy)
+    monkeypatch.setattr(images, "fill", spy)
     return counts
 
 
@@ -409,7 +409,7 @@ def test_datasets_read_the_same_with_and_without_the_module(
         dataset.set_epoch(2, seed=5)
         with_module = dataset.__getitems__(range(len(dataset))).batch[0]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(datasets, "fill", lambda found, *_: list(range(len(found))))
+            patch.setattr(images, "fill", lambda found, *_: list(range(len(found))))
             without = dataset.__getitems__(range(len(dataset))).batch[0]
         np.testing.assert_array_equal(with_module, without)
     assert left == [0 if source == "raw" else 2] * len(decodes)
@@ -481,3 +481,41 @@ def test_own_operations_render_in_python(sources: dict[str, Path], left: list[in
 
     assert (images == 7).all()
     assert left == []
+
+
+def arrays_of(count: int, size: int) -> list[Stored]:
+    rng = np.random.default_rng(0)
+    return [Stored(rng.bytes(size), 0, 0, "npy") for _ in range(count)]
+
+
+@pytest.mark.parametrize(("count", "size"), [(5, 7), (1, 1), (70, 65536)])
+def test_arrays_are_copied_as_they_are(count: int, size: int) -> None:
+    arrays = arrays_of(count, size)
+    for verifies, mapped in ((True, False), (False, False), (False, True)):
+        found = Located(arrays, verifies=verifies, mapped=mapped)
+        out = np.zeros((count, size), np.uint8)
+        mark = np.zeros(1, np.int64)
+        assert list(fill_values(found.as_rows(), out, mark)) == []
+        assert [row.tobytes() for row in out] == [stored.data for stored in arrays]
+
+
+def test_arrays_that_are_not_what_they_should_be_are_left_to_python() -> None:
+    good = arrays_of(6, 64)
+    found = Located(
+        [good[0], good[1]._replace(data=b"short"), good[2]._replace(field="bin"), *good[3:]]
+    )
+    entries = bytearray(found.entries)
+    entries[3 * 32 : 3 * 32 + 8] = (-1).to_bytes(8, "little", signed=True)
+    entries[4 * 32 : 4 * 32 + 8] = (1 << 40).to_bytes(8, "little")
+    entries[5 * 32 + 12] ^= 1  # its checksum
+    found.entries = memoryview(entries)
+    out = np.zeros((6, 64), np.uint8)
+    assert list(fill_values(found.as_rows(), out)) == [1, 2, 3, 4, 5]
+    assert out[0].tobytes() == good[0].data
+
+
+def test_arrays_of_another_size_than_the_batch_are_refused() -> None:
+    found = Located(arrays_of(2, 8)).as_rows()
+    for out in (np.zeros((3, 8), np.uint8), np.zeros((2, 0), np.uint8)):
+        with pytest.raises(ValueError, match=r"size of the batch|1 to 65535"):
+            fill_values(found, out)

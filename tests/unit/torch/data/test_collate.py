@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
 
-from shardkit.torch.data.collate import BatchView, collate, count
+from shardkit.torch.data.collate import BatchView, Values, collate, count
 from shardkit.torch.data.read_context import ReadContext, new_block, reading
 
 
 def make_view(count: int = 3) -> tuple[BatchView, torch.Tensor]:
     block = torch.arange(count * 12, dtype=torch.uint8).reshape(count, 3, 2, 2)
-    return BatchView(block, list(range(count)), block), block
+    return BatchView([Values(block, block), Values(list(range(count)))]), block
 
 
 class Views(Dataset[Any]):
@@ -34,7 +34,7 @@ class Views(Dataset[Any]):
 
     def __getitems__(self, rows: Sequence[int]) -> BatchView:
         block = torch.stack([torch.full((3, 2, 2), row, dtype=torch.uint8) for row in rows])
-        self.given.append(BatchView(block, list(rows), block))
+        self.given.append(BatchView([Values(block, block), Values(list(rows))]))
         return self.given[-1]
 
 
@@ -75,7 +75,7 @@ def test_default_collate_gives_the_same_batch() -> None:
 
 
 def test_without_a_block_samples_are_collated() -> None:
-    view = BatchView([torch.zeros(2), torch.ones(2)], [4, 5])
+    view = BatchView([Values([torch.zeros(2), torch.ones(2)]), Values([4, 5])])
     images, labels = collate(view)
     assert images.tolist() == [[0, 0], [1, 1]]
     assert labels.tolist() == [4, 5]
@@ -83,9 +83,9 @@ def test_without_a_block_samples_are_collated() -> None:
 
 def test_any_collatable_labels_are_collated() -> None:
     block = torch.zeros(2, 3, 1, 1, dtype=torch.uint8)
-    assert collate(BatchView(block, ["a", "b"], block))[1] == ["a", "b"]
+    assert collate(BatchView([Values(block, block), Values(["a", "b"])]))[1] == ["a", "b"]
     vectors = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
-    assert collate(BatchView(block, vectors, block))[1].shape == (2, 2)
+    assert collate(BatchView([Values(block, block), Values(vectors)]))[1].shape == (2, 2)
 
 
 def test_other_samples_use_default_collate() -> None:
@@ -97,12 +97,12 @@ def test_other_samples_use_default_collate() -> None:
 
 def test_images_of_different_sizes_are_refused() -> None:
     with pytest.raises(RuntimeError, match="equal size"):
-        collate(BatchView([torch.zeros(2), torch.zeros(3)], [0, 1]))
+        collate(BatchView([Values([torch.zeros(2), torch.zeros(3)]), Values([0, 1])]))
 
 
 def test_pillow_images_are_refused() -> None:
     with pytest.raises(TypeError, match="PIL"):
-        collate(BatchView([Image.new("RGB", (2, 2))], [0]))
+        collate(BatchView([Values([Image.new("RGB", (2, 2))]), Values([0])]))
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0, 1, 2, 3, 4, 5, 6])])

@@ -539,7 +539,7 @@ def test_a_pickled_dataset_is_small_and_reads_the_same(photos: Path) -> None:
     dataset = open_dataset(photos, decode="bytes", verify=True)
     expected = list(dataset[:])
     packed = pickle.dumps(dataset)
-    assert len(packed) < 1000
+    assert len(packed) < 1200
     again = pickle.loads(packed)
     assert type(again) is type(dataset)
     assert list(again[:]) == expected

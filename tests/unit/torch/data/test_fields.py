@@ -1,0 +1,584 @@
+"""Records with several fields: samples, batches, crops of all fields alike, and selections."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fields import (
+    CLASSES,
+    LACKING,
+    ROWS,
+    SCHEMA,
+    boxes_of,
+    make_fields,
+    mask_of,
+    pixels_of,
+    sample_of,
+    size_of,
+)
+from helpers import FORMATS, encoded
+from loading import same
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+
+from shardkit import (
+    BatchView,
+    CenterCrop,
+    DevicePrefetcher,
+    Field,
+    ImageOp,
+    IterableShardDataset,
+    Loader,
+    LoaderOptions,
+    RandomResizedCrop,
+    Resize,
+    ShardDataset,
+    StateMismatch,
+    TransformFailed,
+    UsageError,
+    collate,
+    convert,
+    make_loader,
+    open_dataset,
+    with_rng,
+)
+from shardkit.dataset.shardset import ShardSet
+from shardkit.sampling.order import Draws
+from shardkit.torch.data.ops import Piece
+
+ALL = tuple(SCHEMA)
+LISTED = ("caption", "extra", "boxes", "spots", "wave", "blob")
+WHOLE = [row for row in range(ROWS) if row != LACKING]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("fields")
+    for to in FORMATS:
+        make_fields(root / to, to)
+    return root
+
+
+@pytest.fixture
+def path(root: Path) -> Path:
+    return root / "lmdb"
+
+
+def expected(number: int) -> dict[str, Any]:
+    """Return the sample of a row with ``decode="torch"``."""
+    sample: dict[str, Any] = dict.fromkeys(ALL) | sample_of(number)
+    sample["image"] = torch.from_numpy(pixels_of(number).copy()).permute(2, 0, 1)
+    sample["label"] = CLASSES.index(sample["label"])
+    if sample["mask"] is None:
+        return sample
+    sample["mask"] = torch.from_numpy(mask_of(number))
+    tags = SCHEMA["tags"].classes or ()
+    sample["tags"] = torch.tensor([float(tag in sample["tags"]) for tag in tags])
+    sample["boxes"] = torch.tensor(boxes_of(number), dtype=torch.float64).reshape(-1, 5)
+    sample["spots"] = torch.tensor(boxes_of(number + 1), dtype=torch.float64).reshape(-1, 5)[:, :4]
+    for name in ("latent", "wave"):
+        sample[name] = torch.from_numpy(sample[name])
+    return sample
+
+
+def differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Return the names of values that differ in type or value."""
+    return [
+        name
+        for name in wanted
+        if not (isinstance(found[name], np.float32) and found[name] == wanted[name])
+        and not same(found[name], wanted[name])
+    ]
+
+
+# Samples.
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_each_kind_has_its_value(root: Path, to: str) -> None:
+    dataset = open_dataset(root / to, fields=ALL, as_dict=True, decode="torch")
+    for row in range(ROWS):
+        assert differing(dataset[row], expected(row)) == []
+
+
+@pytest.mark.parametrize("decode", ["pil", "numpy", "bytes"])
+def test_decode_sets_the_type_of_images_and_masks(path: Path, decode: str) -> None:
+    image, mask = open_dataset(path, decode=decode, fields=("image", "mask"))[4]
+    if decode == "bytes":
+        assert isinstance(image, bytes)
+        mask = np.asarray(Image.open(io.BytesIO(mask)))
+        image = pixels_of(4)
+    elif decode == "pil":
+        assert (image.mode, mask.mode) == ("RGB", "L")
+    assert np.array_equal(np.asarray(image), pixels_of(4))
+    assert np.array_equal(np.asarray(mask), mask_of(4))
+
+
+def test_the_default_is_image_and_label(path: Path) -> None:
+    image, label = open_dataset(path, decode="numpy")[4]
+    assert np.array_equal(image, pixels_of(4))
+    assert label == 4 % 3
+    assert type(open_dataset(path)[0]) is tuple
+
+
+def test_fields_come_in_the_requested_order(path: Path) -> None:
+    sample = open_dataset(path, fields=("caption", "label"))[2]
+    assert sample == (sample_of(2)["caption"], 2)
+    assert isinstance(sample, tuple)
+    sample = open_dataset(path, fields=("caption", "label"), as_dict=True)[2]
+    assert list(sample.items()) == [("caption", sample_of(2)["caption"]), ("label", 2)]
+
+
+def test_only_requested_fields_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    find, values = ShardSet.find, ShardSet.values
+
+    def note_find(self: ShardSet, rows: Any, field: str = "image") -> Any:
+        seen.append(field)
+        return find(self, rows, field)
+
+    def note_values(self: ShardSet, name: str, rows: Any) -> Any:
+        seen.append(name)
+        return values(self, name, rows)
+
+    monkeypatch.setattr(ShardSet, "find", note_find)
+    monkeypatch.setattr(ShardSet, "values", note_values)
+    open_dataset(path, fields=("latent", "caption"))[[1, 2]]
+    assert seen == ["latent", "caption"]
+
+
+def test_a_dataset_without_images(tmp_path: Path) -> None:
+    samples = [{"latent": np.full((2, 2), n, np.int16), "price": n / 2} for n in range(5)]
+    convert(samples, tmp_path / "ds", to="webdataset", shuffle=False)
+    dataset = open_dataset(tmp_path / "ds", decode=RandomResizedCrop(8))  # applies to no field
+    assert dataset.fields == ("latent", "price")
+    loader = make_loader(dataset, 2, shuffle=True, options=LoaderOptions(engine="thread"))
+    found = {float(p): latent for latents, ps in loader for latent, p in zip(latents, ps)}  # noqa: B905
+    assert all(latent.tolist() == [[2 * p, 2 * p]] * 2 for p, latent in found.items())
+    assert len(found) == 5
+    assert dataset.targets.tolist() == [-1] * 5
+
+
+# Batches.
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_batch_has_tensors_and_lists(root: Path, to: str, as_dict: bool) -> None:
+    dataset = open_dataset(root / to, fields=ALL, as_dict=as_dict, decode=CenterCrop(8))
+    view = dataset[WHOLE]
+    batch = collate(view)
+    assert type(batch) is (dict if as_dict else tuple)
+    found: Any = batch if as_dict else dict(zip(ALL, batch, strict=True))
+    for name in ALL:
+        values = [dataset[row][name if as_dict else ALL.index(name)] for row in WHOLE]
+        if name in LISTED:
+            assert same(found[name], values)
+        else:
+            assert same(found[name], default_collate(values))
+    # ConcatDataset has no __getitems__, so the samples arrive in a list.
+    assert same(collate(list(view)), batch)
+
+
+def test_equal_arrays_are_one_block(path: Path) -> None:
+    view = open_dataset(path, fields=("latent", "half"))[WHOLE]
+    latents, halves = collate(view)
+    assert latents.data_ptr() == view[0][0].data_ptr()
+    assert halves.dtype == torch.bfloat16
+    assert latents.is_contiguous()
+
+
+def test_default_collate_gives_the_same_batch(path: Path) -> None:
+    names = tuple(name for name in ALL if name not in LISTED)
+    for as_dict in (False, True):
+        dataset = open_dataset(path, fields=names, as_dict=as_dict, decode=Resize((8, 8)))
+        ours, theirs = collate(dataset[WHOLE]), default_collate(list(dataset[WHOLE]))
+        theirs = dict(theirs) if as_dict else tuple(theirs)
+        assert same(ours, theirs)
+
+
+def test_subset_and_concat_dataset_in_any_loader(path: Path) -> None:
+    dataset = open_dataset(path, fields=ALL, decode=CenterCrop(8))
+    wanted = [collate(dataset[rows]) for rows in (WHOLE[:4], WHOLE[4:8], WHOLE[8:])]
+    subset = Subset(dataset, WHOLE)
+    joined: ConcatDataset[Any] = ConcatDataset(
+        [Subset(dataset, WHOLE[:5]), Subset(dataset, WHOLE[5:])]
+    )
+    for each in (subset, joined):
+        loader = DataLoader(each, 4, collate_fn=collate)
+        assert same(list(loader), wanted)
+        assert same(list(make_loader(each, 4, num_workers=0)), wanted)
+
+
+def test_a_missing_value_names_the_row_and_the_remedy(path: Path) -> None:
+    dataset = open_dataset(path, fields=("latent", "caption"))
+    for samples in (dataset[[1, LACKING]], list(dataset[[1, LACKING]])):
+        with pytest.raises(UsageError, match=rf"\(row {LACKING}, .* lacks 'latent', .*has\('lat"):
+            collate(samples)
+    with pytest.raises(UsageError, match="lacks 'latent'"):
+        list(make_loader(dataset, 2))
+    kept = dataset.select(dataset.has("latent"))
+    assert sum(len(texts) for _, texts in make_loader(kept, 2)) == ROWS - 1
+    texts = open_dataset(path, fields=("caption",))
+    assert collate(texts[[LACKING, 1]]) == ([None, sample_of(1)["caption"]],)
+
+
+def test_a_dict_batch_has_rows_and_moves_to_a_device(path: Path) -> None:
+    dataset = open_dataset(path, fields=("latent", "boxes"), as_dict=True).select(WHOLE)
+    loader = make_loader(dataset, 3, options=LoaderOptions(with_rows=True))
+    for batch in DevicePrefetcher(loader, "cpu"):
+        assert list(batch) == ["latent", "boxes", "rows"]
+        assert len(batch["boxes"]) == len(batch["rows"])
+
+
+# One crop for all fields.
+
+
+@dataclass(frozen=True)
+class Window(ImageOp):
+    """A random piece of 7 x 6 pixels, scaled by a whole number and sometimes flipped."""
+
+    factor: int = 1
+
+    @property
+    def fixed_size(self) -> tuple[int, int]:
+        return 6 * self.factor, 7 * self.factor
+
+    def piece(self, width: int, height: int, draws: Draws) -> Piece:
+        left, top = draws.below(width - 6), draws.below(height - 5)
+        return Piece(left, top, 7, 6, self.fixed_size, draws.uniform() < 0.5)
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, masks and boxes that show the same rectangle."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for _ in range(12):
+        width, height = rng.integers(12, 20, 2)
+        left, top = rng.integers(0, 5), rng.integers(0, 5)
+        right, bottom = rng.integers(left + 2, width), rng.integers(top + 2, height)
+        mask = rng.integers(1, 8, (height, width), np.uint8)
+        mask[top:bottom, left:right] |= 128
+        samples.append(
+            {
+                "image": encoded(Image.fromarray(np.stack([mask] * 3, axis=-1)), "PNG"),
+                "mask": mask,
+                "boxes": [[left, top, right, bottom]],
+            }
+        )
+    path = tmp_path_factory.mktemp("marked") / "ds"
+    schema = {"mask": Field("mask"), "boxes": Field("boxes")}
+    convert(samples, path, to="lmdb", schema=schema, shuffle=False)
+    return path
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_one_window_crops_image_mask_and_boxes(marked: Path, factor: int) -> None:
+    dataset = open_dataset(marked, decode=Window(factor), fields=("image", "mask", "boxes"))
+    seen = 0
+    for epoch in range(6):
+        dataset.set_epoch(epoch)
+        for image, mask, boxes in dataset[:]:
+            if factor == 1:
+                assert torch.equal(image[1], mask)
+            inside = (mask & 128).nonzero()
+            if len(boxes):
+                seen += 1
+                ((left, top, right, bottom),) = boxes.tolist()
+                assert inside.min(0).values.tolist() == [top, left]
+                assert (inside.max(0).values + 1).tolist() == [bottom, right]
+    assert seen > 30
+
+
+def test_random_crops_of_several_fields_show_the_same_place(marked: Path) -> None:
+    both = open_dataset(marked, decode=RandomResizedCrop(16), fields=("mask", "boxes", "image"))
+    alone = open_dataset(marked, decode=RandomResizedCrop(16))
+    for dataset in (both, alone):
+        dataset.set_epoch(3)
+    for row in range(len(both)):
+        mask, _, image = both[row]
+        assert torch.equal(image, alone[row][0])
+        # Bilinear scaling moves no edge by more than a pixel.
+        shown = (image[0] >= 64) == (mask >= 64)
+        assert shown.float().mean() > 0.7
+
+
+def test_boxes_follow_images_that_are_not_read(marked: Path) -> None:
+    op = RandomResizedCrop(16)
+    with_images = open_dataset(marked, decode=op, fields=("image", "boxes"))
+    alone = open_dataset(marked, decode=op, fields=("boxes",))
+    for dataset in (with_images, alone):
+        dataset.set_epoch(1)
+    for row in range(len(alone)):
+        assert torch.equal(with_images[row][1], alone[row][0])
+
+
+def test_each_field_may_have_its_own_decoding(marked: Path) -> None:
+    decode = {"image": RandomResizedCrop(16), "mask": RandomResizedCrop(8)}
+    apart = open_dataset(marked, decode=decode, fields=("image", "mask", "boxes"))
+    alike = open_dataset(marked, decode=RandomResizedCrop(16), fields=("image", "mask", "boxes"))
+    for dataset in (apart, alike):
+        dataset.set_epoch(2)
+    for (image, mask, boxes), (same_image, larger, same_boxes) in zip(
+        apart[:], alike[:], strict=True
+    ):
+        assert torch.equal(image, same_image)
+        assert torch.equal(boxes, same_boxes)
+        # The settings are equal but for the size, so both are of the same piece.
+        assert mask.shape == (8, 8)
+        alike_parts = (mask >= 128) == (larger[::2, ::2] >= 128)
+        assert alike_parts.float().mean() > 0.8
+    mixed = open_dataset(marked, decode={"mask": "bytes"}, fields=("image", "mask"))
+    assert isinstance(mixed[0][0], Image.Image)
+    assert isinstance(mixed[0][1], bytes)
+
+
+def test_one_crop_of_images_of_two_sizes_is_refused(tmp_path: Path) -> None:
+    sample = {"image": encoded(Image.new("RGB", (8, 9)), "PNG"), "mask": np.ones((4, 4), np.uint8)}
+    convert([sample], tmp_path / "ds", to="lmdb", schema={"mask": Field("mask")})
+    dataset = open_dataset(tmp_path / "ds", decode=CenterCrop(2), fields=("image", "mask"))
+    with pytest.raises(UsageError, match=r"'mask' has 4 x 4 pixels, and 'image' 8 x 9.*decode=\{"):
+        dataset[0]
+    apart = {"image": CenterCrop(2), "mask": CenterCrop(2)}
+    dataset = open_dataset(tmp_path / "ds", decode=apart, fields=("image", "mask"))
+    assert dataset[0][1].tolist() == [[1, 1], [1, 1]]
+
+
+def test_sixteen_bits_are_int32(tmp_path: Path) -> None:
+    depth = np.array([[0, 65535], [256, 7]], np.uint16)
+    schema = {"depth": Field("mask")}
+    convert([{"depth": depth}] * 2, tmp_path / "ds", to="lmdb", schema=schema)
+    (depths,) = collate(open_dataset(tmp_path / "ds", decode="torch")[:])
+    assert depths.dtype == torch.int32
+    assert depths.tolist() == [depth.tolist()] * 2
+    assert open_dataset(tmp_path / "ds", decode="numpy")[0][0].dtype == np.uint16
+
+
+# Transforms.
+
+
+def test_each_field_may_have_a_transform(path: Path) -> None:
+    transform: dict[str, Callable[[Any], Any]] = {
+        "caption": str.upper,
+        "latent": torch.Tensor.float,
+        "label": lambda label: label + 10,
+        "mask": lambda mask: mask.long(),
+    }
+    names = ("caption", "latent", "label", "mask")
+    dataset = open_dataset(path, transform, fields=names, decode=CenterCrop(6))
+    captions, latents, labels, masks = collate(dataset[WHOLE])
+    assert captions == [sample_of(row)["caption"].upper() for row in WHOLE]
+    assert (latents.dtype, masks.dtype) == (torch.float32, torch.int64)
+    assert labels.tolist() == [row % 3 + 10 for row in WHOLE]
+    assert dataset[LACKING][0] is None  # nothing to transform
+    broken = open_dataset(path, {"caption": int}, fields=("caption",))
+    with pytest.raises(TransformFailed, match=r"the transform of caption failed on record .*row 1"):
+        broken[1]
+
+
+def test_fields_draw_different_numbers(path: Path) -> None:
+    @with_rng
+    def draw(_: Any, rng: np.random.Generator) -> float:
+        return float(rng.uniform())
+
+    transform = dict.fromkeys(("image", "label", "caption", "price"), draw)
+    dataset = open_dataset(path, transform, fields=tuple(transform)).select(WHOLE)
+    batches = []
+    for engine in ("thread", "process"):
+        options = LoaderOptions(engine=engine, num_workers=2, start_method="fork")
+        batches.append(list(make_loader(dataset, 4, shuffle=True, seed=3, options=options)))
+    assert same(*batches)
+    drawn = torch.cat(
+        [torch.stack([torch.as_tensor(part) for part in batch]) for batch in batches[0]], 1
+    )
+    assert len(set(drawn.flatten().tolist())) == drawn.numel()
+
+
+# Selections.
+
+
+def test_a_selection_has_the_same_methods(path: Path) -> None:
+    dataset = open_dataset(path, decode="torch", fields=("image", "caption", "label"))
+    rows = [8, 2, 2, -1]
+    chosen = dataset.select(rows)
+    assert isinstance(chosen, type(dataset))
+    stored = [8, 2, 2, 9]
+    assert len(chosen) == 4
+    assert same(list(chosen[:]), [dataset[row] for row in stored])
+    assert same(chosen[-1], chosen[3])
+    assert chosen.targets.tolist() == [row % 3 for row in stored]
+    assert list(chosen.keys) == [dataset.keys[row] for row in stored]
+    assert chosen.paths[1:3] == [dataset.paths[2]] * 2
+    assert chosen.column("price").tolist() == [row / 4 for row in stored]
+    assert chosen.has("mask").tolist() == [True] * 4
+    assert (
+        chosen.stored_bytes(np.arange(4)).tolist()
+        == dataset.stored_bytes(np.array(stored)).tolist()
+    )
+    assert "row 9" in chosen.describe_row(3)
+    assert "4 rows" in repr(chosen)
+    assert chosen.select([1, 0]).targets.tolist() == [2, 2]
+    again = pickle.loads(pickle.dumps(chosen))
+    assert same(list(again[:]), list(chosen[:]))
+    with pytest.raises(IndexError, match=r"row 4 is not in this selection of .*, which has 4 rows"):
+        chosen[4]
+
+
+def test_rows_are_selected_by_values(path: Path) -> None:
+    dataset = open_dataset(path)
+    prices = dataset.column("price")
+    assert dataset.select(prices > 1).targets.tolist() == [5 % 3, 6 % 3, 8 % 3, 9 % 3]
+    assert len(dataset.select(dataset.targets == 0)) == 4
+    assert len(dataset.select([])) == 0
+    assert len(dataset.select(dataset.has("mask"))) == ROWS - 1
+    with pytest.raises(IndexError, match=r"mask has the shape \(3,\); this dataset has 10 rows"):
+        dataset.select([True, False, True])
+    with pytest.raises(IndexError, match="row 10"):
+        dataset.select([10])
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_selection_reads_what_a_subset_reads(path: Path, engine: str) -> None:
+    rows = [3, 9, 3, 1, 6]  # one row twice, which must draw different numbers
+    dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=("image", "mask", "boxes"))
+    options = LoaderOptions(engine=engine, num_workers=2, start_method="fork")
+    found = [
+        list(make_loader(each, 2, shuffle=True, seed=1, options=options))
+        for each in (dataset.select(rows), Subset(dataset, rows))
+    ]
+    assert same(*found)
+    chosen = dataset.select([3, 3])
+    first, second = next(iter(make_loader(chosen, 2, num_workers=0)))[0]
+    assert not torch.equal(first, second)
+
+
+def test_a_selection_has_an_epoch_of_its_own(path: Path) -> None:
+    dataset = open_dataset(path, decode=RandomResizedCrop(8))
+    dataset.set_epoch(2, 5)
+    chosen = dataset.select([4])
+    assert torch.equal(chosen[0][0], dataset[4][0])
+    chosen.set_epoch(3, 5)
+    assert (dataset.epoch, chosen.epoch) == (2, 3)
+
+
+def test_a_state_of_another_selection_is_refused(path: Path) -> None:
+    dataset = open_dataset(path)
+    state = make_loader(dataset.select(range(5)), 2).state_dict()
+    make_loader(dataset.select(range(5)), 2).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="its dataset is"):
+        make_loader(dataset.select(range(1, 6)), 2).load_state_dict(state)
+
+
+# Loaders.
+
+
+def loader_of(path: Path, engine: str, num_workers: int) -> Loader:
+    dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=ALL, as_dict=True)
+    options = LoaderOptions(engine=engine, num_workers=num_workers, start_method="fork")
+    dataset = dataset.select(dataset.has("mask"))
+    return make_loader(dataset, 2, shuffle=True, seed=7, options=options)
+
+
+def by_hand(path: Path, epoch: int) -> list[Any]:
+    """Return the batches of an epoch without a loader."""
+    dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=ALL, as_dict=True)
+    dataset = dataset.select(WHOLE)
+    dataset.set_epoch(epoch, 7)
+    rows = make_loader(dataset, 2, shuffle=True, seed=7)._schedule.order.rows(epoch, np.arange(9))
+    return [collate(dataset[rows[start : start + 2]]) for start in range(0, 9, 2)]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_both_engines_and_a_resumed_run_give_the_same_batches(root: Path, to: str) -> None:
+    wanted = by_hand(root / to, 0), by_hand(root / to, 1)
+    for engine, num_workers in (("thread", 2), ("process", 2), ("thread", 0)):
+        loader = loader_of(root / to, engine, num_workers)
+        assert same(list(loader), wanted[0])
+        batches = iter(loader)
+        assert same([next(batches), next(batches)], wanted[1][:2])
+        state = loader.state_dict()
+        batches.close()  # type: ignore[attr-defined]
+        other = loader_of(root / to, "thread" if engine == "process" else "process", 1)
+        other.load_state_dict(state)
+        assert same(list(other), wanted[1][2:])
+
+
+def test_iterable_datasets_read_fields(path: Path) -> None:
+    names = ("mask", "caption", "latent")
+    op = CenterCrop(8)
+    dataset = IterableShardDataset(path, decode=op, fields=names, as_dict=True, batch_size=4)
+    plain = open_dataset(path, decode=op, fields=names, as_dict=True)
+    wanted = [collate(plain[rows]) for rows in (range(4), range(4, 7))]
+    batches = iter(DataLoader(dataset, batch_size=None))
+    assert same([next(batches)], wanted[:1])
+    samples = IterableShardDataset(plain)
+    assert [sample["caption"] for sample in samples] == [sample["caption"] for sample in plain[:]]
+    with pytest.raises(UsageError, match="fields, as_dict"):
+        IterableShardDataset(plain, fields=names)
+
+
+# Columns.
+
+
+def test_columns_are_read_from_the_index(path: Path) -> None:
+    dataset = open_dataset(path)
+    prices = dataset.column("price")
+    assert isinstance(prices, np.ma.MaskedArray)
+    assert prices.dtype == np.float32
+    assert prices.tolist() == [None if row == LACKING else row / 4 for row in range(ROWS)]
+    assert dataset.column("label").tolist() == [row % 3 for row in range(ROWS)]
+    captions = dataset.column("caption")
+    assert captions[3] == sample_of(3)["caption"]
+    assert captions[LACKING] is None
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fields": ("image", "depth")}, r"no field 'depth'; it has image \(image\), .*blob \(byt"),
+        ({"fields": ()}, "must name one field or more"),
+        ({"fields": ("image", "image")}, "each once"),
+        ({"fields": "image"}, r"use fields=\('image',\)"),
+        ({"decode": {"depth": "pil"}}, "decode={'depth': ...}: this applies to image, of the"),
+        ({"decode": {"mask": "pil"}}, "this applies to image, of the fields that are read"),
+        ({"decode": {"image": "rgb"}}, "decode='rgb' is unknown"),
+        ({"transform": {"mask": str}}, "transform={'mask': ...}: this applies to image, label"),
+        ({"transform": {"image": 1}}, "image=1 is not a function"),
+        ({"transform": str, "fields": ("mask",)}, "applies to the field 'image', which is not re"),
+        ({"target_transform": str, "fields": ("image",)}, "field 'label', which is not read"),
+        ({"transform": {"label": str}, "target_transform": str}, "both apply to the label"),
+    ],
+)
+def test_wrong_options_are_explained(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_dataset(path, **options)
+
+
+def test_a_column_of_an_image_or_an_unknown_field_is_refused(path: Path) -> None:
+    dataset = open_dataset(path)
+    with pytest.raises(UsageError, match=r"'mask' is a field of kind mask.*fields=\('mask',\)"):
+        dataset.column("mask")
+    for ask in (dataset.column, dataset.has):
+        with pytest.raises(UsageError, match=r"no field 'prise'; it has .*price"):
+            ask("prise")
+
+
+def test_images_that_differ_in_size_are_not_collated(path: Path) -> None:
+    dataset: ShardDataset = open_dataset(path, decode="torch", fields=("mask",))
+    view = dataset[[0, 1]]
+    assert isinstance(view, BatchView)
+    assert view[0][0].shape == size_of(0)[::-1]
+    with pytest.raises(RuntimeError, match="the values of 'mask' in this batch differ in size"):
+        collate(view)
