@@ -62,6 +62,13 @@ def test_the_search_doubles_and_bisects() -> None:
             assert max(tried) <= min(most, max(2, 2 * limit))
 
 
+def test_the_largest_allowed_batch_may_fit() -> None:
+    found = find_batch_size(make, memory=4096 * MIB, most=1)
+    assert (found.batch_size, found.limit) == (1, "")
+    assert SAMPLE < found.used <= found.memory == int(4096 * MIB * (1 - MARGIN))
+
+
+@pytest.mark.slow
 def test_a_batch_that_fits_is_found_in_a_limit_of_main_memory() -> None:
     """A sample takes its memory several times: kept by sin, its output, and their gradients."""
     memory = 1536 * MIB
