@@ -10,18 +10,22 @@ import numpy.typing as npt
 _Words = npt.NDArray[np.uint32]
 
 _POLYNOMIAL = 0x82F63B78
-_LANE = 64
-"""Bytes of a lane. All lanes advance together, two bytes in each step."""
-_LANE_LOG = 6
+_LANE = 256
+"""Bytes of a lane."""
+_LANE_LOG = 8
+_PIECE = 1 << 18
+"""Bytes of the lanes that are looked up together; each needs 12 bytes of memory."""
 _FEW = 64
 """Bytes below which a loop over them is faster."""
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """Return the CRC-32C of ``data``: 140 MB/s for 100 KB, 10 MB/s for 3 KB.
+    """Return the CRC-32C of ``data``.
 
-    The data are divided into lanes. The CRCs of all lanes are computed side by side, and joined in
-    pairs: that of A and B is the CRC of A, advanced by the length of B, XOR that of B.
+    A CRC is linear: it is the XOR of what each byte adds by its value and place. So the data are
+    divided into lanes, of which a table has the CRC for every value at every place. Then the CRCs
+    of lanes are joined in pairs: that of A and B is the CRC of A, advanced by the length of B, XOR
+    that of B.
     """
     if len(data) < _FEW:
         crc = 0xFFFFFFFF
@@ -36,11 +40,13 @@ def crc32c(data: bytes | memoryview) -> int:
     start = len(buffer) - len(data)
     buffer[start:] = np.frombuffer(data, np.uint8)
     buffer[start : start + 4] ^= 0xFF  # the same as starting at 0xFFFFFFFF
-    steps = np.ascontiguousarray(buffer.view("<u2").reshape(lanes, -1).T).astype(np.uint32)
-    table = _table16()
-    crcs = np.zeros(lanes, np.uint32)
-    for step in steps:
-        crcs = table[(crcs ^ step) & 0xFFFF] ^ (crcs >> 16)
+    table, places = _lane_table()
+    crcs = np.concatenate(
+        [
+            np.bitwise_xor.reduce(table[piece.reshape(-1, _LANE) + places], axis=1)
+            for piece in (buffer[n : n + _PIECE] for n in range(0, len(buffer), _PIECE))
+        ]
+    )
     level = _LANE_LOG
     while len(crcs) > 1:
         if len(crcs) % 2:
@@ -65,11 +71,12 @@ def _table8() -> _Words:
 
 
 @functools.cache
-def _table16() -> _Words:
-    crcs = np.arange(65536, dtype=np.uint32)
-    for _ in range(2):
-        crcs = _table8()[crcs & 0xFF] ^ (crcs >> 8)
-    return crcs
+def _lane_table() -> tuple[_Words, npt.NDArray[np.int32]]:
+    """Return the CRC of a lane of zeros but for one byte, and where those of each place start."""
+    rows = [_table8()]
+    for _ in range(_LANE - 1):
+        rows.append(_table8()[rows[-1] & 0xFF] ^ (rows[-1] >> 8))
+    return np.concatenate(rows[::-1]), np.arange(_LANE, dtype=np.int32) * 256
 
 
 def _advance(crcs: _Words, level: int) -> _Words:

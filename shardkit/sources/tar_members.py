@@ -170,11 +170,13 @@ def _check_global(text: bytes, offset: int) -> None:
 
 
 def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
-    """Return the type and size in a header, after comparing its checksum."""
+    """Return the type and size in a header, after comparing its checksum.
+
+    It is the sum of the bytes; some programs took them for signed ones.
+    """
     stated = _number(block[148:156], offset)
-    unsigned = sum(block) - sum(block[148:156]) + 8 * 0x20
-    high = sum(byte > 127 for byte in block) - sum(byte > 127 for byte in block[148:156])
-    if stated not in (unsigned, unsigned - 256 * high):  # some programs summed signed bytes
+    rest = block[:148] + b" " * 8 + block[156:]
+    if stated != sum(rest) and stated != sum(rest) - 256 * sum(byte > 127 for byte in rest):
         raise BadImage(f"the archive is damaged, or not a tar file, at byte {offset}")
     return block[156:157], _number(block[124:136], offset)
 

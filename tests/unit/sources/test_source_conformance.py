@@ -15,10 +15,19 @@ from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
 
 
+SECOND = ("hdf5 arrays", "npz")
+"""Second ways to make a source; `test_same_samples` always checks them."""
+
+
 class TestRegisteredSources(SourceConformance):
     how: Maker
 
-    @pytest.fixture(params=sorted(MAKERS))
+    @pytest.fixture(
+        params=[
+            pytest.param(name, marks=pytest.mark.slow if name in SECOND else ())
+            for name in sorted(MAKERS)
+        ]
+    )
     def maker(self, request: pytest.FixtureRequest) -> Maker:
         return MAKERS[request.param]
 
