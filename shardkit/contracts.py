@@ -266,6 +266,12 @@ class Images:
             return self.of(self.entries.take(rows))
         return self.of([self.entries[row] for row in rows])
 
+    def __reduce__(self) -> tuple[type[Images], tuple[Source, str, Sequence[Entry]]]:
+        """Pickle only these images of a source that holds them in memory, and has ``only``."""
+        only: Callable[[Sequence[Entry]], Source] | None = getattr(self.source, "only", None)
+        source = self.source if only is None else only(self.entries)
+        return Images, (source, self.split, self.entries)
+
     def of(self, entries: Sequence[Entry]) -> Images:
         """Return other images of the same split."""
         return Images(self.source, self.split, entries)

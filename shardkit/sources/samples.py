@@ -79,11 +79,12 @@ class Samples:
                 f"{type(samples).__name__} is not a sequence: samples need len() and [number]"
             )
         self._samples = samples
+        self._name = type(samples).__name__
         self._names = fields
         self._schema = self._complete(schema or {})
 
     def __str__(self) -> str:
-        return f"{type(self._samples).__name__} of {len(self._samples)} samples"
+        return f"{self._name} of {len(self._samples)} samples"
 
     def paths(self) -> Sequence[Path]:
         """Return nothing: samples are in no folder that is known."""
@@ -116,7 +117,7 @@ class Samples:
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the name of the samples' class, and those of the values of tuples."""
         named = {} if self._names is None else {"fields": list(self._names)}
-        return {"name": type(self._samples).__name__, **named}
+        return {"name": self._name, **named}
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of a sample.
@@ -146,6 +147,16 @@ class Samples:
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
         """Return all samples: bad ones keep their number."""
         return scan.splits[split].entries if split in scan.splits else ()
+
+    def only(self, entries: Sequence[Entry]) -> Samples:
+        """Return a source with these samples alone, if they are in memory, for a worker process."""
+        if not isinstance(self._samples, (list, tuple)):
+            return self
+        found = Samples.__new__(Samples)
+        vars(found).update(vars(self))
+        numbers = [int(entry.path) for entry in entries]
+        found._samples = {number: self._samples[number] for number in numbers}
+        return found
 
     def _values(self, number: int) -> tuple[str | None, Mapping[str, Any]]:
         """Return the key of a sample, if it has one, and its values.

@@ -264,3 +264,11 @@ def test_a_source_of_samples_can_be_pickled() -> None:
     assert images.read([0])[0].fields["txt"] == b"a"
     with pytest.raises(BadImage):
         Samples([{"text": "a"}, 1]).scan().splits[""].read([1])
+
+
+def test_a_worker_gets_only_its_own_samples() -> None:
+    samples = [{"blob": bytes(100_000 + n)} for n in range(20)]
+    images = Samples(samples).scan().splits[""].take([3, 7])
+    packed = pickle.dumps(images)
+    assert len(packed) < 250_000
+    assert pickle.loads(packed).read([1, 0]) == images.read([1, 0])
