@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from contenders.adapter import (
+    LATENT,
     SIDE,
     crop,
     entries,
@@ -66,6 +67,9 @@ def make(photos: Path, work: Path, copies: int) -> None:
         place = work / "references" / name
         make_once(place, lambda to, f=folder, t=transform: _refer(work / f, to, t))  # type: ignore[misc]
     make_once(work / "references" / "bytes", lambda to: _refer_bytes(work / "jpeg256", to))
+    show("making latents")
+    make_once(work / "latents", lambda to: _latents(to, len(chosen) * copies))
+    make_once(work / "references" / "latents", lambda to: _refer_latents(work / "latents", to))
 
 
 def describe(work: Path) -> list[str]:
@@ -167,6 +171,24 @@ def _refer(folder: Path, target: Path, transform: Callable[[Image.Image], Any]) 
         with Image.open(folder / path) as image:
             images[row] = transform(image.convert("RGB")).permute(1, 2, 0).numpy()
     np.save(target / "digests.npy", [image.mean(dtype=np.float64) for image in images])
+    _refer_entries(found, target)
+
+
+def _latents(target: Path, count: int) -> None:
+    """Write arrays of the size of an autoencoder's latents, each in a file."""
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        (target / name).mkdir()
+    for number in range(count):
+        values = rng.standard_normal(LATENT, np.float32).astype(np.float16)
+        np.save(target / "ab"[number % 2] / f"{number:06d}.npy", values)
+
+
+def _refer_latents(folder: Path, target: Path) -> None:
+    found = entries(folder)
+    values = np.stack([np.load(folder / path) for path, _ in found])
+    np.save(target / "images.npy", values.transpose(0, 2, 3, 1))
+    np.save(target / "digests.npy", [value.mean(dtype=np.float64) for value in values])
     _refer_entries(found, target)
 
 

@@ -28,6 +28,7 @@ from workloads.rows import Bench
 WORKLOADS = {
     "crop": "crop",
     "raw": "raw",
+    "arrays": "arrays",
     "random": "random_crop",
     "cold": "cold",
     "convert": "conversion",

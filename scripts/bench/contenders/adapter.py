@@ -25,9 +25,12 @@ BATCH, SIDE, WORKERS = 64, 224, 2
 Batch = tuple[Any, torch.Tensor]
 """Images, uint8 of shape (N, 3, 224, 224), or N stored files as bytes; and int64 labels."""
 
-KINDS = ("crop", "resize", "raw", "random", "bytes")
+KINDS = ("crop", "resize", "raw", "random", "bytes", "latent")
 """What becomes of a stored image: its center; its center after a resize to 256; itself; a random
-piece, mirrored or not; nothing."""
+piece, mirrored or not; nothing. Of ``latent``, arrays of the shape `LATENT` are read instead."""
+
+LATENT = (4, 64, 64)
+"""Shape of float16 arrays: what an autoencoder makes of an image of 512 x 512 pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from contenders import adapter
 from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once
-from ffcv.fields import IntField, RGBImageField  # type: ignore[import-not-found]
+from ffcv.fields import IntField, NDArrayField, RGBImageField  # type: ignore[import-not-found]
 from ffcv.fields.decoders import (  # type: ignore[import-not-found]
     CenterCropRGBImageDecoder,
     IntDecoder,
+    NDArrayDecoder,
     RandomResizedCropRGBImageDecoder,
     SimpleRGBImageDecoder,
 )
@@ -56,6 +57,8 @@ class _Source:
 
     def __getitem__(self, row: int) -> tuple[Any, int]:
         path, label = self.entries[row]
+        if path.endswith(".npy"):
+            return np.load(self.folder / path), label
         with Image.open(self.folder / path) as image:
             if self.raw:
                 return np.array(image.convert("RGB")), label
@@ -91,6 +94,8 @@ class Adapter(adapter.Adapter):
     def _write(self, target: Path) -> None:
         raw = self.task.kind == "raw"
         image = RGBImageField(write_mode="raw") if raw else StoredJPEGField(write_mode="jpg")
+        if self.task.kind == "latent":
+            image = NDArrayField(np.dtype(np.float16), adapter.LATENT)
         fields = {"image": image, "label": IntField()}
         writer = DatasetWriter(str(target / "data.beton"), fields, num_workers=1)
         writer.from_indexed_dataset(_Source(self.task))
@@ -100,6 +105,8 @@ class Adapter(adapter.Adapter):
 
         Of an image of which the shorter side is 256, 7/8 are the crop of 224: it is not scaled.
         """
+        if self.task.kind == "latent":
+            return [NDArrayDecoder()]
         if self.task.kind == "raw":
             return [SimpleRGBImageDecoder()]
         if self.task.kind == "crop":
@@ -107,7 +114,12 @@ class Adapter(adapter.Adapter):
         return [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()]
 
     def _make(self, order: Any, operations: list[Any]) -> Any:
-        more = {} if self.task.kind == "raw" else {"custom_fields": {"image": StoredJPEGField}}
+        images = [] if self.task.kind == "latent" else [ToTorchImage()]
+        more = (
+            {}
+            if self.task.kind in ("raw", "latent")
+            else {"custom_fields": {"image": StoredJPEGField}}
+        )
         return Loader(
             str(self.path),
             BATCH,
@@ -116,7 +128,7 @@ class Adapter(adapter.Adapter):
             os_cache=self.task.options.get("os_cache", True),
             drop_last=False,
             pipelines={
-                "image": [*operations, ToTensor(), ToTorchImage()],
+                "image": [*operations, ToTensor(), *images],
                 "label": [IntDecoder(), ToTensor()],
             },
             **more,

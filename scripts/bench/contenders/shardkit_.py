@@ -20,10 +20,13 @@ from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once, square
 
 from shardkit import (
     CenterCrop,
+    Field,
     Loader,
     LoaderOptions,
     RandomResizedCrop,
+    Sample,
     ShardDataset,
+    convert,
     make_loader,
     open_dataset,
 )
@@ -67,7 +70,9 @@ class Adapter(adapter.Adapter):
             self.task.sets / f"{self.task.folder.name}-{options['format']}",
             lambda target: _convert(self.task.folder, target, convert_options),
         )
-        decode, more = _DECODES[kind], options.get("dataset", {})
+        decode, more = _DECODES.get(kind, "torch"), options.get("dataset", {})
+        if kind == "latent":
+            more = {"fields": ("latent", "label"), **more}
         self.dataset = open_dataset(self.path, decode=decode, **more)
         self._loader = self._make(self.dataset, shuffle=True)
 
@@ -89,6 +94,8 @@ class Adapter(adapter.Adapter):
 
     def delivered(self) -> list[str]:
         """Return the paths as stored: in a random order, by default."""
+        if self.task.kind == "latent":
+            return [f"{key}.npy" for key in self.dataset.keys]
         return list(self.dataset.paths)
 
     def files(self) -> list[Path]:
@@ -106,6 +113,26 @@ class Adapter(adapter.Adapter):
             yield [image for image, _ in samples], torch.tensor([label for _, label in samples])
 
 
+class _Latents:
+    """The arrays of a folder, as samples."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries = adapter.entries(folder)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, row: int) -> Sample:
+        path, label = self.entries[row]
+        latent = np.load(self.folder / path)
+        return Sample(key=path.removesuffix(".npy"), latent=latent, label="ab"[label])
+
+
 def _convert(folder: Path, target: Path, options: ConvertOptions) -> None:
     target.rmdir()
+    if folder.name == "latents":
+        schema = {"label": Field("label", classes=("a", "b"))}
+        convert(_Latents(folder), target, to=options.to, schema=schema)
+        return
     convert_scan(scan_imagefolder(folder), target, options)

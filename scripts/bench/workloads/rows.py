@@ -88,7 +88,7 @@ class Rows:
             kind=self.kind,
             folder=self.folder,
             reference=self.reference,
-            near=0.0 if self.kind == "raw" else NEAR,
+            near=0.0 if self.kind in ("raw", "latent") else NEAR,
             environment="ffcv",
             peer="ffcv",
             options=options,
