@@ -373,6 +373,35 @@ MUTANTS = (
         "            return Part(piece, inside.left + 1, inside.top, eighths / 8)",
         "tests/unit/dataset/test_decode.py",
     ),
+    # Records with several fields.
+    Mutant(
+        "a column is not compared with the records",
+        EXAMINE,
+        "        if value != index.columns[name].packed(row):",
+        "        if False:",
+        "tests/unit/conversion/test_fields.py -k lie_of_the_index",
+    ),
+    Mutant(
+        "the entry of another field is not compared with the records",
+        EXAMINE,
+        "        if packed != index.apart[name][row].tobytes():",
+        "        if False:",
+        "tests/unit/conversion/test_fields.py -k lie_of_the_index",
+    ),
+    Mutant(
+        "boxes are not turned with their image",
+        "conversion/geometry.py",
+        "    return np.stack(turned.get(view.orientation, (left, top, right, bottom)), axis=1)",
+        "    return np.stack(turned.get(0, (left, top, right, bottom)), axis=1)",
+        "tests/unit/conversion/test_record_geometry.py -k boxes",
+    ),
+    Mutant(
+        "a missing value counts as one",
+        "dataset/columns.py",
+        "    present = None if has.all() else has",
+        "    present = None",
+        "tests/unit/dataset/test_columns.py",
+    ),
     # The comparison with the source, receipts, repair.
     Mutant(
         "a file that is not in the dataset is not missed",

@@ -83,6 +83,9 @@ BFLOAT16 = "bfloat16"
 _SUFFIXES = {"array": "npy", "bytes": "bin", "text": "txt"}
 """The last part of the stored name of each kind that has a name of its own in a record."""
 
+_DTYPE = re.compile(r"[<>|=]?[a-zA-Z]{1,12}[0-9]{0,6}(?:\[[0-9a-zA-Z]{1,8}\])?")
+"""What the name of a type looks like; NumPy would also parse lists of types."""
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 _FIELD_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,31}(?:\.[a-z0-9][a-z0-9_]{0,31})?\Z")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_~/-]*")
@@ -337,16 +340,14 @@ def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Fiel
     schema: dict[str, Field] = {}
     try:
         for each in described:
-            name, own = each["name"], each["classes"]
-            known = classes if name == LABEL else own
-            if name in schema or not isinstance(name, str):
-                raise ValueError(f"the field {quoted(name)} is described twice")
-            schema[name] = Field(
-                each["kind"],
-                each["dtype"],
-                None if each["shape"] is None else tuple(each["shape"]),
-                None if known is None else tuple(known),
-            )
+            name, shape = each["name"], each["shape"]
+            known = classes if name == LABEL else each["classes"]
+            texts = [name, each["kind"], *(known or ()), *filter(None, [each["dtype"]])]
+            if not all(isinstance(text, str) for text in texts) or name in schema:
+                raise ValueError(f"its schema is damaged at the field {quoted(str(name))}")
+            if not all(type(side) is int for side in shape or ()):
+                raise ValueError(f"its schema is damaged at the shape of {quoted(name)}")
+            schema[name] = Field(each["kind"], each["dtype"], shape, known)
         check_schema(schema)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"its schema is damaged: {error!r}") from error
@@ -376,8 +377,11 @@ def _dtype_name(dtype: Any) -> str | None:
     """
     if dtype is None:
         return None
-    if isinstance(dtype, str) and dtype == BFLOAT16:
-        return BFLOAT16
+    if isinstance(dtype, str):
+        if dtype == BFLOAT16:
+            return BFLOAT16
+        if not _DTYPE.fullmatch(dtype):
+            raise ValueError(f"the dtype {quoted(dtype)} is unknown")
     try:
         found = np.dtype(dtype)
     except TypeError:

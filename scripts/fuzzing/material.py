@@ -14,8 +14,9 @@ from shardkit.contracts import Format, ShardSpec
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
-from shardkit.record import Record, dump_json
+from shardkit.record import Field, Record, Schema, describe_schema, dump_json
 from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system.npy import npy_header
 
 RAW_SHAPE = (2, 3, 3)
 
@@ -124,9 +125,40 @@ def _images(raw: bool) -> list[tuple[str, bytes]]:
     ]
 
 
-def write_shard(storage: Format, path: Path, made: list[Record]) -> Path:
+def several() -> list[Record]:
+    """Return three records of `SCHEMA`; the second lacks most fields."""
+    mask = pictures()["png"][0]
+    made = []
+    for row in range(3):
+        meta: dict[str, Any] = {"path": str(row), "n": row, "boxes": [[0, 0, 1, row]] * row}
+        fields = {"latent.npy": bytes(range(12)), "npy": npy_header((2,), np.uint8) + b"ab"}
+        if row != 1:
+            fields |= {"mask.png": mask, "txt": b"text", "bin": b"bytes"}
+            meta |= {"mask": {"width": 12, "height": 9}, "tags": [0, row]}
+        made.append(Record(f"key{row}", {**fields, "json": dump_json(meta)}))
+    return made
+
+
+SCHEMA = {
+    "mask": Field("mask"),
+    "latent": Field("array", "float16", (2, 3)),
+    "array": Field("array"),
+    "text": Field("text"),
+    "bytes": Field("bytes"),
+    "n": Field("number", "int32"),
+    "tags": Field("labels", classes=4),
+    "boxes": Field("boxes"),
+}
+
+
+def write_shard(
+    storage: Format, path: Path, made: list[Record], schema: Schema | None = None
+) -> Path:
     """Write a shard; return its path."""
-    writer = storage.write(path, ShardSpec(meta={"shard": 0}, raw_shape=RAW_SHAPE))
+    meta: dict[str, Any] = {"shard": 0}
+    if schema is not None:
+        meta["schema"] = describe_schema(schema)
+    writer = storage.write(path, ShardSpec(meta=meta, raw_shape=RAW_SHAPE))
     for record in made:
         writer.write(record)
     writer.close()
@@ -144,6 +176,9 @@ def shards(storage: Format, folder: Path) -> list[bytes]:
         path = write_shard(storage, folder / f"made-{number}{storage.suffix}", made)
         found.append(path.read_bytes())
         path.unlink()
+    path = write_shard(storage, folder / f"made{storage.suffix}", several(), SCHEMA)
+    found.append(path.read_bytes())
+    path.unlink()
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.errors import CorruptDataset
 from shardkit.record import LABEL, Field, Record, Schema, dump_json
 
 PARTS = ("", "-ends", "-present", "-labels")
@@ -217,16 +218,24 @@ class Column(NamedTuple):
             A NumPy number; an int for a label; int32 of shape (N,) for labels; a text; JSON values;
             for boxes float64 of shape (N, 4), and int32 of shape (N,) if they have labels; None if
             the row has none.
+
+        Raises:
+            CorruptDataset: If a text or JSON value is damaged.
         """
         if not self.has(row):
             return None
         kind, values = self.field.kind, self.values[self.span(row)]
         if kind in ("number", "label"):
             return values[0] if kind == "number" else int(values[0])
-        if kind == "text":
-            return values.tobytes().decode()
-        if kind == "json":
-            return json.loads(values.tobytes())
+        if kind in ("text", "json"):
+            try:
+                text = values.tobytes().decode()
+                return text if kind == "text" else json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise CorruptDataset(
+                    f"the index is damaged: row {row} of a column: {error}; to rebuild it from the "
+                    "shards, run `shardkit index`"
+                ) from error
         if kind == "labels":
             return values
         boxes = values.reshape(-1, 4)

@@ -406,7 +406,7 @@ class StoredColumn:
                 for part in PARTS
             ),  # type: ignore[arg-type]
         )
-        _require_ascending(column)
+        _require_sound(column)
         for array in column.parts().values():
             array.setflags(write=False)
         if self._is_small:
@@ -417,8 +417,7 @@ class StoredColumn:
         """Return the column of some rows, counted from 0, in that order."""
         if self._is_small:
             return take_rows(self.whole(), rows)
-        runs = [self.slice(row, row + 1) for row in rows]
-        return join_columns(self.field, runs)
+        return join_columns(self.field, [self.slice(row, row + 1) for row in rows])
 
     def present(self) -> npt.NDArray[np.bool_]:
         """Return whether each row has a value: bool of shape (N,)."""
@@ -438,25 +437,30 @@ class StoredColumn:
         present = _part_of(files[PARTS[2]], start, stop) if PARTS[2] in files else None
         labels = _part_of(files[PARTS[3]], first // 4, last // 4) if PARTS[3] in files else None
         column = Column(self.field, _part_of(files[PARTS[0]], first, last), ends, present, labels)
-        _require_ascending(column)
+        _require_sound(column)
         return column
 
 
-def _require_ascending(column: Column) -> None:
-    """Refuse a column whose rows overlap.
+def _require_sound(column: Column) -> None:
+    """Refuse a column whose rows overlap, or with a label that is no class.
 
     Raises:
-        CorruptDataset: If they do.
+        CorruptDataset: If there is one.
     """
-    ends = column.ends
-    if ends is None or not len(ends):
-        return
-    apart = np.diff(ends, prepend=0)
-    four = 4 if column.field.kind == "boxes" else 1
-    if apart.min() < 0 or ends[-1] != len(column.values) or np.any(apart % four):
+    ends, kind = column.ends, column.field.kind
+    wrong = False
+    if ends is not None and len(ends):
+        apart = np.diff(ends, prepend=0)
+        wrong = bool(apart.min() < 0 or ends[-1] != len(column.values))
+        wrong = wrong or (kind == "boxes" and bool(np.any(apart % 4)))
+    labels = column.values if kind in ("label", "labels") else column.labels
+    if labels is not None and len(labels):
+        most = len(column.field.classes or ())
+        wrong = wrong or bool(labels.min() < 0 or labels.max() >= max(most, 1))
+    if wrong:
         raise CorruptDataset(
-            "the index is damaged: the values of rows overlap; to rebuild it from the shards, run "
-            "`shardkit index`"
+            "the index is damaged: the values of rows overlap, or a label is no class; to rebuild "
+            "it from the shards, run `shardkit index`"
         )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,11 +12,17 @@ from hypothesis import strategies as st
 from shardkit.record import (
     IMAGE_FIELDS,
     NO_LABEL,
+    Field,
     Record,
+    default_schema,
+    describe_schema,
     dump_json,
     image_field,
+    load_json,
+    load_schema,
     make_keys,
     parse_label,
+    uniform_arrays,
     unquote_key,
 )
 
@@ -181,3 +188,83 @@ def test_json_is_ascii_and_independent_of_the_order_of_names(value: dict[str, ob
 
 def test_json_holds_names_that_are_not_utf8() -> None:
     assert json.loads(dump_json({"path": "\udcff"})) == {"path": "\udcff"}
+
+
+# --- fields ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("picture",), "the kind 'picture' is unknown"),
+        (("number",), "a number has a dtype"),
+        (("text", "int8"), "a text has no dtype"),
+        (("number", "complex64"), "a number has no dtype complex64"),
+        (("array", "object"), "no plain values"),
+        (("array", "i4,i4"), "is unknown"),
+        (("array", "longdouble"), "no plain values"),
+        (("array", None, (2,)), "only an array of a stated dtype"),
+        (("array", "int8", (0,)), "out of range"),
+        (("array", "int8", (1,) * 17), "out of range"),
+        (("array", "int8", (1 << 16, 1 << 16)), "out of range"),
+        (("label",), "the classes are missing"),
+        (("labels",), "the classes are missing"),
+        (("label", None, None, ("a", "a")), "two classes have one name"),
+        (("text", None, None, 2), "a text has no classes"),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused(arguments: tuple[Any, ...], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Field(*arguments)
+
+
+def test_a_schema_survives_a_round_trip() -> None:
+    schema = {
+        "image": Field("image"),
+        "label": Field("label", classes=("a", "b")),
+        "latent": Field("array", "<f2", [4, 8]),
+        "bits": Field("array", "bfloat16", (2,)),
+        "boxes": Field("boxes", classes=3),
+        "when": Field("array", "datetime64[s]", ()),
+    }
+    described = load_json(dump_json({"schema": describe_schema(schema)}))["schema"]
+    assert described[1]["classes"] is None
+    assert load_schema(described, ("a", "b")) == schema
+    assert [field.stored_name(name) for name, field in schema.items()] == [
+        None,
+        "cls",
+        "latent.npy",
+        "bits.npy",
+        None,
+        "when.npy",
+    ]
+    assert uniform_arrays(schema).keys() == {"latent.npy", "bits.npy", "when.npy"}
+    assert str(schema["latent"]) == "array of float16, 4 x 8"
+    assert load_schema(None, ("a",)) == default_schema(("a",))
+
+
+GOOD = {"name": "x", "kind": "array", "dtype": "int8", "shape": [2], "classes": None}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        7,
+        ["x"],
+        [{}],
+        [GOOD, GOOD],
+        [{**GOOD, "name": "X"}],
+        [{**GOOD, "name": 7}],
+        [{**GOOD, "name": "path"}],
+        [{**GOOD, "name": "image"}],
+        [{**GOOD, "kind": ["array"]}],
+        [{**GOOD, "dtype": ["int8"]}],
+        [{**GOOD, "shape": ["2"]}],
+        [{**GOOD, "shape": [2.0]}],
+        [{**GOOD, "shape": [True]}],
+        [{**GOOD, "kind": "label", "dtype": None, "shape": None, "classes": [1]}],
+    ],
+)
+def test_a_damaged_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(ValueError, match=r"schema|field"):
+        load_schema(schema, None)

@@ -43,7 +43,7 @@ class ShardTarget(Target):
         if not len(part.rows) == len(part.keys) == len(part.paths) == len(seen):
             broken("the index has columns of different lengths")
         for row, record in zip(part.rows, seen, strict=True):
-            image = record.fields[record.image_field or ""]
+            image = record.fields.get(record.image_field or "", b"")
             start = int(row["offset"])
             if start >= 0 and data[start : start + int(row["length"])] != image:
                 broken("an image is not where the index says", record.key)

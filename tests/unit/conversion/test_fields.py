@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forging import restate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same
 
 from shardkit import Field, convert, repair, verify
+from shardkit.dataset.manifest import FieldEntry, Manifest
 from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import ABSENT
+from shardkit.system.files import sha256_of
 from shardkit.verification.reindex import reindex
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
@@ -157,3 +162,60 @@ def test_a_dataset_is_repaired_from_its_samples(dataset: Path) -> None:
     assert not repair(dataset, changed).ok
     assert repair(dataset, SAMPLES).ok
     assert contents(dataset) == before
+
+
+def test_an_unknown_field_lists_the_known_ones(dataset: Path) -> None:
+    shards = ShardSet(dataset)
+    for look in (shards.column, shards.entries_of, lambda name: shards.values(name, [0])):
+        with pytest.raises(UsageError, match=r"no field 'depth'; it has image, mask, label"):
+            look("depth")
+    with pytest.raises(UsageError, match=r"the field 'mask' .* has no column"):
+        shards.column("mask")
+    with pytest.raises(UsageError, match=r"the field 'count' .* has no bytes of its own"):
+        shards.find(np.array([0]), "count")
+
+
+def test_damage_that_no_digest_shows_is_refused(dataset: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    for name, reason in (
+        ("tags", "a label is no class"),
+        ("again", "a label is no class"),
+        ("things-labels", "a label is no class"),
+        ("text-ends", "index"),
+        ("text", "row . of a column"),
+        ("info", "row . of a column"),
+    ):
+        path = place / f"index/columns/{name}.npy"
+        data = path.read_bytes()
+        path.write_bytes(data[:-8] + b"\xff" * 8)
+        with pytest.raises(CorruptDataset, match=reason):
+            ShardSet(place, verify=False).column(name.partition("-")[0])
+        path.write_bytes(data)
+
+
+def test_a_lie_of_the_index_is_found_despite_its_digest(dataset: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    for name in ("columns/count", "columns/text", "columns/boxes", "fields/mask", "fields/latent"):
+        path = place / f"index/{name}.npy"
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        restate(place, lambda manifest: with_digests(manifest, place))
+        reasons = [finding.reason for finding in verify(place).findings]
+        path.write_bytes(data)
+        restate(place, lambda manifest: with_digests(manifest, place))
+        assert [reason for reason in reasons if name.partition("/")[2] in reason], reasons
+    restate(place, lambda manifest: replace(manifest, schema=with_fewer_rows(manifest)))
+    assert "states 3 rows with text; the index has 4" in " ".join(
+        each.reason for each in verify(place).findings
+    )
+
+
+def with_digests(manifest: Manifest, place: Path) -> Manifest:
+    files = [replace(entry, sha256=sha256_of(place / entry.name)) for entry in manifest.files]
+    return replace(manifest, files=tuple(files))
+
+
+def with_fewer_rows(manifest: Manifest) -> tuple[FieldEntry, ...]:
+    return tuple(
+        replace(entry, rows=entry.rows - (entry.name == "text")) for entry in manifest.schema
+    )
