@@ -573,11 +573,12 @@ def test_the_options_are_the_keywords_of_convert() -> None:
     assert command is not None
     given = command.make_context("convert", ["photos", "out", "--to", "lmdb"]).params
     others = ("src", "dst", "to", "quiet", "as_json")
+    python_only = ("on_progress", "schema", "fields")
     options = {name.removesuffix("_"): value for name, value in given.items() if name not in others}
     keywords = {
         name: parameter.default
         for name, parameter in inspect.signature(shardkit.convert).parameters.items()
-        if parameter.default is not parameter.empty and name != "on_progress"
+        if parameter.default is not parameter.empty and name not in python_only
     }
     assert keywords.keys() == options.keys()
     assert parse_bytes(options.pop("shard_size")) == keywords.pop("shard_size")
