@@ -379,14 +379,14 @@ MUTANTS = (
         EXAMINE,
         "        if value != index.columns[name].packed(row):",
         "        if False:",
-        "tests/unit/conversion/test_fields.py -k lie_of_the_index",
+        "tests/unit/conversion/test_convert_fields.py -k lie_of_the_index",
     ),
     Mutant(
         "the entry of another field is not compared with the records",
         EXAMINE,
         "        if packed != index.apart[name][row].tobytes():",
         "        if False:",
-        "tests/unit/conversion/test_fields.py -k lie_of_the_index",
+        "tests/unit/conversion/test_convert_fields.py -k lie_of_the_index",
     ),
     Mutant(
         "boxes are not turned with their image",
