@@ -240,6 +240,23 @@ class ShardSet:
         labels.setflags(write=False)
         return labels
 
+    def labels_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the label of some rows, -1 if there is none, without opening a shard.
+
+        Args:
+            rows: From `resolve_rows`.
+
+        Raises:
+            CorruptRecord: If a row of the index is damaged.
+            CorruptDataset: If another dataset has replaced this one.
+        """
+        index = self._unchanged(lambda: self.entries.read(rows))
+        if (wrong := damaged_rows(index)).any():
+            number = int(wrong.argmax())
+            reason = "its entry in the index is damaged"
+            raise self.corrupt(int(rows[number]), int(index["offset"][number]), reason)
+        return index["label"].astype(np.int64)
+
     def find(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> LocatedRows:
         """Look up ``rows`` in the index and return their images or arrays, ready to read.
 

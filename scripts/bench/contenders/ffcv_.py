@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from contenders import adapter
 from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once
 from ffcv.fields import IntField, NDArrayField, RGBImageField  # type: ignore[import-not-found]
@@ -58,7 +59,7 @@ class _Source:
     def __getitem__(self, row: int) -> tuple[Any, int]:
         path, label = self.entries[row]
         if path.endswith(".npy"):
-            return np.load(self.folder / path), label
+            return np.load(self.folder / path).view(np.int16), label
         with Image.open(self.folder / path) as image:
             if self.raw:
                 return np.array(image.convert("RGB")), label
@@ -95,7 +96,8 @@ class Adapter(adapter.Adapter):
         raw = self.task.kind == "raw"
         image = RGBImageField(write_mode="raw") if raw else StoredJPEGField(write_mode="jpg")
         if self.task.kind == "latent":
-            image = NDArrayField(np.dtype(np.float16), adapter.LATENT)
+            # Numba compiles no float16, so the same bytes are read as integers.
+            image = NDArrayField(np.dtype(np.int16), adapter.LATENT)
         fields = {"image": image, "label": IntField()}
         writer = DatasetWriter(str(target / "data.beton"), fields, num_workers=1)
         writer.from_indexed_dataset(_Source(self.task))
@@ -135,5 +137,6 @@ class Adapter(adapter.Adapter):
         )
 
     def _flat(self, loader: Any) -> Iterator[Batch]:
+        is_latent = self.task.kind == "latent"
         for images, labels in loader:
-            yield images, labels.flatten()
+            yield images.view(torch.float16) if is_latent else images, labels.flatten()

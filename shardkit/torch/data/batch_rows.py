@@ -56,6 +56,11 @@ class BatchRows:
             found = self._located[name] = self.shards.find(self.array, name)
         return found
 
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Return the label of each row, -1 where there is none; a new array."""
+        found = self._located.get(IMAGE)
+        return self.shards.labels_of(self.array) if found is None else found.targets()
+
     def pieces(self, op: ImageOp, found: LocatedRows) -> list[Piece]:
         """Return the piece of each image that ``op`` selects.
 

@@ -469,8 +469,8 @@ class ShardDataset(Dataset[Sample]):
 
     def _read_value(self, batch: BatchRows, name: str, kind: str) -> Values:
         if name == LABEL and kind == "label":
-            found = batch.located(IMAGE)
-            return Values(found.labels, torch.from_numpy(found.targets()))
+            labels = batch.labels()
+            return Values(labels.tolist(), torch.from_numpy(labels))
         if kind == "array":
             return read_array(batch, name, self.schema[name])
         if kind == "bytes":
