@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 from shardkit import (
     BatchView,
     CenterCrop,
+    CorruptRecord,
     DevicePrefetcher,
     Field,
     ImageOp,
@@ -582,3 +584,16 @@ def test_images_that_differ_in_size_are_not_collated(path: Path) -> None:
     assert view[0][0].shape == size_of(0)[::-1]
     with pytest.raises(RuntimeError, match="the values of 'mask' in this batch differ in size"):
         collate(view)
+
+
+@pytest.mark.parametrize("name", ["latent", "mask", "wave", "blob"])
+def test_a_changed_byte_of_any_field_is_found(path: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(path, tmp_path / "ds"))
+    dataset = open_dataset(copy, fields=(name,), verify=True, decode="bytes")
+    entry = dataset._shards.entries_of(name).read(np.array([5]))[0]
+    shard = copy / dataset.manifest.shards[1].name  # of rows 4 to 7
+    data = bytearray(shard.read_bytes())
+    data[int(entry["offset"]) + int(entry["length"]) - 1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CorruptRecord, match=r"row 5, .* its checksum does not match"):
+        dataset[[4, 5]]
