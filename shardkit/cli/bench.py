@@ -21,9 +21,9 @@ from shardkit.cli.options import quiet_option
 from shardkit.cli.show import measuring_bar
 from shardkit.errors import UsageError
 from shardkit.measure.bench.bench import LIMIT, bench
-from shardkit.measure.bench.page import save_page
-from shardkit.measure.bench.plot import require_output, save_plot
+from shardkit.measure.bench.page import chart, page, require_output
 from shardkit.measure.runner.rounds import CACHES
+from shardkit.system.files import write_result
 
 
 @click.command("bench")
@@ -78,7 +78,7 @@ from shardkit.measure.runner.rounds import CACHES
     "--plot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a plot to FILE (png or svg).",
+    help="Write the chart of the page to FILE, an SVG image.",
 )
 @click.option(
     "--html",
@@ -144,8 +144,7 @@ def bench_command(  # noqa: PLR0913 - Click passes each option by name
     elif not quiet:
         for each in report.describe().split("\n"):
             say(each)
-    if plot is not None:
-        save_plot(report, plot)
-    if html is not None:
-        save_page(report, html)
+    for path, render in ((plot, chart), (html, page)):
+        if path is not None:
+            write_result(path, render(report).encode())
     sys.exit(130 if report.interrupted else int(report.failed))

@@ -10,18 +10,11 @@ from shardkit.cli.console import emit, say
 from shardkit.cli.measure_options import decode_option, transform_option
 from shardkit.cli.options import quiet_option
 from shardkit.cli.show import measuring_bar
-from shardkit.errors import UsageError
 from shardkit.measure.bench.ladder import SECONDS, ladder
 
 
 @click.command("ladder")
-@click.argument("dataset", required=False, type=click.Path())
-@click.option(
-    "--case",
-    type=click.Choice(["tutorial"]),
-    help="A built-in synthetic dataset, instead of DATASET: the load of PyTorch's tutorial on data "
-    "loading.",
-)
+@click.argument("dataset", type=click.Path())
 @decode_option
 @transform_option
 @click.option(
@@ -36,7 +29,7 @@ from shardkit.measure.bench.ladder import SECONDS, ladder
     "--workers",
     type=click.IntRange(1),
     metavar="N",
-    help="Workers per loader.  [default: number of CPUs, at least 2; 4 with --case]",
+    help="Workers per loader.  [default: number of CPUs, at least 2]",
 )
 @click.option(
     "--model",
@@ -55,22 +48,23 @@ from shardkit.measure.bench.ladder import SECONDS, ladder
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
+    default=SECONDS,
+    show_default=True,
     metavar="T",
-    help=f"Length of a measurement with PyTorch's loader without workers.  [default: {SECONDS:g}]",
+    help="Length of a measurement of PyTorch's loader without workers.",
 )
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print all measurements as JSON.")
 def ladder_command(  # noqa: PLR0913 - Click passes each option by name
     *,
-    dataset: str | None,
-    case: str | None,
+    dataset: str,
     decode: str | None,
     transform: str | None,
     batch_size: int,
     workers: int | None,
     model: str | None,
     rounds: int,
-    seconds: float | None,
+    seconds: float,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -84,25 +78,17 @@ def ladder_command(  # noqa: PLR0913 - Click passes each option by name
     Examples:
       shardkit ladder dataset
       shardkit ladder photos --transform augment:train --model small
-      shardkit ladder --case tutorial
     """
-    if (dataset is None) == (case is None):
-        raise UsageError("ladder needs one dataset or image folder, or --case")
-    for option, value in (("--decode", decode), ("--transform", transform), ("--seconds", seconds)):
-        if case is not None and value is not None:
-            own = "number of epochs" if option == "--seconds" else "samples"
-            raise UsageError(f"{option} has no effect with --case, which has its own {own}")
     with measuring_bar(quiet=quiet) as watch:
         report = ladder(
             dataset,
-            case=case,
             decode=decode,
             transform=transform,
             batch_size=batch_size,
             workers=workers,
             model=model,
             rounds=rounds,
-            seconds=seconds or SECONDS,
+            seconds=seconds,
             watch=watch,
         )
     if as_json:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from shardkit.measure.bench.bench import lines_of, sources_of
-from shardkit.measure.bench.report import BenchReport
+from shardkit.measure.bench.bench import lines_of
+from shardkit.measure.bench.report import BenchReport, Source
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.rounds import Candidate, Result
 from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
@@ -72,11 +73,15 @@ def report(
     *results: Result, folders: Sequence[str] = (), interrupted: bool = False, **settings: Any
 ) -> BenchReport:
     """Return the report of some lines; the first folder, or line, is the baseline."""
-    kinds = {each.candidate.subject.path: "dataset" for each in results}
-    kinds |= dict.fromkeys(folders, "folder")
+    sources = {}
+    for each in results:
+        path = each.candidate.subject.path
+        kind = "folder" if path in folders else "dataset"
+        each.opened = replace(each.opened or Opened(), kind=kind)
+        sources[path] = Source(path=path, **vars(each.opened))
     return BenchReport(
-        sources=sources_of(results, kinds),
-        lines=lines_of(results, kinds),
+        sources=tuple(sources.values()),
+        lines=tuple(lines_of(results)),
         settings={**SETTINGS, **settings},
         environment={
             "date": "2026-01-02T03:04:05Z",

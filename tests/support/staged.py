@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from bench_reports import OPENED, sample
 
+from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner import rounds
 from shardkit.measure.runner.material import Opened
@@ -54,7 +57,8 @@ class FakeProcess:
     def open(self) -> Opened:
         if self.path in self.stage.damaged:
             raise MeasurementFailed("damaged")
-        return OPENED
+        kind = "dataset" if (Path(self.path) / MANIFEST_NAME).exists() else "folder"
+        return replace(OPENED, kind=kind)
 
     def call(self, function: Callable[..., object]) -> float | None:
         """Note ``warm`` or ``drop``, by the name of the function."""

@@ -68,9 +68,9 @@ INSIDE = {
     ),
     "measure": (),
     "measure.bench": (
-        "report tutorial",
-        "bench ladder plot",
-        "page",
+        "report",
+        "bench page",
+        "ladder",
     ),
     "measure.doctor": (
         "stored",
@@ -154,7 +154,6 @@ HEAVY = {
     "h5py": ("formats", "sources.hdf5_reader"),
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
-    "matplotlib": (),  # an extra: loaded by the one function that draws
 }
 """Libraries that only these packages or modules import."""
 

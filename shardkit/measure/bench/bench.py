@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 
 from shardkit.errors import UsageError
-from shardkit.measure.bench.report import BenchReport, Line, Source, measured
+from shardkit.measure.bench.report import BenchReport, Line, Source, line_of
 from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
@@ -83,12 +83,12 @@ def bench(  # noqa: PLR0913 - the options of the command
     names = [fspath(path) for path in paths]
     if not names:
         raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
-    kinds = {path: "dataset" if is_dataset(path) else "folder" for path in names}
+    usual = {path: default_loaders(path, batch_size) for path in names}
     _require_unique(names, [Path(path).resolve() for path in names])
     specs = [parse_loader(text, batch_size) for text in loaders]
     _require_unique([f"the loader {each}" for each in specs], specs)
     decode = choose_decode(names, decode, transform)
-    step, load = StepSpec(milliseconds=step_ms or 0.0, model=model), other_load()
+    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
     stops = {
         "warm": StopCondition(seconds=seconds),
         "cold": StopCondition(seconds=COLD_MOST * seconds, epochs=1, whole=True),
@@ -102,29 +102,10 @@ def bench(  # noqa: PLR0913 - the options of the command
             step=step,
         )
         for path in names
-        for spec in specs or default_loaders(kinds[path], batch_size)
+        for spec in specs or usual[path]
         for cache in caches
     ]
-    results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
-    settings = {
-        "decode": decode,
-        "transform": transform,
-        "batch_size": batch_size,
-        "step_ms": step_ms,
-        "model": model,
-        "rounds": rounds,
-        "complete": max(len(each.samples) for each in results),
-        "length": f"{seconds:g} s",
-        "limit": limit,
-    }
-    return BenchReport(
-        sources=sources_of(results, kinds),
-        lines=lines_of(results, kinds),
-        settings=settings,
-        environment=environment(),
-        load=load,
-        interrupted=interrupted,
-    )
+    return compare(candidates, lines_of, rounds=rounds, length=f"{seconds:g} s", watch=watch)
 
 
 def _require_unique(names: Sequence[str], values: Sequence[object]) -> None:
@@ -133,26 +114,53 @@ def _require_unique(names: Sequence[str], values: Sequence[object]) -> None:
             raise UsageError(f"{names[number]} is given twice")
 
 
-def default_loaders(kind: str, batch_size: int) -> list[LoaderSpec]:
-    """Return the default loaders of a ``dataset`` or ``folder``.
+def default_loaders(path: str, batch_size: int) -> list[LoaderSpec]:
+    """Return the default loaders of a dataset or folder.
 
     PyTorch's DataLoader keeps its workers: in short epochs their start would cost more than it does
     in training.
     """
     auto = LoaderSpec(batch_size=batch_size)
     plain = replace(auto, engine=PLAIN, num_workers=usable_cpus(), persistent_workers=True)
-    return [plain, auto] if kind == "dataset" else [plain]
+    return [plain, auto] if is_dataset(path) else [plain]
 
 
-def sources_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Source, ...]:
-    """Return what was read."""
+def compare(
+    candidates: Sequence[Candidate],
+    make_lines: Callable[[Sequence[Result]], list[Line]],
+    *,
+    rounds: int,
+    length: str,
+    watch: Watch,
+) -> BenchReport:
+    """Measure candidates with the same samples, batches and step, and report their lines."""
+    load, first = other_load(), candidates[0]
+    results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
     opened = {each.candidate.subject.path: each.opened or Opened() for each in results}
-    return tuple(Source(path=path, kind=kinds[path], **vars(each)) for path, each in opened.items())
+    settings = {
+        "decode": first.subject.decode,
+        "transform": first.subject.transform,
+        "batch_size": first.loader.batch_size,
+        "step_ms": first.step.milliseconds or None,
+        "model": first.step.model,
+        "rounds": rounds,
+        "complete": max(len(each.samples) for each in results),
+        "length": length,
+        "limit": first.subject.limit,
+    }
+    return BenchReport(
+        sources=tuple(Source(path=path, **vars(each)) for path, each in opened.items()),
+        lines=tuple(make_lines(results)),
+        settings=settings,
+        environment=environment(),
+        load=load,
+        interrupted=interrupted,
+    )
 
 
-def lines_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ...]:
+def lines_of(results: Sequence[Result]) -> list[Line]:
     """Return the lines; the baseline is a folder read by PyTorch's loader, or the first line."""
-    folders = [each for each in results if kinds[each.candidate.subject.path] == "folder"]
+    folders = [each for each in results if each.opened and each.opened.kind == "folder"]
     plain = [each for each in folders if each.candidate.loader.engine == PLAIN]
     first = (plain or folders or results)[0].candidate
     base = {
@@ -160,14 +168,4 @@ def lines_of(results: Sequence[Result], kinds: dict[str, str]) -> tuple[Line, ..
         for each in results
         if (each.candidate.subject, each.candidate.loader) == (first.subject, first.loader)
     }
-    return tuple(
-        Line(
-            path=each.candidate.subject.path,
-            loader=str(each.candidate.loader),
-            cache=each.candidate.cache,
-            baseline=each is base[each.candidate.cache],
-            measured=measured(each, base[each.candidate.cache]),
-            problem=each.problem,
-        )
-        for each in results
-    )
+    return [line_of(each, base[each.candidate.cache]) for each in results]

@@ -1,14 +1,38 @@
-"""A report of `shardkit bench` as a self-contained HTML page: no script, no network."""
+"""A report of `shardkit bench` as an SVG chart, and as a self-contained HTML page around it."""
 
 from __future__ import annotations
 
+import math
+import os
 from html import escape
 from pathlib import Path
 
-from shardkit.measure.bench.plot import COLORS, MARK
+from shardkit.errors import UsageError
 from shardkit.measure.bench.report import BenchReport
-from shardkit.system.files import write_result
+from shardkit.system.formatting import sample_words
 from shardkit.system.text import printable, shortened
+
+_MARK = "made by shardkit bench"
+"""At the start of each chart and page, so that only these are ever overwritten."""
+
+_COLORS = {"warm": "#D55E00", "cold": "#0072B2"}
+"""Vermilion and blue of Okabe and Ito's palette, which color-blind people can distinguish. Both
+have a contrast above 3:1 on white and on black."""
+
+_WIDTH, _BARS, _ROW, _TICKS = 920, 760, 46, 5
+"""Width of a chart and of its longest bar, height of a row, and most intervals of the axis."""
+
+# Fonts and colors are attributes, too, for programs that do not know the system's colors.
+_CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 0 {width} {height}" role="img"
+ fill="#000" font-family="system-ui, sans-serif" font-size="13">
+<!-- {mark} -->
+<title>{title}</title>
+<style>svg {{ color-scheme: light dark; fill: CanvasText; stroke: none; }}
+.back {{ fill: Canvas; }} path {{ stroke: CanvasText; }}</style>
+<rect class="back" x="-10" width="100%" height="100%" fill="#fff"/>
+{parts}
+</svg>
+"""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -21,42 +45,18 @@ _PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0 auto; padding: 1.5rem 1rem; max-width: 64rem; overflow-wrap: anywhere; }}
 body {{ font: 16px/1.4 system-ui, sans-serif; }}
-dl {{ display: grid; grid-template-columns: 16rem 1fr; gap: .5rem .8rem; align-items: center; }}
-dl {{ font-size: .85rem; }}
-dt {{ text-align: right; }}
-dd {{ margin: 0; display: flex; gap: .5rem; align-items: center; }}
-i {{ height: 1.6rem; }}
 pre {{ overflow-x: auto; font: .82rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
 </style>
 <h1>{headline}</h1>
 {details}
-<dl>
-{bars}
-</dl>
+{chart}
 <pre tabindex="0">{table}</pre>
 </html>
 """
 
 
-def save_page(report: BenchReport, path: Path) -> None:
-    """Write a report as an HTML page: the answer, a bar of images/s for each line, and the table.
-
-    Raises:
-        ShardkitError: If it cannot be written.
-    """
-    write_result(path, page(report).encode("utf-8"))
-
-
 def page(report: BenchReport) -> str:
-    """Return a report as an HTML page."""
-    most = max((found.images_per_second.median for _, found in report.measured), default=0.0)
-    bars = []
-    for line, found in report.measured:
-        rate, ratio = found.images_per_second.median, found.speedup
-        title = escape(f"{shortened(line.path, 60)} {shortened(line.loader, 60)}, {line.cache}")
-        style = f"width: {70 * rate / most:.1f}%; background: {COLORS[line.cache]}"
-        text = f"{rate:,.0f}" + (f" ({ratio.median:.2f}x)" if ratio else " images/s")
-        bars.append(f'<dt>{title}</dt><dd><i style="{style}"></i>{text}</dd>')
+    """Return a report as an HTML page: the answer, the chart, and the table."""
     where = report.environment
     facts = {
         "date": where["date"],
@@ -68,9 +68,71 @@ def page(report: BenchReport) -> str:
     }
     rows = [f"  {name:<10}{printable(text)}" for name, text in facts.items() if text]
     return _PAGE.format(
-        mark=MARK,
+        mark=_MARK,
         headline=escape(printable(report.headline)),
         details="\n".join(f"<p>{escape(printable(text))}</p>" for text in report.details),
-        bars="\n".join(bars),
+        chart=chart(report) if report.measured else "",
         table=escape("\n".join([report.table(), *rows])),
     )
+
+
+def chart(report: BenchReport) -> str:
+    """Return a report as an SVG image: a bar of images/s and its range for each measured line."""
+    most = max((found.images_per_second.highest for _, found in report.measured), default=1.0)
+    foot = _ROW * len(report.measured) + 5
+    step = 10 ** math.floor(math.log10(most / _TICKS))
+    step *= next(factor for factor in (1, 2, 5, 10) if _TICKS * factor * step >= most)
+    parts = []
+    for number in range(math.floor(most / step) + 1):
+        x = _BARS * number * step / most
+        parts.append(f'<path d="M{x:.1f} 0V{foot}" stroke="#000" opacity=".15"/>')
+        parts.append(_text(x, foot + 16, f"{number * step:,g}", anchor="middle"))
+    for number, (line, found) in enumerate(report.measured):
+        rate, ratio, top = found.images_per_second, found.speedup, _ROW * number
+        low, middle, high = (_BARS * v / most for v in (rate.lowest, rate.median, rate.highest))
+        name = f"{shortened(line.path, 60)}: {shortened(line.loader, 50)}, {line.cache}"
+        value = f"{rate.median:,.0f}" + (f" ({ratio.median:.2f}x)" if ratio else "")
+        parts += [
+            _text(0, top + 17, name),
+            f'<rect y="{top + 22}" width="{middle:.1f}" height="18" fill="{_COLORS[line.cache]}"/>',
+            f'<path d="M{low:.1f} {top + 27}v8m0-4H{high:.1f}m0-4v8" stroke="#000" fill="none"/>',
+            _text(high + 6, top + 36, value),
+        ]
+    samples = sample_words(report.settings)
+    label = "images/s: median, range, and (median ratio to the baseline)"
+    parts += [_text(0, foot + 38, label), _text(0, foot + 56, samples)]
+    title = escape(printable(report.headline))
+    drawn = "\n".join(parts)
+    return _CHART.format(width=_WIDTH, height=foot + 66, mark=_MARK, title=title, parts=drawn)
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def require_output(path: Path, option: str) -> None:
+    """Check, before anything is measured, that ``--plot`` or ``--html`` can write ``path``.
+
+    Raises:
+        UsageError: If it cannot, or if a file is there that `shardkit bench` did not write.
+    """
+    if option == "--plot" and path.suffix.lower() != ".svg":
+        why = "a plot is a file named *.svg"
+    elif path.is_dir():
+        why = "this is a folder; name a file in it"
+    elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        why = f"the folder {path.parent} does not exist or cannot be written"
+    elif path.exists() and not _is_ours(path):
+        why = "shardkit bench did not write this file; choose another name, or remove it"
+    else:
+        return
+    raise UsageError(f"{option} {path}: {why}")
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file is empty, or a chart or page written here."""
+    if not path.is_file():  # a device
+        return False
+    with open(path, "rb") as file:
+        head = file.read(1024)
+    return not head or _MARK.encode() in head

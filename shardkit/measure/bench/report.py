@@ -104,8 +104,6 @@ class Source(Opened):
     """A dataset or folder that was read."""
 
     path: str
-    kind: str
-    """``dataset`` or ``folder``."""
 
     @property
     def title(self) -> str:
@@ -260,10 +258,20 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def measured(result: Result, baseline: Result) -> Measured | None:
-    """Return the numbers of a line; None if it has none."""
-    if not result.samples:
-        return None
+def line_of(result: Result, baseline: Result, loader: str = "") -> Line:
+    """Return the line of a candidate; ``loader`` replaces the loader's own name."""
+    candidate = result.candidate
+    return Line(
+        path=candidate.subject.path,
+        loader=loader or str(candidate.loader),
+        cache=candidate.cache,
+        baseline=result is baseline,
+        measured=_measured(result, baseline) if result.samples else None,
+        problem=result.problem,
+    )
+
+
+def _measured(result: Result, baseline: Result) -> Measured:
     samples, last = result.samples, result.samples[-1]
     waits = sorted(wait for each in samples for wait in each.waits)
     seconds = sum(each.seconds for each in samples)

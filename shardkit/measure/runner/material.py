@@ -153,18 +153,16 @@ def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset
 
 def open_subject(subject: Subject) -> Dataset[Any]:
     """Open the dataset or image folder of a subject."""
-    if subject.dataset is not None:
-        opened: Any = load_object(subject.dataset, "dataset", made)
+    name = subject.transform
+    transform = None if name is None else load_object(name, "transform", _is_transform)
+    decode = parse_decode(subject.decode)
+    opened: ShardDataset | PlainFolder
+    if is_dataset(subject.path):
+        opened = open_split(subject.path, decode, transform)
     else:
-        name = subject.transform
-        transform = None if name is None else load_object(name, "transform", _is_transform)
-        decode = parse_decode(subject.decode)
-        if is_dataset(subject.path):
-            opened = open_split(subject.path, decode, transform)
-        else:
-            opened = PlainFolder(Path(subject.path), decode, transform)
+        opened = PlainFolder(Path(subject.path), decode, transform)
     if subject.limit is None or subject.limit >= len(opened):
-        return opened  # type: ignore[no-any-return]
+        return opened
     # The same rows in every process, in stored order.
     rows = sorted(random.Random(0).sample(range(len(opened)), subject.limit))  # noqa: S311
     return Subset(opened, rows)
@@ -174,6 +172,8 @@ def open_subject(subject: Subject) -> Dataset[Any]:
 class Opened:
     """What a subject contains."""
 
+    kind: str = ""
+    """``dataset`` of shardkit or ``folder`` of images; empty if unknown."""
     split: str = ""
     """Name of the split that is read, the largest; empty without splits."""
     images: int = 0
@@ -190,16 +190,17 @@ def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
     """Return what a dataset contains, and the files that an epoch reads, as far as known."""
     whole = dataset.dataset if isinstance(dataset, Subset) else dataset
     images = len(dataset) if hasattr(type(dataset), "__len__") else 0
-    place, total, files, stored = Path(path), images, [], 0
+    kind, place, total, files, stored = "", Path(path), images, [], 0
     if isinstance(whole, ShardDataset):
-        place, total = whole.path, len(whole)
+        kind, place, total = "dataset", whole.path, len(whole)
         files = [each for each in place.rglob("*") if each.is_file()]
         stored = sum(each.stat().st_size for each in files)
     elif isinstance(whole, PlainFolder):
-        place, total = whole.root, len(whole)
+        kind, place, total = "folder", whole.root, len(whole)
         rows = getattr(dataset, "indices", range(total))
         files, stored = [Path(whole.samples[row][0]) for row in rows], whole.bytes
     opened = Opened(
+        kind=kind,
         split="" if place.resolve() == Path(path).resolve() else place.name,
         images=images,
         total=total,

@@ -21,7 +21,7 @@ class Subject:
     """The data to read, and how samples are made."""
 
     path: str = ""
-    """A dataset or an image folder; empty with ``dataset`` or ``loader``."""
+    """A dataset or an image folder; empty with ``loader``."""
     decode: str = "pil"
     """Image type before the transform: ``pil``, ``numpy``, ``torch``, ``bytes``, or an operation in
     Python syntax, such as ``RandomResizedCrop(224)``."""
@@ -29,15 +29,13 @@ class Subject:
     """``module:name`` of a transform."""
     limit: int | None = None
     """Maximum images to read, drawn at random; None reads all."""
-    dataset: str | None = None
-    """``module:callable`` that returns a map-style dataset, instead of ``path``."""
     loader: str | None = None
     """``module:callable`` that returns an iterable of batches, such as a DataLoader."""
 
     @property
     def name(self) -> str:
         """Name in reports."""
-        return self.loader or self.dataset or self.path
+        return self.loader or self.path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,17 +152,6 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
             raise UsageError(f"loader {text!r} sets {name} twice")
         options[name] = _parse_value(value)
     return LoaderSpec(engine=engine, batch_size=batch_size, **options)
-
-
-def options_of(engine: str) -> list[str]:
-    """Return the options of an engine."""
-    if engine not in (*ENGINES, PLAIN):
-        raise UsageError(
-            f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}"
-        )
-    if engine == PLAIN:
-        return _PLAIN_OPTIONS
-    return [name for name in _TYPES if name != "batched"]
 
 
 def _parse_value(text: str) -> int | bool | str:

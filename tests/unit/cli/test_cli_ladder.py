@@ -9,16 +9,11 @@ import pytest
 from helpers import invoke, make_folder
 
 from shardkit.errors import UsageError
-from shardkit.measure.bench.ladder import SECONDS
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "ladder needs one dataset or image folder, or --case"),
-        (["--case", "tutorial", "a"], "ladder needs one dataset or image folder, or --case"),
-        (["--case", "tutorial", "--decode", "pil"], "--decode has no effect with --case"),
-        (["--case", "tutorial", "--seconds", "3"], "which has its own number of epochs"),
         (["nowhere"], "nowhere does not exist"),
         (["--decode", "pil", "."], "decode pil requires a transform"),
     ],
@@ -28,10 +23,6 @@ def test_invalid_requests_are_refused(arguments: list[str], message: str) -> Non
 
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)
-
-
-def test_the_help_shows_the_default_length() -> None:
-    assert f"[default: {SECONDS:g}" in " ".join(invoke("ladder", "--help").stdout.split())
 
 
 @pytest.mark.slow

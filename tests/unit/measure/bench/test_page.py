@@ -1,8 +1,10 @@
-"""The page is self-contained, and safe with any names."""
+"""Pages and charts are self-contained, and safe with any names; other files are never lost."""
 
 from __future__ import annotations
 
+import os
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from bench_reports import hostile, report, result, usual
 from parsed import Parsed
 
 from shardkit.errors import UsageError
-from shardkit.measure.bench.page import page, save_page
-from shardkit.measure.bench.plot import require_output
+from shardkit.measure.bench.page import chart, page, require_output
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("made", [usual, hostile])
-def test_it_is_self_contained(made: Any) -> None:
+def test_a_page_is_self_contained(made: Any) -> None:
     text = page(made())
     parsed = Parsed(text)
 
@@ -26,15 +29,14 @@ def test_it_is_self_contained(made: Any) -> None:
     assert set(re.findall(r"url\((.)", text)) <= {"#"}
 
 
-def test_it_shows_the_answer_the_table_and_the_machine() -> None:
+def test_a_page_shows_the_answer_the_chart_the_table_and_the_machine() -> None:
     made = usual()
     parsed = Parsed(page(made))
 
     assert made.headline in parsed.text
     assert " ".join(made.table().split()) in " ".join(parsed.text.split())
     assert "shardkit bench photos" in parsed.text
-    assert "photos plain:num_workers=2, warm" in parsed.text
-    assert "200 (2.00x)" in parsed.text
+    assert chart(made) in page(made)
 
 
 def test_names_are_text_and_nothing_else() -> None:
@@ -45,27 +47,71 @@ def test_names_are_text_and_nothing_else() -> None:
     assert "<script>document.title='broken'</script>0" in parsed.text
     assert "{{ 7 * 7 }}" in parsed.text
     assert "failed: failed\\non" in parsed.text
+    assert "$\\frac{1}{0}$ {{ 7 * 7 }}" in "".join(ET.fromstring(chart(hostile())).itertext())
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    widths = re.findall(r"width: ([0-9.]+)%", page(usual()))
+    root = ET.fromstring(chart(usual()))
+    bars = [
+        float(bar.attrib["width"]) for bar in root.iter(f"{SVG}rect") if "class" not in bar.attrib
+    ]
+    texts = [each.text for each in root.iter(f"{SVG}text")]
 
-    assert [float(width) for width in widths] == [35.0, 17.5, 70.0, 52.5]
+    assert [bar / bars[0] for bar in bars] == pytest.approx([1, 0.5, 2, 1.5], abs=0.01)
+    assert {"photos: plain:num_workers=2, warm", "200 (2.00x)", "100"} <= set(texts)
+    assert texts[:6] == ["0", "50", "100", "150", "200", "250"]
 
 
-def test_without_measurements_there_are_no_bars() -> None:
+@pytest.mark.parametrize("rate", [0.003, 1, 9.99, 1000, 123_456])
+def test_the_axis_covers_any_rates(rate: float) -> None:
+    root = ET.fromstring(chart(report(result("a", rates=(rate,)))))
+    ticks = [each for each in root.iter(f"{SVG}text") if each.get("text-anchor") == "middle"]
+
+    assert 3 <= len(ticks) <= 6
+    assert all(0 <= float(each.attrib["x"]) <= 760 for each in ticks)
+
+
+def test_without_measurements_there_is_no_chart() -> None:
     failed = Parsed(page(report(result("a", problem="gone"))))
 
     assert "Nothing could be measured." in failed.text
     assert "failed: gone" in failed.text
-    assert "dd" not in failed.tags
+    assert "svg" not in failed.tags
+    ET.fromstring(chart(report(result("a", problem="gone"))))
 
 
-def test_only_own_pages_are_overwritten(tmp_path: Path) -> None:
-    save_page(usual(), tmp_path / "page.html")
-    require_output(tmp_path / "page.html", "--html")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("plot.png", r"\*\.svg"),
+        ("plot", r"\*\.svg"),
+        ("nowhere/plot.svg", "does not exist or cannot be written"),
+        ("folder.svg", "this is a folder"),
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder.svg").mkdir()
 
-    for name, content in (("other.html", "<!doctype html>mine"), ("cat.jpg", "\xff\xd8")):
+    with pytest.raises(UsageError, match=message):
+        require_output(tmp_path / name, "--plot")
+
+
+def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+
+    with pytest.raises(UsageError, match="cannot be written"):
+        require_output(tmp_path / "plot.svg", "--plot")
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "option"),
+    [("page.html", page(hostile()), "--html"), ("plot.svg", chart(hostile()), "--plot")],
+)
+def test_only_own_files_are_overwritten(tmp_path: Path, name: str, made: str, option: str) -> None:
+    for content in (made, ""):
+        (tmp_path / name).write_text(content, "utf-8")
+        require_output(tmp_path / name, option)
+    for content in ("<!doctype html>mine", "\xff\xd8"):
         (tmp_path / name).write_text(content, "latin-1")
         with pytest.raises(UsageError, match="shardkit bench did not write"):
-            require_output(tmp_path / name, "--html")
+            require_output(tmp_path / name, option)
