@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.rounds import Result, Spread
@@ -25,8 +25,20 @@ UNSTEADY = 1.6
 """A line was disturbed if its fastest round is more than this many times as fast as its slowest."""
 
 _PLACES = {"warm": "from memory", "cold": "from disk"}
-_RATES = "cache", "images/s", "range", "ratio", "range"
-_COLUMNS = *_RATES, "p50 ms", "p95 ms", "wait", "first s", "CPUs", "MiB"
+_ROW = "    {:<5}{:>9}{:>15}{:>7}{:>13}{:>8}{:>8}{:>5}{:>9}{:>6}{:>6}"
+_HEAD = _ROW.format(
+    "cache",
+    "images/s",
+    "range",
+    "ratio",
+    "range",
+    "p50 ms",
+    "p95 ms",
+    "wait",
+    "first s",
+    "CPUs",
+    "MiB",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +71,22 @@ class Measured:
         """Whether the files of a cold line really were on disk."""
         return self.resident is not None and self.resident <= STAYED
 
-    def cells(self) -> list[str]:
-        """Return the table cells of a line."""
+    def row(self, cache: str) -> str:
+        """Return the table row of a line."""
         rate, speedup = self.images_per_second, self.speedup
-        return [
+        return _ROW.format(
+            cache,
             f"{rate.median:,.0f}",
             f"{rate.lowest:,.0f}..{rate.highest:,.0f}",
-            "-" if speedup is None else f"{speedup.median:.2f}x",
-            "-" if speedup is None else f"{speedup.lowest:.2f}..{speedup.highest:.2f}",
-            *(significant(wait) for wait in (self.wait_p50, self.wait_p95)),
+            f"{speedup.median:.2f}x" if speedup else "-",
+            f"{speedup.lowest:.2f}..{speedup.highest:.2f}" if speedup else "-",
+            significant(self.wait_p50),
+            significant(self.wait_p95),
             f"{self.waiting:.0%}",
             f"{self.first_batch:.2f}",
             f"{self.processors:.2f}",
             f"{self.memory / 2**20:,.0f}",
-        ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,16 +238,14 @@ class BenchReport:
 
     def table(self) -> str:
         """Return the measurements and their settings as text."""
-        found = [[line.cache, *found.cells()] for line, found in self.measured]
-        names, *rows = aligned([_COLUMNS, *found])
-        lines, remaining, last = [names], iter(rows), None
+        lines, last = [_HEAD], None
         for line in self.lines:
             if last is None or line.path != last.path:
                 lines.append(next(each.title for each in self.sources if each.path == line.path))
             if last is None or (line.path, line.loader) != (last.path, last.loader):
                 lines.append(f"  {line.title}")
-            failure = f"    {line.cache}  failed: {shortened(line.problem, 80)}"
-            lines.append(next(remaining) if line.measured else failure)
+            failure = f"    {line.cache} failed: {shortened(line.problem, 80)}"
+            lines.append(line.measured.row(line.cache) if line.measured else failure)
             last = line
         settings, where = self.settings, self.environment
         return "\n".join(
@@ -246,16 +258,6 @@ class BenchReport:
                 f"{where['processors']} CPUs, {size(where['memory'])}",
             ]
         )
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a table as lines; all columns but the first are aligned right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        first, *rest = (text.rjust(width) for text, width in zip(row, widths, strict=True))
-        lines.append("  ".join(["  ", row[0].ljust(len(first)), *rest]).rstrip())
-    return lines
 
 
 def line_of(result: Result, baseline: Result, loader: str = "") -> Line:
@@ -273,14 +275,15 @@ def line_of(result: Result, baseline: Result, loader: str = "") -> Line:
 
 def _measured(result: Result, baseline: Result) -> Measured:
     samples, last = result.samples, result.samples[-1]
-    waits = sorted(wait for each in samples for wait in each.waits)
+    waits = [wait for each in samples for wait in each.waits]
+    p50, p95 = 1000 * np.percentile(waits, (50, 95), method="inverted_cdf")  # measured values
     seconds = sum(each.seconds for each in samples)
     compared = result is not baseline and bool(baseline.samples)
     return Measured(
         images_per_second=Spread.of(result.rates),
         speedup=Spread.paired(result.rates, baseline.rates) if compared else None,
-        wait_p50=1000 * percentile(waits, 50),
-        wait_p95=1000 * percentile(waits, 95),
+        wait_p50=float(p50),
+        wait_p95=float(p95),
         waiting=min(1.0, sum(waits) / seconds),
         first_batch=statistics.median(each.first for each in samples),
         processors=sum(each.cpu for each in samples) / seconds,
@@ -290,8 +293,3 @@ def _measured(result: Result, baseline: Result) -> Measured:
         resident=result.resident if result.candidate.cache == "cold" else None,
         warnings=tuple(dict.fromkeys(text for each in samples for text in each.warnings)),
     )
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest of some sorted values that ``percent`` % of them do not exceed."""
-    return values[max(0, math.ceil(len(values) * percent / 100) - 1)] if values else math.nan

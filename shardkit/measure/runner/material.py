@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import os
+import pkgutil
 import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,16 @@ def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
         option: Name of the option, for errors.
         ready: Returns whether an object needs no call.
     """
-    found = _load_reference(text, option)
+    here = os.getcwd()
+    if here not in sys.path:  # last: nothing there replaces an installed module
+        sys.path.append(here)
+    try:
+        found: Any = pkgutil.resolve_name(text)
+    except Exception as error:
+        raise UsageError(
+            f"--{option} {text!r} cannot be imported ({type(error).__name__}: {error}): give "
+            f"module:name of a module that is installed or in this folder, such as augment:{option}"
+        ) from error
     if callable(found) and not ready(found):
         try:
             found = found()
@@ -108,30 +117,6 @@ def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
             ) from error
     if not ready(found):
         raise UsageError(f"--{option} {text!r} gives a {type(found).__name__}, not a {option}")
-    return found
-
-
-def _load_reference(text: str, option: str) -> Any:
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise UsageError(f"--{option} {text!r} is not module:name, such as augment:{option}")
-    here = os.getcwd()
-    if here not in sys.path:  # last: nothing there replaces an installed module
-        sys.path.append(here)
-    try:
-        found: Any = import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
-            why = f"there is no module {module!r} here ({here}) or installed"
-        else:
-            why = f"importing {module} failed: {type(error).__name__}: {error}"
-        raise UsageError(f"--{option} {text!r}: {why}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            known = [each for each, value in vars(found).items() if callable(value)]
-            shown = ", ".join(each for each in known if not each.startswith("_")) or "nothing"
-            raise UsageError(f"--{option} {text!r}: there is no {part!r}; callable are: {shown}")
-        found = getattr(found, part)
     return found
 
 

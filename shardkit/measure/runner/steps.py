@@ -27,7 +27,7 @@ def device() -> torch.device:
 def make_step(spec: StepSpec) -> Step:
     """Return the function that uses each batch; a model is created once per process."""
     if spec.model is not None:
-        return _training(spec.model)
+        return training_step(spec.model)
     if spec.milliseconds:
         return lambda batch: time.sleep(spec.milliseconds / 1000)
     return _arrive if spec.arrive and device().type == "cuda" else lambda batch: None
@@ -44,35 +44,29 @@ def step_seconds(step: Step, batch: Any, repeats: int = 5) -> float:
     return statistics.median(times)
 
 
-class Training:
-    """A training step: forward, loss, backward, optimizer. It waits for the result."""
+@cache
+def training_step(model: str) -> Step:
+    """Return a step of forward, loss, backward and optimizer, which waits for the result."""
+    network, normalize = make_model(model).to(device()).train(), Normalize()
+    parameters = [each for each in network.parameters() if each.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=1e-3) if parameters else None
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model.to(device()).train()
-        parameters = [each for each in model.parameters() if each.requires_grad]
-        self._optimizer = torch.optim.SGD(parameters, lr=1e-3) if parameters else None
-        self._normalize = Normalize()
-
-    def __call__(self, batch: Any) -> None:
-        """Train with a batch of images, uint8 or float of shape (N, 3, H, W), and labels."""
+    def train(batch: Any) -> None:
         images = batch[0].to(device(), non_blocking=True)
         if images.dtype == torch.uint8:
-            images = self._normalize(images)
-        output = self._model(images)
+            images = normalize(images)
+        output = network(images)
         output = output[0] if isinstance(output, (tuple, list)) else output
         scores = output.flatten(1)
         labels = torch.as_tensor(batch[1]).to(device(), non_blocking=True) % scores.shape[1]
         loss = nn.functional.cross_entropy(scores, labels)
-        if self._optimizer is not None:
-            self._optimizer.zero_grad()
+        if optimizer is not None:
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+            optimizer.step()
         loss.item()  # an accelerator computes asynchronously: this waits for it
 
-
-@cache
-def _training(model: str) -> Training:
-    return Training(make_model(model))
+    return train
 
 
 def make_model(text: str) -> nn.Module:

@@ -86,9 +86,9 @@ def test_a_failure_is_shown_and_exits_with_1(place: Path, stage: Stage) -> None:
     done = invoke("bench", place / "made", "--loader", "thread", "--loader", "process")
 
     assert done.exit_code == 1
-    assert "warm  failed: it broke" in done.stdout
+    assert "warm failed: it broke" in done.stdout
     assert "2 of 4 lines could not be measured." in done.stdout
-    assert "    warm        100  100..100" in done.stdout
+    assert "    warm       100       100..100" in done.stdout
 
 
 def test_quiet_prints_nothing(place: Path, stage: Stage, tmp_path: Path) -> None:

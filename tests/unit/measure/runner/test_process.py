@@ -94,7 +94,7 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     seen = good.measure(parse_loader("plain:num_workers=1", 4), EPOCH)
     assert (seen.images, seen.engine, seen.workers) == (6, "plain", 1)
     assert not ended(good)
-    with pytest.raises(UsageError, match="there is no module"):
+    with pytest.raises(UsageError, match="No module named"):
         good.measure(plain, EPOCH, StepSpec(model="nowhere:model"))
 
     hanging.patience = 0.3
