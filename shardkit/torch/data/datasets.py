@@ -125,7 +125,8 @@ class ShardDataset(Dataset[Sample]):
         self.decode = decode
         self.jpeg = jpeg
         self._shards = ShardSet(Path(path), verify=verify)
-        self._selected: npt.NDArray[np.int64] | None = None
+        self.selected: npt.NDArray[np.int64] | None = None
+        """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self._layout = _layout(self.schema, fields, as_dict, self.path)
         self._check_options()
         self.view = check_integer("view", view, 0)
@@ -166,7 +167,7 @@ class ShardDataset(Dataset[Sample]):
                 )
 
     def __len__(self) -> int:
-        return len(self._shards) if self._selected is None else len(self._selected)
+        return len(self._shards) if self.selected is None else len(self.selected)
 
     def __getitem__(self, row: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
         if isinstance(row, slice):
@@ -210,23 +211,18 @@ class ShardDataset(Dataset[Sample]):
                     f"the mask has the shape {places.shape}; this dataset has {len(self)} rows"
                 )
             places = np.flatnonzero(places)
-        selected = copy.copy(self)
-        selected._selected = self._stored(places)
-        selected._epoch = EpochCell()
+        epoch = EpochCell()
         if (stated := self._epoch.get()) is not None:
-            selected._epoch.set(*stated)
-        return selected
-
-    @property
-    def selected(self) -> npt.NDArray[np.int64] | None:
-        """The stored row of each row of this dataset; None if it has all rows, in their order."""
-        return self._selected
+            epoch.set(*stated)
+        chosen = copy.copy(self)
+        vars(chosen).update(selected=self._stored(places), _epoch=epoch)
+        return chosen
 
     def _stored(self, rows: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the stored rows of ``rows``."""
-        if self._selected is None:
+        if self.selected is None:
             return self._shards.resolve_rows(rows)
-        return self._selected[resolve_rows(rows, len(self), f"this selection of {self.path}")]
+        return self.selected[resolve_rows(rows, len(self), f"this selection of {self.path}")]
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.
@@ -307,7 +303,7 @@ class ShardDataset(Dataset[Sample]):
                 f"them with fields=({name!r},)"
             )
         values = self._shards.column(name)
-        return values if self._selected is None else values[self._selected]
+        return values if self.selected is None else values[self.selected]
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
         """Return whether each row has a field, from the index alone: bool of shape (N,).
@@ -317,7 +313,7 @@ class ShardDataset(Dataset[Sample]):
         """
         _require_field(self.schema, name, self.path)
         present = self._shards.present(name)
-        return present if self._selected is None else present[self._selected]
+        return present if self.selected is None else present[self.selected]
 
     @property
     def path(self) -> Path:
@@ -346,9 +342,7 @@ class ShardDataset(Dataset[Sample]):
         Raises:
             CorruptDataset: If the labels in the index contradict the manifest.
         """
-        return (
-            self._shards.labels if self._selected is None else self._shards.labels[self._selected]
-        )
+        return self._shards.labels if self.selected is None else self._shards.labels[self.selected]
 
     @property
     def samples(self) -> list[tuple[str, int]]:
@@ -401,7 +395,7 @@ class ShardDataset(Dataset[Sample]):
         return self._texts(self._shards.paths)
 
     def _texts(self, stored: Sequence[str]) -> Sequence[str]:
-        return stored if self._selected is None else _Taken(stored, self._selected)
+        return stored if self.selected is None else _Taken(stored, self.selected)
 
     def functions(self) -> dict[str, Function]:
         """Return the transforms, by option or field."""

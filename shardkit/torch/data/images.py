@@ -253,9 +253,11 @@ class MaskReader(ImageReader):
         return Values(block.numpy() if self.decode == "numpy" else block, block)
 
     def _image(self, number: int) -> Any:
+        mask: Any
         if self.decode == "bytes":
-            return super()._image(number)
-        mask = self._typed(self._mask(number))
+            mask = bytes(self.found.read(number, self._buffer).data)
+        else:
+            mask = self._typed(self._mask(number))
         return self.rows.transformed(self.name, self.transform, mask, number)
 
     def _mask(self, number: int) -> Mask:
