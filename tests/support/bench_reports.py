@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardkit.measure.bench.bench import lines_of
-from shardkit.measure.bench.report import BenchReport, Source
+from shardkit.measure.bench.report import BenchReport
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.rounds import Candidate, Result
 from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
@@ -77,8 +77,7 @@ def report(
     for each in results:
         path = each.candidate.subject.path
         kind = "folder" if path in folders else "dataset"
-        each.opened = replace(each.opened or Opened(), kind=kind)
-        sources[path] = Source(path=path, **vars(each.opened))
+        sources[path] = each.opened = replace(each.opened or Opened(), path=path, kind=kind)
     return BenchReport(
         sources=tuple(sources.values()),
         lines=tuple(lines_of(results)),

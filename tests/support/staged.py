@@ -58,7 +58,7 @@ class FakeProcess:
         if self.path in self.stage.damaged:
             raise MeasurementFailed("damaged")
         kind = "dataset" if (Path(self.path) / MANIFEST_NAME).exists() else "folder"
-        return replace(OPENED, kind=kind)
+        return replace(OPENED, path=self.path, kind=kind)
 
     def call(self, function: Callable[..., object]) -> float | None:
         """Note ``warm`` or ``drop``, by the name of the function."""

@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from shardkit.errors import UsageError
-from shardkit.measure.bench.report import BenchReport, Line, Source, line_of
+from shardkit.measure.bench.report import BenchReport, Line, line_of
 from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
@@ -115,11 +115,7 @@ def _require_unique(names: Sequence[str], values: Sequence[object]) -> None:
 
 
 def default_loaders(path: str, batch_size: int) -> list[LoaderSpec]:
-    """Return the default loaders of a dataset or folder.
-
-    PyTorch's DataLoader keeps its workers: in short epochs their start would cost more than it does
-    in training.
-    """
+    """Return the default loaders. PyTorch's keeps its workers, whose start costs a short epoch."""
     auto = LoaderSpec(batch_size=batch_size)
     plain = replace(auto, engine=PLAIN, num_workers=usable_cpus(), persistent_workers=True)
     return [plain, auto] if is_dataset(path) else [plain]
@@ -136,7 +132,7 @@ def compare(
     """Measure candidates with the same samples, batches and step, and report their lines."""
     load, first = other_load(), candidates[0]
     results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
-    opened = {each.candidate.subject.path: each.opened or Opened() for each in results}
+    subjects = {each.candidate.subject.path: each.opened for each in results}
     settings = {
         "decode": first.subject.decode,
         "transform": first.subject.transform,
@@ -149,7 +145,7 @@ def compare(
         "limit": first.subject.limit,
     }
     return BenchReport(
-        sources=tuple(Source(path=path, **vars(each)) for path, each in opened.items()),
+        sources=tuple(each or Opened(path=path) for path, each in subjects.items()),
         lines=tuple(make_lines(results)),
         settings=settings,
         environment=environment(),

@@ -114,25 +114,11 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Opened):
-    """A dataset or folder that was read."""
-
-    path: str
-
-    @property
-    def title(self) -> str:
-        """The path, the kind, the split and the size."""
-        split = f", split {printable(self.split)}" if self.split else ""
-        stored = f", {size(self.bytes)}" if self.bytes else ""
-        what = f"{self.kind}{split}, {self.total:,} images{stored}"
-        return f"{shortened(self.path, 96 - len(what))}  {what}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchReport:
     """Result of `bench`."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Opened, ...]
+    """What was read."""
     lines: tuple[Line, ...]
     settings: dict[str, Any]
     """Rounds, seconds, batch size, samples and step."""

@@ -1,7 +1,4 @@
-"""The checks of the machine: a table of rules, each of which reads and judges one property.
-
-With data, they run in the measurement process before anything is read.
-"""
+"""The checks of the machine: a table of rules, each of which reads and judges one property."""
 
 from __future__ import annotations
 
@@ -145,14 +142,11 @@ def _shared_memory(plan: Plan) -> Checked:
 def _open_files(plan: Plan) -> Checked:
     needed, limit = plan.in_flight * FILES_PER_BATCH, preflight.open_files_limit() or sys.maxsize
     evidence = f"`ulimit -n` is {limit}; worker processes need {needed}"
-    many, few = "too few open files for the batches in flight", "few open files allowed"
-    severity = "problem" if plan.processes else "warning"
-    remedy = f"run `ulimit -n {max(4096, 2 * needed)}` first"
     over = needed + preflight.SPARE_FILES > limit
-    return evidence, [
-        (over, severity, many, remedy),
-        (limit < _FEW_FILES, "warning", few, remedy),
-    ]
+    severity = "problem" if plan.processes and over else "warning"
+    what = f"{'too ' if over else ''}few open files are allowed"
+    remedy = f"run `ulimit -n {max(4096, 2 * needed)}` first"
+    return evidence, [(over or limit < _FEW_FILES, severity, what, remedy)]
 
 
 def _memory(plan: Plan) -> Checked:

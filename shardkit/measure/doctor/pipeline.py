@@ -83,11 +83,7 @@ class Pipeline:
     """A dataset and a loader of it, which can be rebuilt with changes."""
 
     def __init__(self, session: Session, batch_size: int, workers: int | None) -> None:
-        """Take the session's loader apart, with batches of at most ``batch_size``, or create one.
-
-        Raises:
-            UsageError: If the session's loader is neither a DataLoader nor a shardkit loader.
-        """
+        """Take the session's loader apart, or create one; batches have at most ``batch_size``."""
         given = session.loader
         self.dataset = session.dataset
         if given is None:
@@ -128,10 +124,7 @@ class Pipeline:
         return (self.dataset[row] for row in stock.sampler)
 
     def loader(self, remedy: Remedy, data: str, rows: Sequence[int]) -> Iterable[Any]:
-        """Return the loader with a remedy; a conversion reads a sample at ``data``.
-
-        It reads only ``rows``, again and again, in random order; if there are none, all.
-        """
+        """Return the loader with a remedy, of ``rows`` again and again, or all, or of ``data``."""
         dataset, size = self.dataset, self.setup.batch_size
         if data or remedy.jpeg:
             inner: Any = innermost(dataset)

@@ -1,7 +1,4 @@
-"""Time of each stage of loading, per image; runs in the measurement process, in one thread.
-
-The stages are parts of one measured total: fetching the samples of a batch and collating them.
-"""
+"""Time of each stage of loading, as parts of one total; runs in the measurement process."""
 
 from __future__ import annotations
 
@@ -183,10 +180,7 @@ def profile(
 def _fetches(
     pipeline: Pipeline, seconds: float
 ) -> Iterator[tuple[list[int], dict[str, _Cost], Any]]:
-    """Yield the rows of batches, the cost of each stage, and the samples, for about ``seconds``.
-
-    A stage is the difference between two datasets. Only the first time, images are on a disk.
-    """
+    """Yield the rows, the cost of each stage, and the samples of batches for about ``seconds``."""
     end, size, dataset = time.perf_counter() + seconds, pipeline.setup.batch_size, pipeline.dataset
     if not pipeline.setup.mapped:
         items = pipeline.stream()
@@ -197,6 +191,7 @@ def _fetches(
             yield [], {"dataset": cost}, samples if pipeline.collects else samples[0]
         return
     images = stored_images(dataset)
+    # A stage is the difference between two datasets. Only the first time, images are on a disk.
     layers = {"dataset": dataset} if images is None else {"read": images, "decode": dataset}
     if callable(getattr(innermost(dataset), "transform", None)):
         layers |= {[*layers][-1]: _without_transform(dataset), "transform": dataset}

@@ -23,11 +23,7 @@ class PlainFolder(Dataset[Any]):
     """Image files, read one at a time; Pillow decodes and crops them."""
 
     def __init__(self, path: Path, decode: str | ImageOp, transform: Any = None) -> None:
-        """Scan a folder; with splits, the one with most images.
-
-        Raises:
-            UsageError: If it has no images.
-        """
+        """Scan a folder; with splits, the one with most images."""
         scan = scan_imagefolder(path)
         split = max(scan.splits, key=lambda name: len(scan.splits[name]))
         self.root = Path(path) / as_name(split)

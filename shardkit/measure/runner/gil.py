@@ -26,13 +26,8 @@ _TRIES = 3
 def held_share(work: Callable[[], object], seconds: float = 0.5) -> float:
     """Return the fraction of time, 0 to 1, in which ``work`` holds the GIL.
 
-    A thread wakes again and again and checks whether it gets the GIL at once. It cannot see holds
-    below 0.3 ms between calls that release the GIL; other threads get in there too. Other processes
-    make the fraction larger, so the threshold is measured first, and the smallest of three counts.
-
-    Args:
-        work: Called repeatedly in this thread.
-        seconds: Measuring time, plus 0.1 s; at least one call.
+    A thread wakes again and again and checks whether it gets the GIL at once. Other processes make
+    the fraction larger, so the threshold is measured first, and the smallest of three counts.
     """
     work()  # imports and other one-time work do not count
     late = late_here()
@@ -51,10 +46,7 @@ def late_here() -> float:
 
 
 def held_fraction(delays: list[float], late: float) -> float:
-    """Return the fraction of the time in which a probe's delays were longer than ``late``.
-
-    Delays are weighted by their length, since a held GIL makes few probes, each of them long.
-    """
+    """Return the fraction of the time, not of the probes, with delays longer than ``late``."""
     total = sum(_PROBE_SECONDS + each for each in delays)
     return sum(_PROBE_SECONDS + each for each in delays if each > late) / total if total else 0.0
 

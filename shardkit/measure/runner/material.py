@@ -1,7 +1,4 @@
-"""Datasets, transforms and loaders, created from what `measure.runner.spec` describes.
-
-What a user named wrongly raises a `UsageError`.
-"""
+"""Datasets, transforms and loaders, created from what `measure.runner.spec` describes."""
 
 from __future__ import annotations
 
@@ -16,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories
 from shardkit.errors import UsageError
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, Subject
 from shardkit.system.files import require_local
+from shardkit.system.formatting import size
+from shardkit.system.text import printable, shortened
 from shardkit.torch import _compat
 from shardkit.torch.data import ops
 from shardkit.torch.data.collate import collate
@@ -90,13 +89,7 @@ def parse_decode(text: str) -> str | ImageOp:
 
 
 def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
-    """Return the object that ``module:name`` refers to, or else what it returns when it is called.
-
-    Args:
-        text: The reference; the current folder is searched too.
-        option: Name of the option, for errors.
-        ready: Returns whether an object needs no call.
-    """
+    """Return the object that ``module:name`` refers to; it is called unless it is ``ready``."""
     here = os.getcwd()
     if here not in sys.path:  # last: nothing there replaces an installed module
         sys.path.append(here)
@@ -157,6 +150,7 @@ def open_subject(subject: Subject) -> Dataset[Any]:
 class Opened:
     """What a subject contains."""
 
+    path: str = ""
     kind: str = ""
     """``dataset`` of shardkit or ``folder`` of images; empty if unknown."""
     split: str = ""
@@ -169,6 +163,14 @@ class Opened:
     """Bytes of all files; 0 if unknown."""
     processes: str = ""
     """Why it needs worker processes, such as a transform that may hold the GIL; else empty."""
+
+    @property
+    def title(self) -> str:
+        """The path, the kind, the split and the size."""
+        split = f", split {printable(self.split)}" if self.split else ""
+        stored = f", {size(self.bytes)}" if self.bytes else ""
+        what = f"{self.kind or 'dataset'}{split}, {self.total:,} images{stored}"
+        return f"{shortened(self.path, 96 - len(what))}  {what}"
 
 
 def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
@@ -185,6 +187,7 @@ def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
         rows = getattr(dataset, "indices", range(total))
         files, stored = [Path(whole.samples[row][0]) for row in rows], whole.bytes
     opened = Opened(
+        path=path,
         kind=kind,
         split="" if place.resolve() == Path(path).resolve() else place.name,
         images=images,
@@ -193,19 +196,6 @@ def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
         processes=why_processes(dataset) or "",
     )
     return opened, files
-
-
-class OneByOne(Dataset[Any]):
-    """A dataset that hides that it can read batches."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, row: int) -> Any:
-        return self._dataset[row]
 
 
 def build_loader(dataset: Any, spec: LoaderSpec, seed: int = 0) -> Any:
@@ -218,7 +208,7 @@ def build_loader(dataset: Any, spec: LoaderSpec, seed: int = 0) -> Any:
     if not spec.workers:
         options = {name: options[name] for name in options if name not in _WORKER_OPTIONS}
     return DataLoader(
-        dataset if batched else OneByOne(dataset),
+        dataset if batched else ConcatDataset([dataset]),  # which reads one row at a time
         spec.batch_size,
         shuffle=True,
         collate_fn=collate if batched else None,

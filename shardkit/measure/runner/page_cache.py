@@ -17,10 +17,7 @@ _SAMPLE = 1000
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Write files back and drop their pages from the page cache; this needs no privileges.
-
-    Pages that a process has mapped stay. On a system without ``posix_fadvise`` all stay.
-    """
+    """Write files back and drop their pages, if possible; those that a process has mapped stay."""
     if not hasattr(os, "posix_fadvise"):
         return
     for path in files:

@@ -1,8 +1,4 @@
-"""Interleaved rounds: every candidate is measured once per round, in turning order.
-
-The speed of a machine changes from minute to minute. So only measurements of one round are
-compared, and a speedup is the median of the rounds' ratios.
-"""
+"""Interleaved rounds: every candidate is measured once per round, since machines change speed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What to measure, as text and numbers that travel between processes.
-
-`measure.runner.material` makes datasets, transforms and loaders of it. Invalid values raise a
-`UsageError`.
-"""
+"""What to measure, as text and numbers that travel between processes."""
 
 from __future__ import annotations
 

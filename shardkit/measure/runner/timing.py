@@ -103,15 +103,12 @@ def cpu_seconds() -> float:
 
 
 def memory_used() -> int:
-    """Return the bytes of memory of this process and its workers.
-
-    Pages that several processes share count once. Without such records, as on macOS, all count.
-    """
+    """Return the bytes of memory of this process and its workers; shared pages count once."""
     total = 0
     for each in _processes():
         with contextlib.suppress(psutil.Error, OSError):
             info = each.memory_full_info()
-            total += getattr(info, "pss", info.rss)
+            total += getattr(info, "pss", info.rss)  # macOS does not record the first
     return total
 
 

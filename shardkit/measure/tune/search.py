@@ -35,14 +35,14 @@ LEAST_ROUNDS = 3
 
 _FINAL_ROUNDS = 15
 _FINALISTS, _KEPT = 2, 2
-"""Settings in the final, and those that stay when neighbors join, each with the defaults."""
+"""Settings in the final, and those that stay when neighbors join, in addition to the defaults."""
 
 _MOST_WORKERS = 256
 _SEARCH = 0.6
 """Fraction of the budget for the search; the rest is for the final."""
 
-_SHORTEST, _LONGEST = 0.1, 1.0
-"""Seconds of a measurement, if each worker makes two batches in it."""
+_SHORTEST, _LONGEST, _OVERHEAD = 0.1, 1.0, 0.3
+"""Seconds of a measurement, if each worker makes two batches in it; and in addition."""
 
 Measure = Callable[[LoaderSpec, float], float]
 """Measures a setting for so many seconds and returns images/s, or raises MeasurementFailed."""
@@ -62,10 +62,7 @@ def ahead(setting: LoaderSpec) -> int:
 
 
 def cost(setting: LoaderSpec) -> tuple[int, ...]:
-    """Return a sort key: of two settings that are fast enough, the cheaper one is better.
-
-    Processes cost more than threads: they need time to start and memory of their own.
-    """
+    """Return a sort key of settings that are fast enough; processes need more memory and time."""
     return setting.engine == "process", setting.workers, ahead(setting) * setting.batch_size
 
 
@@ -145,8 +142,6 @@ class _Race:
         self._tried: dict[LoaderSpec, str] = {}
         """Settings, and why they failed; empty for those that work."""
         self._out_of_time = False
-        self._overheads = {"thread": 0.1, "process": 0.4}
-        """Seconds that recent measurements of each engine took in addition to their length."""
 
     def starters(self) -> list[LoaderSpec]:
         """Return both engines with fewer and more workers than the defaults, likely ones first."""
@@ -195,13 +190,18 @@ class _Race:
         self._rounds.append({})
         for each in field:
             seconds, elapsed = self._seconds(each), self._clock() - self._start
-            fits = elapsed + seconds + self._overheads[each.engine] <= part * self._plan.budget
+            fits = elapsed + seconds + _OVERHEAD <= part * self._plan.budget
             if not fits and len(self._tried) > 1:  # a tiny budget must do for two settings
                 self._out_of_time |= part < 1
                 return False
-            if not self._tried.get(each):
-                self._watch(name_of(each), min(elapsed, self._plan.budget), self._plan.budget)
-                self._try(each, seconds)
+            if self._tried.get(each):
+                continue
+            self._watch(name_of(each), min(elapsed, self._plan.budget), self._plan.budget)
+            self._tried[each] = ""
+            try:
+                self._rounds[-1][each] = self._measure(each, seconds)
+            except (MeasurementFailed, UsageError) as error:
+                self._tried[each] = str(error)
         return True
 
     def final(self) -> None:
@@ -217,11 +217,7 @@ class _Race:
         self._out_of_time |= least < LEAST_ROUNDS
 
     def ranked(self) -> list[LoaderSpec]:
-        """Return the measured settings, the best first.
-
-        Raises:
-            MeasurementFailed: If all of them failed.
-        """
+        """Return the measured settings, the best first; raises if all of them failed."""
         working = [each for each, why in self._tried.items() if not why]
         if not working:
             raise MeasurementFailed(next(iter(self._tried.values())))
@@ -240,22 +236,8 @@ class _Race:
             out_of_time=self._out_of_time,
         )
 
-    def _try(self, setting: LoaderSpec, seconds: float) -> None:
-        """Measure a setting, or note why that is not possible."""
-        self._tried[setting] = ""
-        start = self._clock()
-        try:
-            self._rounds[-1][setting] = self._measure(setting, seconds)
-        except (MeasurementFailed, UsageError) as error:
-            self._tried[setting] = str(error)
-        spent = max(0.05, self._clock() - start - seconds)
-        self._overheads[setting.engine] = (self._overheads[setting.engine] + spent) / 2
-
     def _seconds(self, setting: LoaderSpec) -> float:
-        """Return the length of a measurement.
-
-        Workers that start together finish together, so it covers at least two batches of each.
-        """
+        """Return the length of a measurement: at least two batches of each worker."""
         base = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
         same = [each for each in self._tried if each.engine == setting.engine]
         fastest = max((rate for each in same for rate in self._rates(each)), default=math.inf)

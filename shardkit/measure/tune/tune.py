@@ -24,7 +24,7 @@ from shardkit.measure.tune.search import (
     name_of,
     search,
 )
-from shardkit.system.formatting import json_value, size
+from shardkit.system.formatting import json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
 from shardkit.torch.engine.preflight import default_workers, local_ranks
@@ -47,7 +47,6 @@ _LEAST_PATIENCE = 15.0
 class TuneReport(SearchResult):
     """Result of `tune`. Rates are images/s without a training step."""
 
-    name: str
     opened: Opened
     """What was read: all images, or a sample."""
     cached: bool
@@ -102,7 +101,7 @@ class TuneReport(SearchResult):
             processors=usable_cpus(),
             ranks=local_ranks(),
             measured={
-                "dataset": self.name,
+                "dataset": self.opened.path,
                 "processes": self.opened.processes,
                 "images_per_second": dataclasses.asdict(rates),
                 "gain": speedup and speedup.median,
@@ -119,12 +118,10 @@ class TuneReport(SearchResult):
     def describe(self) -> str:
         """Return the report as text: the choice, why, all comparisons, and notes."""
         found = self.opened
-        split = f", split {printable(found.split)}" if found.split else ""
         part = f" (measured: {found.images:,})" if found.images < found.total else ""
         return "\n".join(
             [
-                f"{printable(self.name)}{split}: {found.total:,} images{part}, "
-                f"{size(found.bytes / max(1, found.total))} each; took {self.seconds:.0f} s",
+                f"{found.title}{part}; took {self.seconds:.0f} s",
                 f"  best      {name_of(self.chosen.setting)}{' (the defaults)' * self.is_default}",
                 f"  why       {self._why()}",
                 *self._step(),
@@ -238,58 +235,43 @@ def tune(  # noqa: PLR0913 - the options of the command
         limit=max(_LIMIT, _LEAST_BATCHES * default_workers() * batch_sizes[0]),
     )
     step = StepSpec(milliseconds=step_ms or 0.0, model=model)
-    load = other_load()
+    load, start, warnings = other_load(), time.monotonic(), {}
     with MeasurementProcess(subject) as process:
-        return _tune(process, step, tuple(batch_sizes), budget, load=load, watch=watch)
 
+        def measure(setting: LoaderSpec, seconds: float) -> float:
+            left = start + budget - time.monotonic()
+            process.patience = min(PATIENCE, max(left, _LEAST_PATIENCE))
+            found = process.measure(setting, StopCondition(seconds=seconds))
+            for warning in found.warnings:
+                if warning.startswith("loading may fail"):  # too little shared memory, for example
+                    raise MeasurementFailed(warning)
+            warnings[setting] = found.warnings
+            return found.rate
 
-def _tune(  # noqa: PLR0913 - the second half of one function
-    process: MeasurementProcess,
-    step: StepSpec,
-    batch_sizes: tuple[int, ...],
-    budget: float,
-    *,
-    load: OtherLoad,
-    watch: Watch,
-) -> TuneReport:
-    """Open and cache the dataset, search, and report."""
-    start, warnings = time.monotonic(), {}
-
-    def measure(setting: LoaderSpec, seconds: float) -> float:
-        left = start + budget - time.monotonic()
-        process.patience = min(PATIENCE, max(left, _LEAST_PATIENCE))
-        found = process.measure(setting, StopCondition(seconds=seconds))
-        for warning in found.warnings:
-            if warning.startswith("loading may fail"):  # too little shared memory, for example
-                raise MeasurementFailed(warning)
-        warnings[setting] = found.warnings
-        return found.rate
-
-    opened = process.open()
-    process.patience, cached = max(_WARMING * budget, _LEAST_PATIENCE), True
-    try:  # otherwise the settings that are measured first would be slower
-        process.call(session.warm)
-    except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
-        cached = False
-    engines = ("process",) if opened.processes else ("thread", "process")
-    default = LoaderSpec(
-        engine=engines[0], num_workers=default_workers(), batch_size=batch_sizes[0]
-    )
-    step_seconds = step.milliseconds / 1000 or None
-    if step.model is not None:
-        step_seconds = process.call(session.step_seconds, loader=default, step=step)
-    plan = Plan(
-        default=default,
-        engines=engines,
-        batch_sizes=batch_sizes[1:],
-        needed=default.batch_size / step_seconds if step_seconds else None,
-        budget=max(1.0, start + budget - time.monotonic()),
-        images=opened.images,
-    )
-    found = search(measure, plan, watch=watch)
+        opened = process.open()
+        process.patience, cached = max(_WARMING * budget, _LEAST_PATIENCE), True
+        try:  # otherwise the settings that are measured first would be slower
+            process.call(session.warm)
+        except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
+            cached = False
+        engines = ("process",) if opened.processes else ("thread", "process")
+        default = LoaderSpec(
+            engine=engines[0], num_workers=default_workers(), batch_size=batch_sizes[0]
+        )
+        step_seconds = step.milliseconds / 1000 or None
+        if model is not None:
+            step_seconds = process.call(session.step_seconds, loader=default, step=step)
+        plan = Plan(
+            default=default,
+            engines=engines,
+            batch_sizes=tuple(batch_sizes[1:]),
+            needed=default.batch_size / step_seconds if step_seconds else None,
+            budget=max(1.0, start + budget - time.monotonic()),
+            images=opened.images,
+        )
+        found = search(measure, plan, watch=watch)
     return TuneReport(
         **vars(found),
-        name=process.subject.name,
         opened=opened,
         cached=cached,
         default=default,

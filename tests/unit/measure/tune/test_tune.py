@@ -195,7 +195,7 @@ def test_another_file_is_refused_before_anything_is_measured(
     assert (tmp_path / "notes").read_text() == "precious"
 
 
-OPENED = Opened(total=5000, images=2000, bytes=5000 * 20480)
+OPENED = Opened(path="photos\x1b", total=5000, images=2000, bytes=5000 * 20480)
 DEFAULT = LoaderSpec(engine="thread", num_workers=2, batch_size=64)
 
 
@@ -214,7 +214,6 @@ def tried(setting: LoaderSpec, rate: float, rounds: int = 5) -> Tried:
 def report_of(**changed: Any) -> TuneReport:
     """Return a made-up report in which processes are faster."""
     known: dict[str, Any] = {
-        "name": "photos\x1b",
         "opened": OPENED,
         "cached": True,
         "default": DEFAULT,
@@ -231,7 +230,7 @@ def report_of(**changed: Any) -> TuneReport:
 
 def test_the_report_is_one_screen() -> None:
     assert report_of().describe() == textwrap.dedent("""\
-        photos\\x1b: 5,000 images (measured: 2,000), 20.0 KiB each; took 59 s
+        photos\\x1b  dataset, 5,000 images, 97.7 MiB (measured: 2,000); took 59 s
           best      process, 2 workers, batches of 64
           why       2.00x (1.80x to 2.20x in 5 rounds) the speed of the defaults
           compared  speedup over the defaults in the same rounds; images/s
