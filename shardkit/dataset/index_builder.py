@@ -22,6 +22,7 @@ from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
 from shardkit.record import (
     ABSENT,
+    IMAGE,
     IMAGE_FIELDS,
     LABEL_FIELD,
     META_FIELD,
@@ -284,7 +285,7 @@ class ShardRecords:
         if name is not None:
             image = self._bytes_of(record, row, name)
             packed = pack_row(**image, label=record.label, size=_size(meta), field=name)
-        elif alone:
+        elif alone and IMAGE in self.schema:
             raise CorruptShard(f"{self._path} is damaged: record {quoted(record.key)} has no image")
         else:
             packed = _pack_absent(record.label)
