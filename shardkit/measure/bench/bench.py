@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path
 
 from shardkit.errors import UsageError
 from shardkit.measure.bench.report import BenchReport, Line, line_of
@@ -68,8 +67,8 @@ def bench(  # noqa: PLR0913 - the options of the command
         watch: Called before each measurement with its name, the work done, and all work.
 
     Raises:
-        UsageError: If a path is missing, given twice or contains no images, or an option is
-            invalid. Failures during a measurement are reported in its line.
+        UsageError: If a path is missing or contains no images, or an option is invalid. Failures
+            during a measurement are reported in its line.
         CorruptDataset: If a manifest is damaged.
         KeyboardInterrupt: If Ctrl-C comes before a round is complete.
     """
@@ -84,9 +83,7 @@ def bench(  # noqa: PLR0913 - the options of the command
     if not names:
         raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
     usual = {path: default_loaders(path, batch_size) for path in names}
-    _require_unique(names, [Path(path).resolve() for path in names])
     specs = [parse_loader(text, batch_size) for text in loaders]
-    _require_unique([f"the loader {each}" for each in specs], specs)
     decode = choose_decode(names, decode, transform)
     step = StepSpec(milliseconds=step_ms or 0.0, model=model)
     stops = {
@@ -106,12 +103,6 @@ def bench(  # noqa: PLR0913 - the options of the command
         for cache in caches
     ]
     return compare(candidates, lines_of, rounds=rounds, length=f"{seconds:g} s", watch=watch)
-
-
-def _require_unique(names: Sequence[str], values: Sequence[object]) -> None:
-    for number, value in enumerate(values):
-        if value in values[:number]:
-            raise UsageError(f"{names[number]} is given twice")
 
 
 def default_loaders(path: str, batch_size: int) -> list[LoaderSpec]:

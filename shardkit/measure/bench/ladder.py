@@ -96,13 +96,12 @@ def make_rungs(workers: int, batch_size: int, *, accelerator: bool) -> dict[str,
 
 
 def lines_of(names: Sequence[str], results: Sequence[Result]) -> list[Line]:
-    """Return the lines; each is compared with the first, and the last measured one above it."""
-    lines, previous = [], results[0]
-    for name, result in zip(names, results, strict=True):
+    """Return the lines; each is compared with the first one and the one above it."""
+    lines = [line_of(results[0], results[0], names[0])]
+    for name, result, above in zip(names[1:], results[1:], results, strict=False):
         gain = ""
-        if result.samples and previous.samples and result is not results[0]:
-            ratio = Spread.paired(result.rates, previous.rates).median
+        if result.samples and above.samples:
+            ratio = Spread.paired(result.rates, above.rates).median
             gain = f" ({ratio:.2f}x the row above)"
         lines.append(line_of(result, results[0], f"{name}{gain}"))
-        previous = result if result.samples else previous
     return lines

@@ -39,12 +39,11 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="generator" content="{mark}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
 <title>shardkit bench: {headline}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ margin: 0 auto; padding: 1.5rem 1rem; max-width: 64rem; overflow-wrap: anywhere; }}
-body {{ font: 16px/1.4 system-ui, sans-serif; }}
+body {{ margin: 1.5rem auto; padding: 0 1rem; max-width: 64rem; overflow-wrap: anywhere;
+  font: 16px/1.4 system-ui, sans-serif; }}
 pre {{ overflow-x: auto; font: .82rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
 </style>
 <h1>{headline}</h1>
@@ -111,11 +110,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def require_output(path: Path, option: str) -> None:
-    """Check, before anything is measured, that ``--plot`` or ``--html`` can write ``path``.
-
-    Raises:
-        UsageError: If it cannot, or if a file is there that `shardkit bench` did not write.
-    """
+    """Raise `UsageError` if ``path`` cannot be written, or shardkit bench did not write it."""
     if option == "--plot" and path.suffix.lower() != ".svg":
         why = "a plot is a file named *.svg"
     elif path.is_dir():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from PIL import features
 
 from shardkit.codecs import turbo
@@ -150,17 +148,10 @@ def _open_files(plan: Plan) -> Checked:
 
 
 def _memory(plan: Plan) -> Checked:
-    memory, swapped = machine.memory_limit(), 0
-    with contextlib.suppress(OSError, RuntimeError):  # a container may hide it
-        swapped = int(psutil.swap_memory().used)
-    evidence = f"{size(memory)}; data {size(plan.bytes)}; swapped {size(swapped)}"
+    evidence = f"{size(machine.memory_limit())}; data {size(plan.bytes)}"
     large = "the data do not fit in memory: every epoch reads the disk"
     smaller = "store smaller images, or read with BlockShuffle"
-    swaps, end = "memory is swapped out", "end the processes that use it"
-    return evidence, [
-        (not fits_in_memory(plan.bytes), "note", large, smaller),
-        (swapped > memory // 10, "warning", swaps, end),
-    ]
+    return evidence, [(not fits_in_memory(plan.bytes), "note", large, smaller)]
 
 
 def _file_system(plan: Plan) -> Checked:

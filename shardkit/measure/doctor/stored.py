@@ -80,16 +80,14 @@ def innermost(dataset: Any) -> Any:
 
 
 def stored_images(dataset: Any) -> Any:
-    """Return the dataset with stored bytes as images; None if they are unknown.
-
-    A dataset with a list ``samples`` of (path, label) is an image folder, as in torchvision.
-    """
+    """Return the dataset with stored bytes as images; None if they are unknown."""
     if type(dataset) is Subset:
         whole = stored_images(dataset.dataset)
         return None if whole is None else Subset(whole, dataset.indices)
     if isinstance(dataset, ShardDataset):
         return open_dataset(dataset.path, decode="bytes")
     samples = getattr(dataset, "samples", None)
+    # A list of (path, label) makes it an image folder, as in torchvision.
     if isinstance(samples, list) and samples and isinstance(samples[0], tuple):
         path, *rest = samples[0]
         if len(rest) == 1 and isinstance(path, str | Path) and Path(path).is_file():

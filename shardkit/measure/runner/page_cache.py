@@ -31,10 +31,9 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def resident(files: Sequence[Path]) -> float | None:
-    """Return the fraction of the files' pages in the page cache, by ``mincore``; 0 for no pages.
+    """Return the fraction of the files' pages in the page cache, by ``mincore``; None if unknown.
 
-    None if unknown: the kernel reports it only to a file's owner or writers (to others it reports
-    that all pages are cached), and some file systems cannot map files.
+    The kernel reports it only to a file's owner or writers; to others, all pages are cached.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     cached = total = 0

@@ -63,9 +63,8 @@ class MeasurementProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self, subject: Subject | None = None) -> Opened:
-        """Open the subject, or another one."""
-        self.subject = subject or self.subject
+    def open(self) -> Opened:
+        """Open the subject."""
         opened: Opened = self._ask(session.open_subject, 0.0, {"subject": self.subject})
         return opened
 
@@ -78,13 +77,9 @@ class MeasurementProcess:
         return found
 
     def call(self, function: Callable[..., Any], *, patience: float = 0.0, **arguments: Any) -> Any:
-        """Call ``function(session, **arguments)`` in the process and return the result.
+        """Call ``function(session, **arguments)``, of a module, there, and return the result.
 
-        Args:
-            function: A function on the top level of a module. It receives the
-                `shardkit.measure.runner.session.Session`.
-            patience: Seconds that the call takes by its nature.
-            arguments: The function's arguments; they and the result travel by `pickle`.
+        The arguments and the result are pickled. ``patience`` is the usual duration in seconds.
         """
         if self._process.poll() is not None:  # a transform or lack of memory ended it
             self.close()

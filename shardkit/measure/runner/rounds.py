@@ -70,7 +70,7 @@ class Candidate:
     """What is done with each batch."""
 
     def __str__(self) -> str:
-        return f"{self.subject.name} {self.loader} {self.cache}"
+        return f"{self.subject.path} {self.loader} {self.cache}"
 
     @property
     def process(self) -> tuple[Subject, bool]:
@@ -108,20 +108,11 @@ def turn(items: Sequence[T], number: int) -> list[T]:
 def run_interleaved(
     candidates: Sequence[Candidate], *, rounds: int, watch: Watch = lambda text, done, total: None
 ) -> tuple[list[Result], bool]:
-    """Measure candidates in rounds, after one short round that does not count.
-
-    Args:
-        candidates: Those of one subject share a process, except for PyTorch's own loader.
-        rounds: Number of rounds that count.
-        watch: Called before each measurement.
+    """Measure candidates in ``rounds``, after one short round that does not count.
 
     Returns:
-        The results, in the order of the candidates, and whether Ctrl-C ended the measurement early.
-        Then only the complete rounds count.
-
-    Raises:
-        UsageError: If a candidate is invalid.
-        KeyboardInterrupt: If no round is complete.
+        The results in the order of the candidates, and whether Ctrl-C ended the measurement: then
+        only complete rounds count. Without any, `KeyboardInterrupt` is raised.
     """
     results = [Result(candidate=each) for each in candidates]
     complete, interrupted = 0, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -146,6 +147,4 @@ def last_words(message: str) -> str:
     """Return an error's message; of one from a PyTorch worker, without the traceback in it."""
     if "\nOriginal Traceback" not in message:
         return message
-    lines = message.strip().splitlines()  # those of the traceback are indented
-    after = max(number for number, line in enumerate(lines) if line.startswith(" ")) + 1
-    return "\n".join(lines[after:]) or lines[0]
+    return re.sub(r"(?s).*\n [^\n]*\n", "", message.strip())  # the traceback is indented

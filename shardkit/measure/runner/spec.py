@@ -28,11 +28,6 @@ class Subject:
     loader: str | None = None
     """``module:callable`` that returns an iterable of batches, such as a DataLoader."""
 
-    @property
-    def name(self) -> str:
-        """Name in reports."""
-        return self.loader or self.path
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
@@ -125,8 +120,7 @@ class StopCondition:
     epochs: int | None = None
     """It ends after this many epochs, if that is earlier."""
     whole: bool = False
-    """Measure from the start of the loader, including the start of workers, as for a cold epoch.
-    Otherwise the first fifth does not count: it uses batches prepared before the start."""
+    """Measure from the start of the loader; otherwise the first fifth does not count."""
 
 
 def parse_loader(text: str, batch_size: int) -> LoaderSpec:

@@ -49,9 +49,6 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
 
     A measurement starts and ends with the arrival of a batch, so it has as many waits as steps. A
     ``whole`` one starts with the loader instead, and its first wait includes the start of workers.
-
-    Raises:
-        UsageError: If the loader returns no batch.
     """
     start, cpu = time.perf_counter(), cpu_seconds()
     batches = _epochs(loader, stop.epochs)

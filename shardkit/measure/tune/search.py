@@ -112,11 +112,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     watch: Watch = lambda text, done, total: None,
 ) -> SearchResult:
-    """Find the fastest settings; with a training step, the cheapest that are fast enough.
-
-    Raises:
-        MeasurementFailed: If no setting can be measured; it reports why the defaults cannot.
-    """
+    """Find the fastest settings; with a training step, the cheapest that are fast enough."""
     race = _Race(measure, plan, clock, watch)
     field = race.starters()
     while field and race.run(race.with_default(field), _SEARCH):

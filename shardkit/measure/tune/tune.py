@@ -178,17 +178,14 @@ class TuneReport(SearchResult):
             "shardkit.with_rng if it is thread-safe and releases the GIL"
         )
         other_batches = self.default.batch_size != self.chosen.setting.batch_size
-        notes = (
-            (self.opened.processes, excluded),
-            (other_batches, "the batch size also affects training"),
-            (not self.cached, "the files were not read before: rates may be those of the disk"),
-            (self.load.disturbs, f"{self.load}: on an idle machine another setting may be best"),
-            (
-                self.out_of_time,
-                "the budget ended before the search: a longer --budget may find more",
-            ),
-        )
-        return [*self.warnings, *(text for applies, text in notes if applies)]
+        notes = {
+            excluded: self.opened.processes,
+            "the batch size also affects training": other_batches,
+            "the files were not read before: rates may be those of the disk": not self.cached,
+            f"{self.load}: on an idle machine another setting may be best": self.load.disturbs,
+            "the budget ended before the search: a longer --budget may find more": self.out_of_time,
+        }
+        return [*self.warnings, *(text for text, applies in notes.items() if applies)]
 
 
 def tune(  # noqa: PLR0913 - the options of the command

@@ -110,7 +110,6 @@ def test_one_cache_alone(place: Path, stage: Stage) -> None:
     [
         ([], "nothing to measure"),
         (["nowhere"], "does not exist"),
-        (["made", "made"], "given twice"),
         (["made", "--loader", "quick"], "'quick' is unknown"),
         (["made", "--loader", "auto:colour=red"], "has no option 'colour'"),
         (["made", "--decode", "flip"], "'flip' is unknown"),

@@ -26,7 +26,6 @@ MACHINE: dict[str, Any] = {
     "turbo.available": True,
     "native.describe": "not built",
     "os.cpu_count": 8,
-    "psutil.swap_memory": SimpleNamespace(used=0),
 }
 """What a machine without faults returns."""
 
@@ -38,7 +37,6 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"preflight.open_files_limit": 256}, "open files", "warning", "`ulimit -n` is 256"),
     ({"preflight.open_files_limit": 99}, "open files", "problem", "worker processes need 80"),
     ({"machine.memory_limit": GB}, "memory", "note", "data 1.0 GiB"),
-    ({"psutil.swap_memory": SimpleNamespace(used=8 * GB)}, "memory", "warning", "swapped 8.0"),
     ({"machine.filesystem": ("nfs4", "/data")}, "file system", "note", "nfs4 at /data"),
     ({"machine.filesystem": ("fuse.gcsfuse", "/data")}, "file system", "note", "fuse.gcsfuse"),
     ({"machine.filesystem": ("overlay", "/")}, "file system", "note", "overlay"),
@@ -96,8 +94,8 @@ def test_a_machine_without_faults_passes_all_checks(found: Any) -> None:
 def test_the_worst_comes_first(found: Any) -> None:
     planted = {
         "turbo.available": False,
-        "machine.memory_limit": 16 * GB,
-        "psutil.swap_memory": SimpleNamespace(used=8 * GB),
+        "machine.affinity": 2,
+        "features.check": False,
         "preflight.open_files_limit": 99,
     }
     order = [SEVERITIES.index(each.severity) for each in found(planted).values()]
