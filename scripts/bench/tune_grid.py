@@ -112,7 +112,7 @@ def compare(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
             decode=subject.decode,
             transform=subject.transform,
             budget=given.budget,
-            batch_sizes=(given.batch_size,),
+            batch_size=given.batch_size,
         )
         chosen.append(report.chosen.setting)
         loads.append(report.load.busy)

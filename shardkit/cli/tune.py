@@ -44,12 +44,12 @@ class _BatchSize(click.ParamType[Any]):
 @transform_option
 @click.option(
     "--batch-size",
-    "batch_sizes",
     type=_BatchSize(),
-    multiple=True,
+    default=64,
+    show_default=True,
     metavar="N",
-    help="Samples per batch; repeat it to add alternatives to the first. 'auto' finds the largest "
-    "for which a training step of --model fits in memory.  [default: 64]",
+    help="Samples per batch. 'auto' finds the largest for which a training step of --model fits in "
+    "memory.",
 )
 @click.option(
     "--memory",
@@ -81,7 +81,7 @@ def tune_command(  # noqa: PLR0913 - Click passes each option by name
     dataset: Path,
     decode: str | None,
     transform: str | None,
-    batch_sizes: tuple[Any, ...],
+    batch_size: Any,
     memory: int | None,
     step_ms: float | None,
     model: str | None,
@@ -107,16 +107,16 @@ def tune_command(  # noqa: PLR0913 - Click passes each option by name
     if out is not None:
         require_replaceable(out)
     found = None
-    if _AUTO in batch_sizes or memory is not None:
-        if batch_sizes != (_AUTO,) or model is None:
+    if batch_size == _AUTO or memory is not None:
+        if batch_size != _AUTO or model is None:
             raise UsageError(
-                "--batch-size auto needs --model and no other size, and --memory belongs to it: "
-                "give --batch-size auto once, with --model"
+                "--batch-size auto needs --model, and --memory belongs to it: give --batch-size "
+                "auto with --model"
             )
         found = find_batch_size(
             partial(_model_and_sample, dataset, decode, transform, model), memory=memory
         )
-        batch_sizes = (found.batch_size,)
+        batch_size = found.batch_size
         if not quiet and not as_json:
             line("batch", found.describe())
     with measuring_bar(quiet=quiet, unit="s") as watch:
@@ -124,7 +124,7 @@ def tune_command(  # noqa: PLR0913 - Click passes each option by name
             dataset,
             decode=decode,
             transform=transform,
-            batch_sizes=batch_sizes or (64,),
+            batch_size=batch_size,
             step_ms=step_ms,
             model=model,
             budget=budget,

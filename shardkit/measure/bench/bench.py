@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
@@ -23,8 +22,7 @@ from shardkit.measure.runner.spec import (
 from shardkit.system.machine import other_load, usable_cpus
 
 COLD_MOST = 10
-"""A cold measurement is one epoch, since later ones are warm; at most this many times as long as a
-warm one."""
+"""A cold measurement is one epoch, at most this many times as long as a warm one."""
 
 LIMIT = 2000
 """Default maximum of images to read: enough for a few seconds."""
@@ -75,14 +73,17 @@ def bench(  # noqa: PLR0913 - the options of the command
     for name, value in (("rounds", rounds), ("limit", limit)):
         if type(value) is not int or value < 1:
             raise UsageError(f"{name}={value!r} is not a positive integer")
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"seconds={seconds!r} is not a positive number")
+    if not 0 < seconds < 1e5:
+        raise UsageError(f"seconds={seconds!r} is not a number of seconds above 0")
     if not caches or set(caches) - set(CACHES):
         raise UsageError(f"caches={caches!r} must be some of {', '.join(CACHES)}")
     names = [fspath(path) for path in paths]
     if not names:
         raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
-    usual = {path: default_loaders(path, batch_size) for path in names}
+    # PyTorch's loader keeps its workers: their start would cost too much of a short epoch.
+    auto = LoaderSpec(batch_size=batch_size)
+    plain = replace(auto, engine=PLAIN, num_workers=usable_cpus(), persistent_workers=True)
+    usual = {path: [plain, auto] if is_dataset(path) else [plain] for path in names}
     specs = [parse_loader(text, batch_size) for text in loaders]
     decode = choose_decode(names, decode, transform)
     step = StepSpec(milliseconds=step_ms or 0.0, model=model)
@@ -103,13 +104,6 @@ def bench(  # noqa: PLR0913 - the options of the command
         for cache in caches
     ]
     return compare(candidates, lines_of, rounds=rounds, length=f"{seconds:g} s", watch=watch)
-
-
-def default_loaders(path: str, batch_size: int) -> list[LoaderSpec]:
-    """Return the default loaders. PyTorch's keeps its workers, whose start costs a short epoch."""
-    auto = LoaderSpec(batch_size=batch_size)
-    plain = replace(auto, engine=PLAIN, num_workers=usable_cpus(), persistent_workers=True)
-    return [plain, auto] if is_dataset(path) else [plain]
 
 
 def compare(

@@ -58,7 +58,8 @@ def ladder(  # noqa: PLR0913 - the options of the command
     rungs = make_rungs(workers, batch_size, accelerator=accelerator)
     with MeasurementProcess(subject) as process:
         images = process.open().images
-        pilot = process.measure(rungs["no workers"], StopCondition(seconds=seconds / 5), step).rate
+        stop = StopCondition(seconds=min(seconds / 5, 60.0))
+        pilot = process.measure(rungs["no workers"], stop, step).rate
     # At least two batches per worker: otherwise their start would be all that is measured.
     batches = max(2 * workers, math.ceil(pilot * seconds / EPOCHS / batch_size))
     rows = min(images, batches * batch_size)

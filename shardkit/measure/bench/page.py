@@ -16,8 +16,7 @@ _MARK = "made by shardkit bench"
 """At the start of each chart and page, so that only these are ever overwritten."""
 
 _COLORS = {"warm": "#D55E00", "cold": "#0072B2"}
-"""Vermilion and blue of Okabe and Ito's palette, which color-blind people can distinguish. Both
-have a contrast above 3:1 on white and on black."""
+"""Two of Okabe and Ito's color-blind safe colors, with a contrast of 3:1 on white and on black."""
 
 _WIDTH, _BARS, _ROW, _TICKS = 920, 760, 46, 5
 """Width of a chart and of its longest bar, height of a row, and most intervals of the axis."""

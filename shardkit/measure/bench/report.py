@@ -62,8 +62,7 @@ class Measured:
     engine: str
     workers: int
     resident: float | None
-    """Of a cold line: largest fraction of the files, 0 to 1, that stayed cached; None if unknown,
-    and for a warm line."""
+    """Largest fraction of a cold line's files, 0 to 1, that stayed cached; None if unknown."""
     warnings: tuple[str, ...]
 
     @property
@@ -188,8 +187,6 @@ class BenchReport:
         rounds, complete = self.settings["rounds"], self.settings["complete"]
         if self.interrupted:
             texts.append(f"Interrupted: the table shows {complete} of {rounds} rounds.")
-        elif rounds < 3:
-            texts.append("One or two rounds do not show chance variation: use --rounds 5.")
         for line, found in self.measured:
             if line.cache == "cold" and not found.cold:
                 part = "an unknown fraction" if found.resident is None else f"{found.resident:.0%}"

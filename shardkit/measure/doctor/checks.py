@@ -12,7 +12,6 @@ from PIL import features
 
 from shardkit.codecs import turbo
 from shardkit.measure.doctor.pipeline import Pipeline
-from shardkit.measure.runner import page_cache
 from shardkit.measure.runner.environment import library_versions
 from shardkit.measure.runner.session import Session
 from shardkit.system import machine, native
@@ -23,8 +22,7 @@ from shardkit.torch.engine.processes import SPARE_SLOTS
 from shardkit.torch.loader import FILES_PER_BATCH
 
 SEVERITIES = ("problem", "warning", "note", "ok")
-"""``problem``: loading fails or a setting cannot work. ``warning``: it costs speed. ``note``:
-information. ``ok``: passed."""
+"""Loading fails or a setting cannot work; it costs speed; information; passed."""
 
 _FITS = 0.7
 """Fraction of the memory that files may fill and still stay cached during training."""
@@ -77,8 +75,8 @@ class Plan:
 
 
 Checked = tuple[str, list[tuple[bool, str, str, str]]]
-"""Evidence, empty if the check does not apply; and verdicts, of which the first true one counts:
-whether it applies, severity, finding and remedy."""
+"""Evidence, empty if there is nothing to check; and verdicts (the first that applies counts):
+whether it does, severity, finding and remedy."""
 
 
 def check_data(session: Session, *, batch_size: int, workers: int | None) -> list[Finding]:
@@ -163,14 +161,6 @@ def _file_system(plan: Plan) -> Checked:
     return evidence, [(bool(where), "note", f"the data are {where} ({kind})", remedy)]
 
 
-def _page_cache(plan: Plan) -> Checked:
-    cached = page_cache.resident(plan.files) if plan.bytes else None
-    if cached is None:
-        return "", []
-    what = "most of the data were not cached: the next epoch starts at disk speed"
-    return f"{cached:.0%} of the data cached at the start", [(cached < 0.5, "note", what, "")]
-
-
 def _libraries(_: Plan) -> Checked:
     crops, compiled = turbo.available(), native.describe()
     fast = bool(features.check("libjpeg_turbo"))
@@ -208,7 +198,6 @@ CHECKS: dict[str, Callable[[Plan], Checked]] = {
     "open files": _open_files,
     "memory": _memory,
     "file system": _file_system,
-    "page cache": _page_cache,
     "libraries": _libraries,
     "threads": _threads,
 }

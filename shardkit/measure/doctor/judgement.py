@@ -18,8 +18,7 @@ _GAIN, _OVERSUBSCRIBED = 1.1, 1.3
 """Least speedup that is worth a change, and that makes PyTorch's threads the cause."""
 
 _ERRORS, _LEAST_GAP = 2.5, 0.02
-"""Standard errors between a median and the ends of its range; and smallest relative difference that
-a longer run should decide."""
+"""Standard errors from a median to the ends of its range; least difference worth a longer run."""
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,10 @@ from shardkit.torch.data.collate import count
 from shardkit.torch.data.read_context import ReadContext, reading
 
 OWN_CODE = ("dataset", "transform", "collate")
-"""Stages that may run user code, and so hold the GIL. ``dataset`` stands for the other stages,
-``read`` and ``decode``, if doctor does not know the files of the images."""
+"""Stages that may run user code; ``dataset`` is ``read`` and ``decode`` if no files are known."""
 
 WAITS, MATTERS = 0.5, 0.25
-"""A stage waits if it computes for less than the first fraction of its time, and is worth a remedy
-from the second fraction of an image's time on."""
+"""Fractions: of a stage's time, below which it waits; of an image's, from which a stage matters."""
 
 _IMAGES, _FEWEST, _PART = 256, 32, 0.1
 """Most images in the sample; a batch of more than the second takes this part of the time."""

@@ -30,8 +30,7 @@ _LARGEST = 0.1
 """Fraction of the images that count as the largest."""
 
 _MOST_IMAGES, _LEAST_TIME, _RATIO, _TIE = 0.4, 0.5, 2.0, 0.05
-"""A group has at most, and takes at least, these fractions; its time exceeds its part of the images
-by this factor. Groups within the last fraction explain the time equally well."""
+"""Most images of a group, least time, and its time per image; groups within the last are tied."""
 
 
 class Header(NamedTuple):

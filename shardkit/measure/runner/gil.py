@@ -10,17 +10,11 @@ from collections.abc import Callable
 HOLDS = 0.5
 """Minimum fraction of the time for which work that holds the GIL blocks other threads."""
 
-_PROBE_SECONDS = 0.001
-"""Sleep of the probe, without the GIL, before it asks for the GIL again."""
+_PROBE_SECONDS, _IDLE_SECONDS, _TRIES = 0.001, 0.1, 3
+"""Sleep of the probe before it asks for the GIL again; time to measure its delay without load."""
 
 _LATE_SECONDS = 0.0003
-"""A probe that gets the GIL this much later found it held. A free GIL takes about 0.1 ms; Python
-code releases it after ``sys.getswitchinterval()``, 5 ms."""
-
-_IDLE_SECONDS = 0.1
-"""Time to measure how late the probe is while nothing holds the GIL."""
-
-_TRIES = 3
+"""From this delay on, the GIL was held: a free one takes 0.1 ms, Python releases it after 5 ms."""
 
 
 def held_share(work: Callable[[], object], seconds: float = 0.5) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, Subject
 from shardkit.system.files import require_local
@@ -95,31 +95,19 @@ def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
         sys.path.append(here)
     try:
         found: Any = pkgutil.resolve_name(text)
+        if callable(found) and not ready(found):
+            found = found()
+    except ShardkitError:
+        raise
     except Exception as error:
         raise UsageError(
-            f"--{option} {text!r} cannot be imported ({type(error).__name__}: {error}): give "
-            f"module:name of a module that is installed or in this folder, such as augment:{option}"
+            f"--{option} {text!r} cannot be imported, or called without arguments "
+            f"({type(error).__name__}: {error}): give module:name of a module that is installed or "
+            f"in this folder, such as augment:{option}"
         ) from error
-    if callable(found) and not ready(found):
-        try:
-            found = found()
-        except TypeError as error:
-            raise UsageError(
-                f"--{option} {text!r} cannot be called without arguments ({error}): name a "
-                f"function that returns the {option}"
-            ) from error
     if not ready(found):
         raise UsageError(f"--{option} {text!r} gives a {type(found).__name__}, not a {option}")
     return found
-
-
-def made(found: Any) -> bool:
-    """Return whether an object is a dataset or loader, and not a function or class to call."""
-    return not callable(found)
-
-
-def _is_transform(found: Any) -> bool:
-    return callable(found) and not isinstance(found, type)
 
 
 def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset:
@@ -132,7 +120,9 @@ def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset
 def open_subject(subject: Subject) -> Dataset[Any]:
     """Open the dataset or image folder of a subject."""
     name = subject.transform
-    transform = None if name is None else load_object(name, "transform", _is_transform)
+    transform = name and load_object(
+        name, "transform", lambda each: callable(each) and not isinstance(each, type)
+    )
     decode = parse_decode(subject.decode)
     opened: ShardDataset | PlainFolder
     if is_dataset(subject.path):

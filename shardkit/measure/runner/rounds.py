@@ -19,9 +19,6 @@ from shardkit.system.formatting import speedup_words
 CACHES = ("warm", "cold")
 """``warm``: the files are cached. ``cold``: their pages were dropped before."""
 
-_AGREE = 3
-"""Fewer rounds than this may agree by chance."""
-
 T = TypeVar("T")
 
 Watch = Callable[[str, float, float], None]
@@ -51,7 +48,7 @@ class Spread:
     @property
     def clear(self) -> bool:
         """Whether at least three rounds measured a ratio, and all agree which is faster."""
-        return self.rounds >= _AGREE and (self.lowest > 1 or self.highest < 1)
+        return self.rounds >= 3 and (self.lowest > 1 or self.highest < 1)
 
     def describe(self) -> str:
         """Return a ratio as text: ``1.94x (1.57x to 3.50x in 5 rounds)``."""
@@ -88,8 +85,7 @@ class Result:
     samples: list[Measurement] = field(default_factory=list)
     """One per round; empty if one of them failed."""
     resident: float | None = 0.0
-    """Largest fraction of the files, 0 to 1, that stayed cached before a cold measurement; None if
-    unknown."""
+    """Largest fraction of the files, 0 to 1, that stayed cached before a cold one; or None."""
     problem: str = ""
     """Why it could not be measured."""
 

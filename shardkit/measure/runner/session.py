@@ -25,8 +25,7 @@ from shardkit.system.pool import end_with_parent
 from shardkit.torch.prefetch import DevicePrefetcher
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
-"""Drops, seconds between them, and the fraction of the pages that may stay: threads of the previous
-measurement may still be reading their last batch."""
+"""Drops, seconds between them (threads may still read), and the fraction of pages that may stay."""
 
 
 @dataclass
@@ -47,7 +46,9 @@ def open_subject(session: Session, *, subject: Subject) -> Opened:
     """Open what is to be read."""
     session.subject, session.loader = subject, None
     if subject.loader is not None:
-        session.loader = material.load_object(subject.loader, "loader", material.made)
+        session.loader = material.load_object(
+            subject.loader, "loader", lambda found: not callable(found)
+        )
         session.dataset = getattr(session.loader, "dataset", None)
     else:
         session.dataset = material.open_subject(subject)

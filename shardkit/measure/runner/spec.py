@@ -19,8 +19,7 @@ class Subject:
     path: str = ""
     """A dataset or an image folder; empty with ``loader``."""
     decode: str = "pil"
-    """Image type before the transform: ``pil``, ``numpy``, ``torch``, ``bytes``, or an operation in
-    Python syntax, such as ``RandomResizedCrop(224)``."""
+    """Image type before the transform, or an operation, such as ``RandomResizedCrop(224)``."""
     transform: str | None = None
     """``module:name`` of a transform."""
     limit: int | None = None
@@ -55,17 +54,11 @@ class LoaderSpec:
         for name, value in self.options.items():
             if type(value) is not _TYPES[name]:
                 raise UsageError(f"{name}={value!r} is not of type {_TYPES[name].__name__}")
-            if type(value) is int and value < 0:
-                raise UsageError(f"{name}={value} is below 0")
         if self.engine != PLAIN:
             self.loader_options()  # raises for invalid values
 
     def __str__(self) -> str:
-        shown = {True: "true", False: "false"}
-        parts = [
-            f"{name}={shown[value] if type(value) is bool else value}"
-            for name, value in self.options.items()
-        ]
+        parts = [f"{name}={str(value).lower()}" for name, value in self.options.items()]
         return f"{self.engine}:{','.join(parts)}" if parts else self.engine
 
     @property
@@ -90,6 +83,7 @@ _TYPES: dict[str, type] = {
     if name not in ("engine", "batch_size", "device")
 }
 _PLAIN_OPTIONS = list(_TYPES)[:5]
+_WORDS: dict[str, Any] = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +93,7 @@ class StepSpec:
     milliseconds: float = 0.0
     """Length of a wait: an accelerator computes while the CPUs are free to load."""
     model: str | None = None
-    """``module:name`` of a model to train, or of a function that returns one; ``small`` is built
-    in. It is trained on the accelerator if there is one."""
+    """``module:name`` of a model to train on the accelerator, if any; ``small`` is built in."""
     arrive: bool = False
     """Wait until the batch is on the accelerator; no effect without one."""
 
@@ -140,12 +133,5 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
             raise UsageError(f"loader {engine} has no option {name!r}; it has {', '.join(known)}")
         if name in options:
             raise UsageError(f"loader {text!r} sets {name} twice")
-        options[name] = _parse_value(value)
+        options[name] = int(value) if value.isdecimal() else _WORDS.get(value.lower(), value)
     return LoaderSpec(engine=engine, batch_size=batch_size, **options)
-
-
-def _parse_value(text: str) -> int | bool | str:
-    try:
-        return int(text)
-    except ValueError:
-        return {"true": True, "false": False}.get(text.lower(), text)

@@ -2,7 +2,7 @@
 
 About ten settings are measured in interleaved rounds: both engines, with several numbers of
 workers. The slower half leaves after each round. Then the neighbors of the leader join: other
-numbers of workers, other prefetch, other batch sizes. In the end, the two best are compared with
+numbers of workers, other prefetch. In the end, the two best are compared with
 the defaults for as long as the budget lasts. A setting is judged by one number: the median, over
 the rounds, of its speed divided by that of the defaults in the same round.
 
@@ -73,8 +73,6 @@ class Plan:
     default: LoaderSpec
     """What `make_loader` uses by itself."""
     engines: tuple[str, ...] = ("thread", "process")
-    batch_sizes: tuple[int, ...] = ()
-    """Alternatives to the default's batch size."""
     needed: float | None = None
     """Images per second that the training step consumes."""
     budget: float = 60.0
@@ -150,7 +148,7 @@ class _Race:
         )
 
     def neighbors(self) -> list[LoaderSpec]:
-        """Return settings next to the leader that were not tried: workers, prefetch, batch size."""
+        """Return settings next to the leader that were not tried: workers, then prefetch."""
         leader = self.ranked()[0]
         if self._is_enough(leader):
             return []
@@ -163,7 +161,6 @@ class _Race:
             self._new(replace(leader, num_workers=each, prefetch_factor=None) for each in more)
             or self._new(replace(leader, num_workers=each, prefetch_factor=None) for each in near)
             or self._new(replace(leader, prefetch_factor=each) for each in factors)
-            or self._new(replace(leader, batch_size=each) for each in self._plan.batch_sizes)
         )
 
     def _new(self, settings: Iterable[LoaderSpec]) -> list[LoaderSpec]:
@@ -223,7 +220,9 @@ class _Race:
         """Return what was found. The defaults stay unless a setting is clearly faster."""
         ranked, default = self.ranked(), self._plan.default
         ranked.sort(key=lambda each: len(self._ratios(each)) < LEAST_ROUNDS)
-        if default in ranked and self._is_tie(ranked[0]):
+        least = GAIN if len(self._ratios(ranked[0])) >= LEAST_ROUNDS else _LARGE_GAIN
+        tie = not self._is_enough(ranked[0]) and self._score(ranked[0]) < least
+        if default in ranked and tie:
             ranked.remove(default)
             ranked.insert(0, default)
         return SearchResult(
@@ -268,11 +267,6 @@ class _Race:
         """Return whether a setting is fast enough for the training step, if there is one."""
         rate = statistics.median(self._rates(setting))
         return self._plan.needed is not None and rate >= ENOUGH * self._plan.needed
-
-    def _is_tie(self, best: LoaderSpec) -> bool:
-        """Return whether the best setting is no better than the defaults."""
-        least = GAIN if len(self._ratios(best)) >= LEAST_ROUNDS else _LARGE_GAIN
-        return not self._is_enough(best) and self._score(best) < least
 
     def _summary(self, setting: LoaderSpec) -> Tried:
         ratios = self._ratios(setting)

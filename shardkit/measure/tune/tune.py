@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -177,10 +176,8 @@ class TuneReport(SearchResult):
             f"threads were not measured: {self.opened.processes}. Mark a transform with "
             "shardkit.with_rng if it is thread-safe and releases the GIL"
         )
-        other_batches = self.default.batch_size != self.chosen.setting.batch_size
         notes = {
             excluded: self.opened.processes,
-            "the batch size also affects training": other_batches,
             "the files were not read before: rates may be those of the disk": not self.cached,
             f"{self.load}: on an idle machine another setting may be best": self.load.disturbs,
             "the budget ended before the search: a longer --budget may find more": self.out_of_time,
@@ -193,7 +190,7 @@ def tune(  # noqa: PLR0913 - the options of the command
     *,
     decode: str | None = None,
     transform: str | None = None,
-    batch_sizes: Sequence[int] = (64,),
+    batch_size: int = 64,
     step_ms: float | None = None,
     model: str | None = None,
     budget: float = 60.0,
@@ -206,7 +203,7 @@ def tune(  # noqa: PLR0913 - the options of the command
         decode: Image type, or an operation such as ``"CenterCrop(224)"``; None selects as the
             command does.
         transform: ``module:name`` of a transform for each image.
-        batch_sizes: Samples per batch; the first is the default, others are alternatives.
+        batch_size: Samples per batch.
         step_ms: Training step time per batch in ms, spent off the CPU. With a step, the cheapest
             settings that load fast enough are chosen.
         model: ``module:name`` of a model to train on each batch, or ``small``.
@@ -219,17 +216,14 @@ def tune(  # noqa: PLR0913 - the options of the command
     """
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
-    if not batch_sizes or any(type(each) is not int or each < 1 for each in batch_sizes):
-        raise UsageError(f"batch sizes {tuple(batch_sizes)} are not positive integers")
-    if (step_ms or model) and len(set(batch_sizes)) > 1:
-        raise UsageError("a training step belongs to one batch size: give one --batch-size")
+    setting = LoaderSpec(batch_size=batch_size, num_workers=default_workers())
     path = fspath(dataset)
     is_dataset(path)  # raises if it does not exist
     subject = Subject(
         path=path,
         decode=choose_decode([path], decode, transform),
         transform=transform,
-        limit=max(_LIMIT, _LEAST_BATCHES * default_workers() * batch_sizes[0]),
+        limit=max(_LIMIT, _LEAST_BATCHES * setting.workers * batch_size),
     )
     step = StepSpec(milliseconds=step_ms or 0.0, model=model)
     load, start, warnings = other_load(), time.monotonic(), {}
@@ -252,17 +246,14 @@ def tune(  # noqa: PLR0913 - the options of the command
         except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
             cached = False
         engines = ("process",) if opened.processes else ("thread", "process")
-        default = LoaderSpec(
-            engine=engines[0], num_workers=default_workers(), batch_size=batch_sizes[0]
-        )
+        default = replace(setting, engine=engines[0])
         step_seconds = step.milliseconds / 1000 or None
         if model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)
         plan = Plan(
             default=default,
             engines=engines,
-            batch_sizes=tuple(batch_sizes[1:]),
-            needed=default.batch_size / step_seconds if step_seconds else None,
+            needed=batch_size / step_seconds if step_seconds else None,
             budget=max(1.0, start + budget - time.monotonic()),
             images=opened.images,
         )

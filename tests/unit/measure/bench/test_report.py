@@ -99,7 +99,6 @@ def test_samples_rounds_interruptions_and_other_load_are_doubts() -> None:
         complete=2,
     )
     assert made.details == (
-        "One or two rounds do not show chance variation: use --rounds 5.",
         "1,000 of 5,000 images of a were read.",
         "1 of 2 lines vary by more than 1.6x between rounds: measure again on an idle machine.",
     )

@@ -21,7 +21,6 @@ MACHINE: dict[str, Any] = {
     "machine.filesystem": ("ext4", "/"),
     "preflight.shared_memory": (16 * GB, 16 * GB),
     "preflight.open_files_limit": 65536,
-    "page_cache.resident": 1.0,
     "features.check": True,
     "turbo.available": True,
     "native.describe": "not built",
@@ -40,7 +39,6 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"machine.filesystem": ("nfs4", "/data")}, "file system", "note", "nfs4 at /data"),
     ({"machine.filesystem": ("fuse.gcsfuse", "/data")}, "file system", "note", "fuse.gcsfuse"),
     ({"machine.filesystem": ("overlay", "/")}, "file system", "note", "overlay"),
-    ({"page_cache.resident": 0.03}, "page cache", "note", "3%"),
     ({"features.check": False}, "libraries", "warning", "libjpeg-turbo in Pillow: no"),
     ({"turbo.available": False}, "libraries", "note", "TurboJPEG 3: no"),
 ]
@@ -86,9 +84,7 @@ def test_too_many_threads_are_found(found: Any, monkeypatch: pytest.MonkeyPatch)
 def test_a_machine_without_faults_passes_all_checks(found: Any) -> None:
     assert [*found({})] == [*CHECKS]
     assert {each.severity for each in found({}).values()} == {"ok"}
-    assert [*found({}, files=[], bytes=0)] == [
-        name for name in CHECKS if name not in ("file system", "page cache")
-    ]
+    assert [*found({}, files=[], bytes=0)] == [name for name in CHECKS if name != "file system"]
 
 
 def test_the_worst_comes_first(found: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from shardkit.errors import UsageError
 from shardkit.measure.runner import page_cache, session
 from shardkit.measure.runner.material import Opened
 from shardkit.measure.runner.session import Session, answer, last_words
-from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement
 
 PLAIN = LoaderSpec(engine="plain", batch_size=4)
@@ -108,8 +107,8 @@ def test_invalid_requests_are_refused_and_errors_are_failures(
     missing = Subject(path=str(folder / "nowhere"))
     kind, message = answer(Session(), session.open_subject, {"subject": missing})
     assert (kind, "does not exist" in message) == ("refused", True)
-    with pytest.raises(UsageError, match="below 0"):
-        replace(PLAIN, num_workers=-1)
+    with pytest.raises(UsageError, match="not of type int"):
+        parse_loader("plain:num_workers=-1", 4)
 
     found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
     assert answer(found, session.measure, EPOCH) == ("failed", "ValueError: planted")
@@ -155,5 +154,5 @@ def test_a_users_loader_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.dataset is found.loader.dataset
     subject = Subject(loader="planted_loaders:batches")
     assert session.open_subject(found, subject=subject).images == 0
-    with pytest.raises(UsageError, match="name a function that returns the loader"):
+    with pytest.raises(UsageError, match="called without arguments"):
         session.open_subject(found, subject=Subject(loader="planted_loaders:needs"))

@@ -100,7 +100,7 @@ def test_a_users_model_is_trained(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("somebodys_models:needs", "cannot be called without arguments"),
+        ("somebodys_models:needs", "called without arguments"),
         ("somebodys_models:text", "gives a str"),
         ("somebodys_models:other", "has no attribute 'other'"),
         ("no_such_module_here:x", "No module named"),

@@ -63,7 +63,7 @@ def test_the_choice_fits_a_loader(made: Path) -> None:
     told: list[tuple[str, float, float]] = []
 
     report = tune(
-        made, decode=CROP, batch_sizes=(8,), budget=3.0, watch=lambda *given: told.append(given)
+        made, decode=CROP, batch_size=8, budget=3.0, watch=lambda *given: told.append(given)
     )
 
     assert (report.opened.total, report.opened.images, report.cached) == (160, 160, True)
@@ -80,7 +80,7 @@ def test_the_choice_fits_a_loader(made: Path) -> None:
 
 @pytest.mark.slow
 def test_with_a_long_step_the_cheapest_setting_is_enough(made: Path) -> None:
-    report = tune(made, decode=CROP, batch_sizes=(8,), budget=3.0, step_ms=800.0)
+    report = tune(made, decode=CROP, batch_size=8, budget=3.0, step_ms=800.0)
 
     assert report.step_seconds == 0.8
     assert report.headroom == pytest.approx(report.chosen.images_per_second.median * 0.8 / 8)
@@ -106,7 +106,7 @@ def test_where_the_defaults_fail_another_setting_is_found(
     """As where there is memory for one worker, but not for two. Threads are excluded."""
     monkeypatch.chdir(made.parent)
 
-    report = tune(made, transform="planted_transforms:crowded", budget=6.0, batch_sizes=(8,))
+    report = tune(made, transform="planted_transforms:crowded", budget=6.0, batch_size=8)
 
     assert (report.chosen.setting.engine, report.chosen.setting.workers) == ("process", 1)
     assert report.chosen.speedup is None
@@ -130,7 +130,7 @@ def test_of_many_images_a_sample_is_read_first(made: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(MeasurementProcess, "call", slow)
 
-    report = tune(made, decode=CROP, batch_sizes=(8,), budget=1.0)
+    report = tune(made, decode=CROP, batch_size=8, budget=1.0)
 
     assert (report.opened.total, report.opened.images, report.cached) == (160, 40, False)
 
@@ -140,8 +140,7 @@ def test_of_many_images_a_sample_is_read_first(made: Path, monkeypatch: pytest.M
     [
         ({"budget": 0.5}, "at least 1 s"),
         ({"budget": float("nan")}, "out of range"),
-        ({"batch_sizes": (0,)}, "not positive integers"),
-        ({"batch_sizes": (8, 16), "step_ms": 1.0}, "belongs to one batch size"),
+        ({"batch_size": 0}, "not a positive integer"),
         ({"step_ms": 1.0, "model": "small"}, "either a time in ms or a model"),
     ],
 )
@@ -279,7 +278,6 @@ def test_notes_report_what_limits_the_result() -> None:
     assert "not certain: other rounds may differ" in text
     assert "note      mine\n" in text
     assert "threads were not measured: the transform train may hold the GIL" in text
-    assert "the batch size also affects training" in text
     assert "rates may be those of the disk" in text
     assert "other processes used 1.0 of 2 CPUs at the start" in text
     assert "a longer --budget may find more" in text
