@@ -74,6 +74,16 @@ class BatchView(Sequence[Sample]):
         self._layout = layout
         self._describe = describe
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `describe` refers to the rows being read. Only records that lack a field are ever named.
+        lists = [values for values, block in self._columns if block is None]
+        names = {
+            position: self._name(position)
+            for position in range(len(self))
+            if any(values[position] is None for values in lists)
+        }
+        return BatchView, (self._columns, self._layout, names.__getitem__)
+
     def __len__(self) -> int:
         return len(self._columns[0].values)
 

@@ -233,6 +233,16 @@ def test_a_missing_value_names_the_row_and_the_remedy(path: Path) -> None:
     assert collate(texts[[LACKING, 1]]) == ([None, sample_of(1)["caption"]],)
 
 
+def test_a_batch_can_be_pickled_and_still_names_a_row(path: Path) -> None:
+    """A worker process sends it if the collate function returns it unchanged."""
+    dataset = open_dataset(path, fields=("latent", "caption"))
+    whole = pickle.loads(pickle.dumps(dataset[[1, 2]]))
+    assert same(collate(whole)[0], collate(dataset[[1, 2]])[0])
+    lacking = pickle.loads(pickle.dumps(dataset[[1, LACKING]]))
+    with pytest.raises(UsageError, match=rf"\(row {LACKING}, .* lacks 'latent'"):
+        collate(lacking)
+
+
 def test_a_dict_batch_has_rows_and_moves_to_a_device(path: Path) -> None:
     dataset = open_dataset(path, fields=("latent", "boxes"), as_dict=True).select(WHOLE)
     loader = make_loader(dataset, 3, options=LoaderOptions(with_rows=True))
