@@ -66,7 +66,7 @@ def test_the_package_makes_no_code_and_no_objects_of_data(path: Path) -> None:
             if isinstance(called, ast.Attribute):
                 assert called.attr not in ("extractall", "extract"), f"{path}:{node.lineno}"
                 from_pickle = ast.unparse(called.value) == "pickle"
-                # From our own processes, as multiprocessing sends: a worker's exceptions; a parent's calls.
+                # From our own processes: exceptions of a worker, calls of a parent.
                 from_worker = path.name in ("failure.py", "library_process.py")
                 fine = not from_pickle or called.attr == "dumps" or from_worker
                 assert fine, f"{path}:{node.lineno}"
