@@ -90,19 +90,6 @@ int sk_survey_entries(const uint8_t *entries, size_t count, const int64_t *sizes
     return 1;
 }
 
-/* Read all of a range. Returns whether it was read. */
-static int read_range(int file, int64_t offset, uint8_t *to, size_t length) {
-    while (length) {
-        ssize_t part = pread(file, to, length, (off_t)offset);
-        if (part < 0 && errno == EINTR) continue;
-        if (part <= 0) return 0;
-        to += part;
-        offset += part;
-        length -= (size_t)part;
-    }
-    return 1;
-}
-
 /* Read a range if all of it is in the page cache. */
 static int read_cached(int file, int64_t offset, uint8_t *to, size_t length) {
 #ifdef RWF_NOWAIT
@@ -136,7 +123,7 @@ static enum sk_code read_image(const sk_batch *batch, size_t number, const entry
     if (*announced || !read_cached(batch->files[number], image->offset, to, image->length)) {
         if (!*announced && batch->count > 1) announce(batch, number);
         *announced = 1;
-        if (!read_range(batch->files[number], image->offset, to, image->length)) return SK_READ;
+        if (!sk_read_range(batch->files[number], image->offset, to, image->length)) return SK_READ;
     }
     if (verify && sk_crc32(sk_crc32(0, head, CHECKED - HEAD), to, image->length) != image->checksum)
         return SK_CHECKSUM;

@@ -11,9 +11,6 @@ enum sk_kind { SK_JPG = 0, SK_PNG = 1, SK_RAW = 7 };
 /* files.c: read a file that has still the size and time of modification of the scan. */
 enum sk_code sk_read_file(const char *path, int64_t size, int64_t stamp, uint8_t *data);
 
-/* Read all of a range; returns whether it was read. */
-int sk_read_range(int file, int64_t offset, uint8_t *to, size_t length);
-
 /* inspect.c: what the header of an image states. */
 typedef struct {
     uint32_t width, height;

@@ -36,6 +36,9 @@ typedef struct {
 uint8_t *sk_reserve(sk_memory *memory, size_t size);
 void sk_release(sk_memory *memory);
 
+/* files.c: read all of a range; returns whether it was read. */
+int sk_read_range(int file, int64_t offset, uint8_t *to, size_t length);
+
 /* copy.c: copy from mapped files, without a signal in this process if a page is missing. */
 #if defined(__linux__) && defined(__x86_64__)
 #define SK_COPIES_MAPPED 1

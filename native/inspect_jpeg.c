@@ -5,35 +5,11 @@
  * as decoding them, in half the time. */
 #define _GNU_SOURCE
 #include "convert.h"
+#include "jpeg_guard.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <jpeglib.h>
-#include <jerror.h>
-
 #define MOST_PIXELS ((uint64_t)2 * 89478485)
-#define SOS 0xDA
-
-struct failure {
-    struct jpeg_error_mgr manager;
-    jmp_buf escape;
-    enum sk_code code;
-};
-
-static void on_error(j_common_ptr common) {
-    struct failure *failure = (struct failure *)common->err;
-    failure->code = failure->manager.msg_code == JERR_OUT_OF_MEMORY ? SK_MEMORY : SK_DECODER;
-    longjmp(failure->escape, 1);
-}
-
-static void on_message(j_common_ptr common, int level) {
-    if (level < 0) on_error(common); /* a warning: Python decides whether data are lost */
-}
-
-static void on_output(j_common_ptr common) { (void)common; }
 
 /* Return the size of the header up to the first scan, or 0 if bytes between its segments, or
  * anything but segments, would need a closer look. */
@@ -46,7 +22,7 @@ static size_t header_of(const uint8_t *data, size_t length) {
             return 0;
         if (size < 2 || size > length - at - 2) return 0;
         at += 2 + size;
-        if (marker == SOS) return at;
+        if (marker == SK_JPEG_SOS) return at;
     }
     return 0;
 }
@@ -70,13 +46,7 @@ static int speaks(const uint8_t *data, size_t length) {
 
 /* Whether the sampling is one that every decoder knows. */
 static int is_usual(const struct jpeg_decompress_struct *image) {
-    const jpeg_component_info *luma = image->comp_info;
-    if (image->num_components == 1) return luma->h_samp_factor == 1 && luma->v_samp_factor == 1;
-    if (image->num_components != 3) return 0;
-    for (int n = 1; n < 3; n++)
-        if (image->comp_info[n].h_samp_factor != 1 || image->comp_info[n].v_samp_factor != 1)
-            return 0;
-    switch (luma->h_samp_factor << 4 | luma->v_samp_factor) {
+    switch (sk_jpeg_sampling(image)) {
     case 0x11: case 0x21: case 0x22: case 0x12: return 1;
     default: return 0;
     }
@@ -84,18 +54,11 @@ static int is_usual(const struct jpeg_decompress_struct *image) {
 
 struct job {
     struct jpeg_decompress_struct image;
-    struct failure failure;
+    sk_jpeg_failure failure;
     const uint8_t *data;
     size_t length;
     sk_memory line;
 };
-
-/* Read the color profile, since TurboJPEG warns of a damaged one. */
-static void check_profile(struct jpeg_decompress_struct *image) {
-    JOCTET *profile;
-    unsigned length;
-    if (jpeg_read_icc_profile(image, &profile, &length)) free(profile);
-}
 
 static enum sk_code decode(struct job *job) {
     struct jpeg_decompress_struct *image = &job->image;
@@ -124,7 +87,7 @@ static enum sk_code guarded(struct job *job, int wanted, sk_image *out) {
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
     if (wanted) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
     jpeg_read_header(image, TRUE);
-    if (wanted) check_profile(image);
+    if (wanted) sk_jpeg_check_profile(image); /* TurboJPEG warns of a damaged one, too */
     if (image->progressive_mode || image->arith_code || image->data_precision != 8 ||
         (image->jpeg_color_space != JCS_YCbCr && image->jpeg_color_space != JCS_GRAYSCALE) ||
         !is_usual(image) || (uint64_t)image->image_width * image->image_height > MOST_PIXELS)
@@ -146,11 +109,7 @@ enum sk_code sk_inspect_jpeg(const uint8_t *data, size_t length, int decode, sk_
 
     if (header == 0 || speaks(data, header)) return SK_UNSUPPORTED;
     memset(&job, 0, sizeof job);
-    job.image.err = jpeg_std_error(&job.failure.manager);
-    job.failure.manager.error_exit = on_error;
-    job.failure.manager.emit_message = on_message;
-    job.failure.manager.output_message = on_output;
-    job.failure.code = SK_DECODER;
+    sk_jpeg_guard(&job.image, &job.failure);
     job.data = data;
     job.length = length;
     image->kind = SK_JPG;

@@ -1,13 +1,7 @@
 /* Decode a region of a JPEG with libjpeg-turbo. The pixels equal those of decoding all of it. */
-#include "core.h"
+#include "jpeg_guard.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include <jpeglib.h>
-#include <jerror.h>
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or newer is needed"
@@ -19,33 +13,13 @@
 /* Columns decoded beyond each side of a region: smooth upsampling reads neighboring columns. */
 #define CONTEXT 2
 
-#define SOS 0xDA
 #define DQT 0xDB
-
-struct failure {
-    struct jpeg_error_mgr manager;
-    jmp_buf escape;
-    enum sk_code code;
-};
-
-static void on_error(j_common_ptr common) {
-    struct failure *failure = (struct failure *)common->err;
-    failure->code = failure->manager.msg_code == JERR_OUT_OF_MEMORY ? SK_MEMORY : SK_DECODER;
-    longjmp(failure->escape, 1);
-}
-
-/* A warning, below 0, may mean lost data: Python decides. Traces say nothing about damage. */
-static void on_message(j_common_ptr common, int level) {
-    if (level < 0) on_error(common);
-}
-
-static void on_output(j_common_ptr common) { (void)common; }
 
 /* As allow_fast_dct in shardkit/codecs/quantizers.py: the quantizers of libjpeg's quality 90. */
 static int allows_fast_dct(const uint8_t *data, size_t length) {
     size_t at = 2;
     long luma = 0;
-    while (at + 4 <= length && data[at] == 0xFF && data[at + 1] != SOS) {
+    while (at + 4 <= length && data[at] == 0xFF && data[at + 1] != SK_JPEG_SOS) {
         size_t end = at + 2 + ((size_t)data[at + 2] << 8 | data[at + 3]);
         if (data[at + 1] == DQT) {
             size_t stop = end < length ? end : length;
@@ -66,13 +40,7 @@ static int allows_fast_dct(const uint8_t *data, size_t length) {
 
 /* Whether the sampling is one of TurboJPEG's, whose regions are known to be exact. */
 static int is_usual(const struct jpeg_decompress_struct *image) {
-    const jpeg_component_info *luma = image->comp_info;
-    if (image->num_components == 1) return luma->h_samp_factor == 1 && luma->v_samp_factor == 1;
-    if (image->num_components != 3) return 0;
-    for (int n = 1; n < 3; n++)
-        if (image->comp_info[n].h_samp_factor != 1 || image->comp_info[n].v_samp_factor != 1)
-            return 0;
-    switch (luma->h_samp_factor << 4 | luma->v_samp_factor) {
+    switch (sk_jpeg_sampling(image)) {
     case 0x11: case 0x21: case 0x22: case 0x12: case 0x41: case 0x14: return 1;
     default: return 0;
     }
@@ -137,20 +105,13 @@ static enum sk_code decode_rows(struct jpeg_decompress_struct *image, sk_region 
 
 struct job {
     struct jpeg_decompress_struct image; /* a new one: a used one keeps tables of other images */
-    struct failure failure;
+    sk_jpeg_failure failure;
     const uint8_t *data;
     size_t length;
     uint32_t width, height;
     int eighths, fast;
     sk_region region;
 };
-
-/* Read the color profile for libjpeg's warnings about it: with a warning, Python decodes exactly. */
-static void check_profile(struct jpeg_decompress_struct *image) {
-    JOCTET *profile;
-    unsigned length;
-    if (jpeg_read_icc_profile(image, &profile, &length)) free(profile);
-}
 
 /* setjmp stands apart from the variables that a longjmp would leave undefined. */
 static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *out) {
@@ -163,7 +124,7 @@ static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *ou
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
     if (job->fast) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
     jpeg_read_header(image, TRUE);
-    if (job->fast) check_profile(image);
+    if (job->fast) sk_jpeg_check_profile(image); /* with a warning, Python decodes exactly */
     code = check(image, job->width, job->height);
     if (code != SK_DONE) return code;
     image->out_color_space = JCS_RGB;
@@ -182,11 +143,7 @@ enum sk_code sk_decode_jpeg(const uint8_t *data, size_t length, uint32_t width, 
     enum sk_code code;
 
     memset(&job.image, 0, sizeof job.image);
-    job.image.err = jpeg_std_error(&job.failure.manager);
-    job.failure.manager.error_exit = on_error;
-    job.failure.manager.emit_message = on_message;
-    job.failure.manager.output_message = on_output;
-    job.failure.code = SK_DECODER;
+    sk_jpeg_guard(&job.image, &job.failure);
     job.data = data;
     job.length = length;
     job.width = width;

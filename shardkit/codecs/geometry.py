@@ -84,8 +84,8 @@ def move_mask(mask: Mask, frame: Frame) -> Mask:
 def _nearest(start: int, length: int, size: int, whole: int, side: int) -> npt.NDArray[np.int64]:
     """Return the position in an image of each pixel of a frame, along one axis.
 
-    The image has ``side`` pixels and is scaled to ``whole``, of which the ``length`` pixels from
-    ``start`` on are scaled to ``size``. Integers make ties exact.
+    An image of ``side`` pixels is scaled to ``whole`` pixels. ``length`` of these, beginning at
+    ``start``, are then scaled to ``size``. Integers make ties exact.
     """
     # The center (n + 1/2) * length / size + start, times side / whole.
     centers = (2 * np.arange(size) + 1) * length + 2 * size * start

@@ -28,7 +28,7 @@ from shardkit.formats.hdf5_layout import (
     find_arrays,
 )
 from shardkit.formats.ranges import KEY, META, RangeReader, header_of
-from shardkit.formats.table import Table
+from shardkit.formats.table import Table, TableRows
 from shardkit.record import (
     LABEL_FIELD,
     NO_LABEL,
@@ -294,28 +294,26 @@ class Hdf5Reader(RangeReader):
                 self._fail(f"it has a field {quoted(name)}")
             if found.rows != rows:
                 self._fail(f"field {quoted(name)} has {found.rows} rows, not {rows}")
-        self._columns = fields
-        self._fields = _Rows(rows, fields)
+        self._table = self._table_of(fields)
+        self._fields = TableRows(self._table)
 
-    def table(self, rows: range) -> Table:
-        """Return the keys and ranges of neighboring rows as arrays."""
-        names = sorted({*self._columns, LABEL_FIELD} if self._labels is not None else self._columns)
-        shape = len(rows), len(names)
+    def _table_of(self, fields: Mapping[str, _Field]) -> Table:
+        """Return the keys and the ranges of all rows."""
+        names = sorted({*fields, LABEL_FIELD} if self._labels is not None else fields)
+        shape = len(self._keys), len(names)
         offsets, lengths = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
-        part, bounds = slice(rows.start, rows.stop), slice(rows.start, rows.stop + 1)
-        for name, column in self._columns.items():
-            ends, number = column.ends[bounds], names.index(name)
-            present = ... if column.present is None else column.present[part] != 0
-            offsets[present, number] = (ends[:-1] + column.offset)[present]
-            lengths[present, number] = np.diff(ends)[present]
+        for name, field in fields.items():
+            number = names.index(name)
+            present = ... if field.present is None else field.present != 0
+            offsets[present, number] = (field.ends[:-1] + field.offset)[present]
+            lengths[present, number] = np.diff(field.ends)[present]
         return Table(
             text=self._keys.text,
-            ends=np.ascontiguousarray(self._keys.ends[1:][part]),
+            ends=self._keys.ends[1:],
             names=tuple(names),
             offsets=offsets,
             lengths=lengths,
-            labels=None if self._labels is None else np.ascontiguousarray(self._labels[part]),
-            start=int(self._keys.ends[rows.start]),
+            labels=self._labels,
         )
 
     def _record(self, row: int, fields: dict[str, bytes]) -> Record:
@@ -392,31 +390,6 @@ class _Field(NamedTuple):
     @property
     def rows(self) -> int:
         return len(self.ends) - 1
-
-
-class _Rows(Sequence[Mapping[str, Range]]):
-    """The byte ranges of each row's fields, computed on access."""
-
-    def __init__(self, rows: int, fields: Mapping[str, _Field]) -> None:
-        self._rows = range(rows)
-        self._fields = fields
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int) -> Mapping[str, Range]: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Mapping[str, Range]]: ...
-    def __getitem__(self, row: int | slice) -> Mapping[str, Range] | Sequence[Mapping[str, Range]]:
-        if isinstance(row, slice):
-            return [self[each] for each in self._rows[row]]
-        row, found = self._rows[row], {}
-        for name, (offset, ends, present) in self._fields.items():
-            if present is None or present[row]:
-                start, end = ends[row : row + 2].tolist()
-                found[name] = Range(offset + start, end - start)
-        return found
 
 
 class _Keys(Sequence[str]):

@@ -14,7 +14,7 @@ from shardkit.record import Record
 from shardkit.sources.images import pixel_record
 from shardkit.sources.inputs import View, place, place_of, reading, scanning
 from shardkit.sources.labels import LabelValues, read_classes
-from shardkit.sources.listing import ListedSource, Listing, scan_of, split_names
+from shardkit.sources.listing import SPLIT_OPTION, ListedSource, Listing, scan_of, split_names
 
 _SHAPE = (3, 32, 32)
 """Channels, rows and columns of an image, in the order of its bytes."""
@@ -183,11 +183,7 @@ SOURCE = SourceKind(
       shardkit convert cifar cifar-100-binary dataset --to hdf5 --label coarse --split train
     """,
     options=(
-        SourceOption(
-            flags="--split",
-            metavar="train|test",
-            help="Convert only one split.  [default: both, one dataset each]",
-        ),
+        SPLIT_OPTION,
         SourceOption(
             flags="--label",
             metavar="fine|coarse",

@@ -16,9 +16,9 @@ from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record
 from shardkit.sources.images import image_axes, image_record, pixel_record
 from shardkit.sources.inputs import CHANGED, find_files, place, place_of, stem
-from shardkit.sources.labels import LabelValues, Value, read_classes
+from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.library_process import call
-from shardkit.sources.listing import ListedSource, Listing, scan_of
+from shardkit.sources.listing import FileSource, Listing, scan_of
 
 _READER = "shardkit.sources.hdf5_reader"
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 26
 _CHUNK = 256
 
 
-class Hdf5(ListedSource):
+class Hdf5(FileSource):
     """HDF5 files with one dataset of images, read by ``h5py`` in a child process.
 
     A dataset of arrays becomes PNG files: uint8, height x width with 1, 3 or 4 channels, first or
@@ -71,10 +71,6 @@ class Hdf5(ListedSource):
             _reopened=bool(options.get("class_names")),
         )
 
-    def paths(self) -> Sequence[Path]:
-        """Return the files."""
-        return [Path(path) for path in self._files.paths]
-
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
         number, row = place_of(entry.place)
@@ -102,8 +98,7 @@ class Hdf5(ListedSource):
         Raises:
             UsageError: If the datasets are missing, differ between files or cannot be images.
         """
-        listing = Listing(LabelValues())
-        listing.ignored += self._files.others
+        listing = self._listing()
         for number, path in enumerate(self._files.paths):
             try:
                 self._list(listing, number, path)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source
+from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, SourceOption
 from shardkit.errors import Problem, UsageError
 from shardkit.record import Schema, default_schema, make_keys
-from shardkit.sources.inputs import MAX_IMAGE_BYTES
+from shardkit.sources.inputs import MAX_IMAGE_BYTES, InputFiles, place_of
 from shardkit.sources.labels import Labels, LabelValues
 from shardkit.system.files import as_text
 
@@ -153,6 +153,36 @@ class ListedSource:
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
         """Return the images of a split: bad ones stay in the files, so they are still listed."""
         return scan.splits[split].entries if split in scan.splits else ()
+
+
+class FileSource(ListedSource):
+    """A source made of all files that match a pattern."""
+
+    _files: InputFiles
+    """The files. The first part of an `Entry.place` is a position in them."""
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files."""
+        return [Path(path) for path in self._files.paths]
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file of an image, and the offset of its record."""
+        number, offset = place_of(entry.place)
+        return f"{self._files.paths[number]} at byte {offset}"
+
+    def _listing(self) -> Listing:
+        """Return a new listing, which names the files that do not match."""
+        listing = Listing(LabelValues())
+        listing.ignored += self._files.others
+        return listing
+
+
+SPLIT_OPTION = SourceOption(
+    flags="--split",
+    metavar="train|test",
+    help="Convert only one split.  [default: both, one dataset each]",
+)
+"""The option of sources that have these two splits; see `split_names`."""
 
 
 def split_names(chosen: str | None, known: Sequence[str]) -> dict[str, str]:

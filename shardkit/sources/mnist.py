@@ -17,7 +17,7 @@ from shardkit.record import Record
 from shardkit.sources.images import pixel_record
 from shardkit.sources.inputs import View, place, place_of, reading
 from shardkit.sources.labels import LabelValues, read_classes
-from shardkit.sources.listing import ListedSource, Listing, scan_of, split_names
+from shardkit.sources.listing import SPLIT_OPTION, ListedSource, Listing, scan_of, split_names
 from shardkit.system.files import as_text
 
 _NAME = re.compile(r"(?:.*[-_])?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?\Z")
@@ -205,11 +205,7 @@ SOURCE = SourceKind(
       shardkit convert mnist FashionMNIST/raw dataset --to lmdb --classes names.txt
     """,
     options=(
-        SourceOption(
-            flags="--split",
-            metavar="train|test",
-            help="Convert only one split.  [default: both, one dataset each]",
-        ),
+        SPLIT_OPTION,
         SourceOption(
             flags="--classes",
             metavar="FILE",

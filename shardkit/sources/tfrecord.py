@@ -24,8 +24,8 @@ from shardkit.sources.inputs import (
     stem,
 )
 from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
-from shardkit.sources.labels import LabelValues, Value, read_classes
-from shardkit.sources.listing import ListedSource, Listing, scan_of
+from shardkit.sources.labels import Value, read_classes
+from shardkit.sources.listing import FileSource, Listing, scan_of
 from shardkit.sources.tf_example import Feature, features
 from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
 from shardkit.system.text import quoted
@@ -36,7 +36,7 @@ _LABELS = ("image/class/label", "label", "class", "label/class")
 """Usual names of the feature with the label."""
 
 
-class TFRecord(ListedSource):
+class TFRecord(FileSource):
     """TFRecord files, each record a tf.train.Example with an encoded image.
 
     Files that end in ``.gz`` are unpacked to a temporary file. Every checksum is compared. Images
@@ -102,10 +102,6 @@ class TFRecord(ListedSource):
             _reopened=bool(options.get("class_names")),
         )
 
-    def paths(self) -> Sequence[Path]:
-        """Return the files."""
-        return [Path(path) for path in self._files.paths]
-
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image, after comparing both checksums."""
         number, offset = place_of(entry.place)
@@ -129,19 +125,13 @@ class TFRecord(ListedSource):
         }
         return with_fields(record, self._schema, values) if values else record
 
-    def locate(self, split: str, entry: Entry) -> str:
-        """Return the file and the offset of a record."""
-        number, offset = place_of(entry.place)
-        return f"{self._files.paths[number]} at byte {offset}"
-
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the records of all files, in order.
 
         Raises:
             UsageError: If there are no records, or labels are out of range.
         """
-        listing = Listing(LabelValues())
-        listing.ignored += self._files.others
+        listing = self._listing()
         unused: set[str] = set()
         for number, path in enumerate(self._files.paths):
             scan = functools.partial(self._list, number, listing, unused)

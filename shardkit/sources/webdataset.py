@@ -28,8 +28,8 @@ from shardkit.sources.inputs import (
     stem,
 )
 from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
-from shardkit.sources.labels import LabelValues, Value, read_classes
-from shardkit.sources.listing import ListedSource, Listing, scan_of
+from shardkit.sources.labels import Value, read_classes
+from shardkit.sources.listing import FileSource, Listing, scan_of
 from shardkit.sources.tar_members import Member, content, members
 from shardkit.system.text import quoted
 
@@ -48,7 +48,7 @@ _FIRST_MEMBERS = 64
 """Members from which the way to label is inferred."""
 
 
-class WebDataset(ListedSource):
+class WebDataset(FileSource):
     """Tar archives in which the members ``KEY.SUFFIX`` of one sample share their key.
 
     Unlike WebDataset's own reader, this one finds members that are not adjacent, and reports
@@ -117,10 +117,6 @@ class WebDataset(ListedSource):
             _reopened=bool(options.get("class_names")),
         )
 
-    def paths(self) -> Sequence[Path]:
-        """Return the archives."""
-        return [Path(path) for path in self._files.paths]
-
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
         number, offset = place_of(entry.place)
@@ -139,19 +135,13 @@ class WebDataset(ListedSource):
                     values[kept.name] = value_of(kept, field, content(view, member))
             return with_fields(record, self._schema, values)
 
-    def locate(self, split: str, entry: Entry) -> str:
-        """Return the archive and the offset of the image's first header."""
-        number, offset = place_of(entry.place)
-        return f"{self._files.paths[number]} at byte {offset}"
-
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the samples of all archives, in order.
 
         Raises:
             UsageError: If there are no samples, or labels are out of range.
         """
-        listing = Listing(LabelValues())
-        listing.ignored += self._files.others
+        listing = self._listing()
         found = _Found()
         for number, path in enumerate(self._files.paths):
             samples: dict[str, _Sample] = {}

@@ -9,15 +9,9 @@ from workloads.rows import Bench, Rows
 def run(bench: Bench) -> list[Table]:
     """Time all contenders."""
     rows = Rows("latent", "latents", "latents")
-    reused = {"reuse_buffers": True}
     contenders = [
         rows.ffcv(),
-        *rows.every_format(),
-        *(
-            row
-            for row in rows.every_format(", reuse_buffers", loader=reused)
-            if row.options["engine"] == "thread"
-        ),
+        *rows.with_reuse(),
     ]
     table = Table(
         name="arrays",

@@ -9,17 +9,11 @@ from workloads.rows import Bench, Rows
 def run(bench: Bench) -> list[Table]:
     """Time all contenders."""
     rows = Rows("raw", "pixels224", "raw")
-    reused = {"reuse_buffers": True}
     contenders = [
         rows.other("h5py, one by one, plain DataLoader", "onebyone", store="h5py"),
         rows.other("np.memmap, one thread", "onebyone", store="memmap"),
         rows.ffcv(),
-        *rows.every_format(),
-        *(
-            row
-            for row in rows.every_format(", reuse_buffers", loader=reused)
-            if row.options["engine"] == "thread"
-        ),
+        *rows.with_reuse(),
     ]
     table = Table(
         name="raw",

@@ -534,7 +534,7 @@ def _require_field(schema: Schema, name: str, path: Path) -> Field:
     """Return a field of the schema.
 
     Raises:
-        UsageError: If there is none of that name.
+        UsageError: If it has no such field.
     """
     if name not in schema:
         known = ", ".join(f"{known} ({field.kind})" for known, field in schema.items())

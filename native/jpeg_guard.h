@@ -1,0 +1,30 @@
+/* What both uses of libjpeg share: its errors leave by longjmp, and its warnings count as errors. */
+#ifndef SHARDKIT_JPEG_GUARD_H
+#define SHARDKIT_JPEG_GUARD_H
+
+#include "core.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+
+#include <jpeglib.h>
+
+#define SK_JPEG_SOS 0xDA
+
+typedef struct {
+    struct jpeg_error_mgr manager;
+    jmp_buf escape;
+    enum sk_code code;
+} sk_jpeg_failure;
+
+/* Let errors and warnings of an image set the failure's code and jump to its escape. */
+void sk_jpeg_guard(struct jpeg_decompress_struct *image, sk_jpeg_failure *failure);
+
+/* Read the color profile: libjpeg warns of a damaged one. */
+void sk_jpeg_check_profile(struct jpeg_decompress_struct *image);
+
+/* Return the sampling of a gray or color image, its luma's factors as two hexadecimal digits, or 0
+ * if it is one of another kind. */
+int sk_jpeg_sampling(const struct jpeg_decompress_struct *image);
+
+#endif
