@@ -60,6 +60,8 @@ SCHEMA = {
     "tags": Field("labels", classes=("a", "b", "c")),
     "boxes": Field("boxes", classes=("beak", "paw")),
     "plain": Field("boxes"),
+    "joints": Field("keypoints", classes=("left wing", "right wing")),
+    "points": Field("keypoints"),
     "ragged": Field("array", "<i2"),
 }
 """What the first of `samples` does not show."""
@@ -82,13 +84,15 @@ def samples() -> list[dict[str, Any]]:
                 "info": {"n": n, "list": [None, True, 0.5]},
                 "boxes": [[0, 1, 2.5 + n, 3, n % 2]] * (n % 3),
                 "plain": [[0.25, 0, n + 1, n + 1]],
+                "joints": [[[n + 0.5, 1, 2], [2, n, 1]]] * (n % 3),
+                "points": [[0.25, n, 2], [0, 0, 0]],
                 "latent": np.arange(n, n + 12, dtype="<f2").reshape(3, 4),
                 "bits": np.array([[n % 2 == 0, True]]),
                 "ragged": np.arange(2 * n, dtype="<i2").reshape(n, 2),
                 "blob": bytes(range(n)),
             }
         )
-    for name in ("mask", "score", "caption", "info", "boxes", "ragged", "blob"):
+    for name in ("mask", "score", "caption", "info", "boxes", "joints", "ragged", "blob"):
         made[3][name] = None
     return made
 

@@ -51,7 +51,10 @@ NO_LABEL = -1
 MAX_KEY_BYTES = 1 << 14
 """Maximum length of a key: the longest possible file path, percent-encoded, takes 12 KiB."""
 
-KINDS = ("image", "mask", "array", "bytes", "number", "label", "labels", "text", "json", "boxes")
+KINDS = (
+    *("image", "mask", "array", "bytes"),
+    *("number", "label", "labels", "text", "json", "boxes", "keypoints"),
+)
 """The kinds of fields. The first four have bytes, which the index locates. The others are small,
 and the index holds their values as columns."""
 
@@ -191,7 +194,8 @@ class Field:
     """Shape of every array; None if it varies."""
 
     classes: tuple[str, ...] | None
-    """Class names of a label, of labels, or of the labels of boxes, which have none without."""
+    """Class names of a label, of labels, or of the labels of boxes, which have none without; of
+    keypoints the names of an object's points."""
 
     def __init__(
         self,
@@ -206,7 +210,9 @@ class Field:
             kind: One of `KINDS`.
             dtype: Type of an array's or number's values, such as ``"float16"`` or ``"bfloat16"``.
             shape: Shape of every array; None if it varies.
-            classes: Names or number of the classes of a label, of labels, or of boxes.
+            classes: Names or number of the classes of a label, of labels, or of boxes; of keypoints
+                those of the points of each object. If an image is flipped, points whose names
+                differ in ``left`` and ``right`` change places.
 
         Raises:
             ValueError: If the kind is unknown, or does not go with the other values.
@@ -245,8 +251,10 @@ class Field:
                 f"the classes are missing: give their names or their number, as in "
                 f"Field({self.kind!r}, classes=10)"
             )
-        if classes is not None and self.kind not in ("label", "labels", "boxes"):
+        if classes is not None and self.kind not in ("label", "labels", "boxes", "keypoints"):
             raise ValueError(f"a {self.kind} has no classes")
+        if self.kind == "keypoints" and classes == ():
+            raise ValueError("an object has at least one keypoint: leave the classes out")
 
     def __str__(self) -> str:
         return field_in_words(self.kind, self.dtype, self.shape, len(self.classes or ()))
@@ -366,7 +374,8 @@ def field_in_words(kind: str, dtype: str | None, shape: Sequence[int] | None, cl
     text = kind if dtype is None else f"{kind} of {dtype}"
     if shape is not None:
         text += f", {' x '.join(map(str, shape)) or 'one value'}"
-    return f"{text} of {classes} classes" if classes else text
+    unit = "points" if kind == "keypoints" else "classes"
+    return f"{text} of {classes} {unit}" if classes else text
 
 
 def _dtype_name(dtype: Any) -> str | None:

@@ -1,7 +1,10 @@
-"""Masks and boxes under the geometry of an image: cropping, scaling and flipping."""
+"""Masks, boxes and keypoints under the geometry of an image: cropping, scaling and flipping."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +15,10 @@ VISIBLE = 0.1
 
 Boxes = npt.NDArray[np.float64]
 """Left, top, right and bottom of each box, in pixels: shape (N, 4)."""
+
+Keypoints = npt.NDArray[np.float64]
+"""Left, top and visibility of each point: shape (..., 3). The origin is the corner of the image, so
+the center of its first pixel is at (0.5, 0.5)."""
 
 Mask = npt.NDArray[Any]
 """A value for each pixel: shape (height, width), or (height, width, channels)."""
@@ -45,17 +52,56 @@ def move_boxes(boxes: Boxes, frame: Frame) -> tuple[Boxes, npt.NDArray[np.bool_]
     Returns:
         The remaining boxes in pixels of the frame, and whether each box remains, shape (N,).
     """
-    left, top, piece_width, piece_height = frame.piece
-    moved = np.empty((len(boxes), 4))
-    for axis, (start, length) in enumerate(((left, piece_width), (top, piece_height))):
-        places = boxes[:, axis::2] * frame.whole[axis] / frame.image[axis] - start
-        moved[:, axis::2] = places * frame.size[axis] / length
+    moved = _move(boxes, frame)
     if frame.flip:
-        moved[:, 0::2] = frame.size[0] - moved[:, 2::-2]
+        moved = moved[:, [2, 1, 0, 3]]
     clipped = np.clip(moved, 0, np.tile(frame.size, 2))
     touches = (moved[:, :2] <= frame.size).all(1) & (moved[:, 2:] >= 0).all(1)
     kept: npt.NDArray[np.bool_] = touches & (_areas(clipped) >= VISIBLE * _areas(moved))
     return clipped[kept], kept
+
+
+def move_points(points: Keypoints, frame: Frame, names: Sequence[str] | None = None) -> Keypoints:
+    """Return keypoints as they are seen in a frame.
+
+    A point outside the frame, or of visibility 0, becomes (0, 0, 0): COCO's mark for a point
+    without a label. So none is dropped. If the frame is flipped, names determine which points
+    change places: see `swap_sides`.
+
+    Args:
+        points: Points in pixels of the image: shape (..., 3), or (..., names, 3).
+        frame: The view.
+        names: Names of the points of each object.
+    """
+    places = _move(points[..., :2].reshape(-1, 2), frame).reshape(*points.shape[:-1], 2)
+    seen = (points[..., 2:] > 0) & ((places >= 0) & (places <= frame.size)).all(-1, keepdims=True)
+    moved = np.where(seen, np.concatenate([places, points[..., 2:]], axis=-1), 0.0)
+    return swap_sides(moved, names) if frame.flip and names else moved
+
+
+def swap_sides(points: Keypoints, names: Sequence[str]) -> Keypoints:
+    """Exchange points whose names differ in left and right: a mirrored left hand is a right one.
+
+    Args:
+        points: Points of shape (..., names, 3).
+        names: Names of the points, such as ``left_hand``.
+    """
+    return points[..., _mirrored(tuple(names)), :]
+
+
+@lru_cache(maxsize=64)
+def _mirrored(names: tuple[str, ...]) -> list[int]:
+    """Return the position of each name's opposite, or its own position if there is none."""
+    places = {name: place for place, name in enumerate(names)}
+    return [places.get(_SIDE.sub(_opposite, name), place) for name, place in places.items()]
+
+
+_SIDE = re.compile("left|right", re.IGNORECASE)
+
+
+def _opposite(side: re.Match[str]) -> str:
+    other = "right" if side[0].lower() == "left" else "left"
+    return other.upper() if side[0].isupper() else other.title() if side[0].istitle() else other
 
 
 def move_mask(mask: Mask, frame: Frame) -> Mask:
@@ -90,6 +136,18 @@ def _nearest(start: int, length: int, size: int, whole: int, side: int) -> npt.N
     # The center (n + 1/2) * length / size + start, times side / whole.
     centers = (2 * np.arange(size) + 1) * length + 2 * size * start
     return centers * side // (2 * size * whole)
+
+
+def _move(places: npt.NDArray[np.float64], frame: Frame) -> npt.NDArray[np.float64]:
+    """Return places in a frame, which may be outside it: shape (N, 2), or (N, 4) for boxes."""
+    left, top, piece_width, piece_height = frame.piece
+    moved = np.empty_like(places)
+    for axis, (start, length) in enumerate(((left, piece_width), (top, piece_height))):
+        scaled = places[:, axis::2] * frame.whole[axis] / frame.image[axis] - start
+        moved[:, axis::2] = scaled * frame.size[axis] / length
+    if frame.flip:
+        moved[:, 0::2] = frame.size[0] - moved[:, 0::2]
+    return moved
 
 
 def _areas(boxes: Boxes) -> npt.NDArray[np.float64]:

@@ -1,15 +1,24 @@
-"""Masks and boxes under the changes that a recipe makes to their image."""
+"""Masks, boxes and keypoints under the changes that a recipe makes to their image."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.codecs.geometry import Boxes, Frame, Mask, move_boxes, move_mask
+from shardkit.codecs.geometry import (
+    Boxes,
+    Frame,
+    Mask,
+    move_boxes,
+    move_mask,
+    move_points,
+    swap_sides,
+)
 from shardkit.codecs.image import decode_mask, encode_mask
 from shardkit.errors import BadImage
+from shardkit.record import Field
 
 LOSSY = ("jpg", "webp")
 """Kinds of images that may change values, and thus hold no mask."""
@@ -45,14 +54,36 @@ def centered(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
     return round((size[0] - canvas[0]) / 2), round((size[1] - canvas[1]) / 2)
 
 
-def moved_boxes(stated: list[list[Any]], view: View) -> list[list[Any]]:
-    """Return boxes as metadata state them, without those outside of the canvas.
+def moved_coordinates(
+    field: Field, stated: list[list[Any]], view: View
+) -> tuple[list[list[Any]], bool]:
+    """Return boxes or keypoints as metadata state them, and whether the canvas lacks any of them.
 
     Args:
-        stated: Left, top, right and bottom of each box, in pixels of the stored image; perhaps a
-            label.
+        field: The boxes or keypoints.
+        stated: Left, top, right and bottom of each box, in pixels of the source image, and perhaps
+            a label; or left, top and visibility of each keypoint.
         view: What becomes of the image.
     """
+    if field.kind == "boxes":
+        boxes = _moved_boxes(stated, view)
+        return boxes, len(boxes) < len(stated)
+    points = _moved_points(stated, view, field.classes or ("",))
+    labeled, seen = (sum(point[2] > 0 for point in each) for each in (stated, points))
+    return points, seen < labeled
+
+
+def _moved_points(stated: list[list[Any]], view: View, names: Sequence[str]) -> list[list[Any]]:
+    points = np.array(stated, np.float64).reshape(-1, 3)
+    points[:, :2] = _upright(points[:, [0, 1, 0, 1]], view)[:, :2]
+    objects = points.reshape(-1, len(names), 3)
+    if view.orientation in _MIRRORED:
+        objects = swap_sides(objects, names)
+    moved = move_points(objects, view.frame).reshape(-1, 3)
+    return [[x, y, int(visibility)] for x, y, visibility in moved.tolist()]
+
+
+def _moved_boxes(stated: list[list[Any]], view: View) -> list[list[Any]]:
     corners = np.array([box[:4] for box in stated], np.float64).reshape(-1, 4)
     moved, kept = move_boxes(_upright(corners, view), view.frame)
     labels = [stated[row][4:] for row in np.flatnonzero(kept).tolist()]
@@ -92,6 +123,9 @@ def moved_mask(data: bytes, field: str, view: View) -> bytes:
     except (ValueError, TypeError) as error:
         raise BadImage(f"it cannot be stored as PNG: {error}") from error
 
+
+_MIRRORED = (2, 4, 5, 7)
+"""The EXIF orientations of mirrored images."""
 
 _TURNS: dict[int, Callable[[Mask], Mask]] = {
     1: lambda mask: mask,

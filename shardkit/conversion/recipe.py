@@ -1,6 +1,7 @@
 """The recipe: decides how a conversion checks and changes the images of each record.
 
-`shardkit.codecs.image` does the work. Masks and boxes follow the geometry of the primary image.
+`shardkit.codecs.image` does the work. Masks, boxes and keypoints follow the geometry of
+the primary image.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.resize import resize
-from shardkit.conversion.geometry import LOSSY, View, centered, moved_boxes, moved_mask
+from shardkit.conversion.geometry import LOSSY, View, centered, moved_coordinates, moved_mask
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import (
     FOREIGN_FIELD,
@@ -71,9 +72,9 @@ _KEPT = ("jpg", "png", "webp")
 
 NOTES = ("damaged", "dropped", "frames", "odd", "orientation", "small")
 """Notes on an image in its record's metadata: the source had lost data (only with
-``tolerate_damage``), has boxes outside of the crop (counted, but not in the metadata), has several
-frames, has a harmless fault, has an EXIF orientation that is not applied, or is smaller than the
-requested size."""
+``tolerate_damage``), has boxes or keypoints outside of the crop (counted, but not in the metadata),
+has several frames, has a harmless fault, has an EXIF orientation that is not applied, or is smaller
+than the requested size."""
 
 CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
@@ -269,7 +270,7 @@ class Recipe:
         field: Field,
         view: View | None,
     ) -> dict[str, int]:
-        """Convert an image other than the primary one, a mask, or boxes; return the notes.
+        """Convert an image other than the primary one, or what follows that; return the notes.
 
         Args:
             fields: The fields of the record, which this changes.
@@ -278,12 +279,11 @@ class Recipe:
             field: The field.
             view: What becomes of the primary image; None without one.
         """
-        if field.kind == "boxes":
+        if field.kind in ("boxes", "keypoints"):
             if name not in meta or view is None or view.is_identity:
                 return {}
-            before = len(meta[name])
-            meta[name] = moved_boxes(meta[name], view)
-            return {"dropped": 1} if len(meta[name]) < before else {}
+            meta[name], lacking = moved_coordinates(field, meta[name], view)
+            return {"dropped": 1} if lacking else {}
         stored = image_field(fields, name) or f"{name}.{FOREIGN_FIELD}"
         if stored not in fields:
             return {}
@@ -531,7 +531,7 @@ def _others(schema: Schema) -> list[str]:
     return [
         name
         for name, field in schema.items()
-        if name != IMAGE and field.kind in ("image", "mask", "boxes")
+        if name != IMAGE and field.kind in ("image", "mask", "boxes", "keypoints")
     ]
 
 

@@ -1,7 +1,7 @@
 """Columns: the values of one small field over all rows, packed into arrays.
 
-Small fields are numbers, labels, texts, JSON and boxes. Records hold them as JSON or text. The
-index holds a copy in this form, from which readers take them.
+Small fields are numbers, labels, texts, JSON, boxes and keypoints. Records hold them as JSON or
+text. The index holds a copy in this form, from which readers take them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _TYPES: dict[str, np.dtype[Any]] = {
     "text": np.dtype(np.uint8),
     "json": np.dtype(np.uint8),
     "boxes": np.dtype("<f8"),
+    "keypoints": np.dtype("<f8"),
 }
 """The type of a column by kind of field; that of numbers is their own."""
 
 COLUMN_KINDS = ("number", *_TYPES)
 """The kinds of fields that have a column."""
 
-_VARIABLE = ("labels", "text", "json", "boxes")
+_VARIABLE = ("labels", "text", "json", "boxes", "keypoints")
 """Kinds with any number of values in a row."""
 
 _FORMS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
@@ -62,6 +63,13 @@ def columns_of(schema: Schema) -> dict[str, Field]:
         for name, field in schema.items()
         if name != LABEL and field.kind in COLUMN_KINDS
     }
+
+
+def width_of(field: Field) -> int:
+    """Return the divisor of the number of values in each row: four for boxes."""
+    if field.kind == "keypoints":
+        return 3 * len(field.classes or ("",))
+    return 4 if field.kind == "boxes" else 1
 
 
 def type_of(field: Field) -> np.dtype[Any]:
@@ -151,10 +159,27 @@ def _pack_boxes(field: Field, value: Any) -> Packed:
         if len(box) != width:
             raise ValueError(f"a box has {len(box)} numbers instead of {width}")
         corners += box[:4]
-    if not all(type(each) in (int, float) and math.isfinite(each) for each in corners):
-        raise TypeError("a corner is not a number")
     labels = _pack_classes(field, [box[4] for box in value]) if width == 5 else b""
-    return Packed(struct.pack(f"<{len(corners)}d", *corners), labels)
+    return Packed(_pack_coordinates(corners), labels)
+
+
+def _pack_keypoints(field: Field, value: Any) -> Packed:
+    numbers: list[float] = []
+    for point in value:
+        if len(point) != 3 or type(point[2]) is not int or not 0 <= point[2] <= 2:
+            raise ValueError(
+                f"{str(point)[:60]} is no keypoint: x, y, and a visibility of 0, 1 or 2"
+            )
+        numbers += point
+    if len(numbers) % width_of(field):
+        raise ValueError(f"{len(value)} keypoints are not objects of {len(field.classes or ())}")
+    return Packed(_pack_coordinates(numbers))
+
+
+def _pack_coordinates(numbers: Sequence[float]) -> bytes:
+    if not all(type(each) in (int, float) and math.isfinite(each) for each in numbers):
+        raise TypeError("a coordinate is not a number")
+    return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 _PACKERS = {
@@ -163,6 +188,7 @@ _PACKERS = {
     "labels": _pack_labels,
     "json": _pack_json,
     "boxes": _pack_boxes,
+    "keypoints": _pack_keypoints,
 }
 
 
@@ -172,7 +198,8 @@ class Column(NamedTuple):
     field: Field
     values: npt.NDArray[Any]
     """One value for each row (0 where it is missing); or the values of all rows end to end: bytes
-    of UTF-8 for text and JSON, int32 for labels, and four float64 for each box."""
+    of UTF-8 for text and JSON, int32 for labels, four float64 for each box, and x, y and visibility
+    of each keypoint."""
     ends: npt.NDArray[np.int64] | None = None
     """Position after each row's last value, if rows have any number of values."""
     present: npt.NDArray[np.bool_] | None = None
@@ -216,7 +243,8 @@ class Column(NamedTuple):
 
         Returns:
             A NumPy number; an int for a label; int32 of shape (N,) for labels; a text; JSON values;
-            for boxes float64 of shape (N, 4), and int32 of shape (N,) if they have labels; None if
+            for boxes float64 of shape (N, 4), and int32 of shape (N,) if they have labels; for
+            keypoints float64 of shape (N, 3), or (objects, points, 3) if they have names; None if
             the row has none.
 
         Raises:
@@ -238,6 +266,9 @@ class Column(NamedTuple):
                 ) from error
         if kind == "labels":
             return values
+        if kind == "keypoints":
+            shape = (3,) if self.field.classes is None else (len(self.field.classes), 3)
+            return values.reshape(-1, *shape)
         boxes = values.reshape(-1, 4)
         return boxes if self.labels is None else (boxes, self._labels(row))
 

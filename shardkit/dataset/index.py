@@ -23,6 +23,7 @@ from shardkit.dataset.columns import (
     join_columns,
     take_rows,
     type_of,
+    width_of,
 )
 from shardkit.errors import CorruptDataset
 from shardkit.record import (
@@ -452,7 +453,7 @@ def _require_sound(column: Column) -> None:
     if ends is not None and len(ends):
         apart = np.diff(ends, prepend=0)
         wrong = bool(apart.min() < 0 or ends[-1] != len(column.values))
-        wrong = wrong or (kind == "boxes" and bool(np.any(apart % 4)))
+        wrong = wrong or bool(np.any(apart % width_of(column.field)))
     labels = column.values if kind in ("label", "labels") else column.labels
     if labels is not None and len(labels):
         most = len(column.field.classes or ())

@@ -149,7 +149,7 @@ class ShardSet:
         """Return the values of a small field in some rows, without reading a record.
 
         Args:
-            name: Name of a number, labels, text, JSON or boxes.
+            name: Name of a number, labels, text, JSON, boxes or keypoints.
             rows: From `resolve_rows`.
 
         Raises:

@@ -16,7 +16,7 @@ from shardkit.sources.samples import pack
 
 _ITEM = re.compile(r"([a-z][a-z0-9_]*)=([^:,?]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
 _NUMBERS = ("int64", "float64")
-KEPT_KINDS = ("text", "json", "array", "image", "mask", "bytes", "boxes", *_NUMBERS)
+KEPT_KINDS = ("text", "json", "array", "image", "mask", "bytes", "boxes", "keypoints", *_NUMBERS)
 """Kinds of kept fields, as users write them."""
 
 
@@ -76,7 +76,7 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
             for part in filter(None, kept.pointer.split("/")):
                 value = value[int(part) if isinstance(value, list) else part]
             return value
-        if field.kind in ("json", "boxes"):
+        if field.kind in ("json", "boxes", "keypoints"):
             return json.loads(data)
         if field.kind == "text":
             return data.decode()

@@ -425,6 +425,24 @@ def _pack_boxes(name: str, field: Field, value: Any) -> tuple[None, Any]:
     return None, [[*box, label] for box, label in zip(corners.tolist(), known, strict=True)]
 
 
+def _pack_keypoints(name: str, field: Field, value: Any) -> tuple[None, Any]:
+    points = np.asarray(_as_numpy(value), np.float64)
+    points = points.reshape(0, 3) if not points.size else points
+    if points.ndim > 1 and points.shape[-1] == 2:
+        points = np.concatenate([points, np.full_like(points[..., :1], 2)], axis=-1)  # visible
+    if points.ndim < 2 or points.shape[-1] != 3 or not np.isfinite(points).all():
+        raise ValueError(
+            f"keypoints are x, y and perhaps a visibility each, not an array of shape "
+            f"{points.shape}: use numpy.reshape(points, (-1, 3)) for COCO's lists"
+        )
+    points = points.reshape(-1, 3)
+    if not np.isin(points[:, 2], (0, 1, 2)).all():
+        raise ValueError("the visibility of a keypoint is 0, 1 or 2, as in COCO")
+    if field.classes is not None and len(points) % len(field.classes):
+        raise ValueError(f"{len(points)} keypoints are not objects of {len(field.classes)} points")
+    return None, [[x, y, int(visibility)] for x, y, visibility in points.tolist()]
+
+
 def _listed(value: Any) -> list[Any]:
     value = _as_numpy(value)
     return value.tolist() if isinstance(value, np.ndarray) else list(value)
@@ -441,6 +459,7 @@ _PACKERS: dict[str, Any] = {
     "text": _pack_text,
     "json": _pack_json,
     "boxes": _pack_boxes,
+    "keypoints": _pack_keypoints,
 }
 """Functions that return the stored name and bytes of a value, or None and JSON values."""
 

@@ -25,6 +25,7 @@ SCHEMA = {
     "extra": Field("json"),
     "boxes": Field("boxes", classes=("head", "tail")),
     "spots": Field("boxes"),
+    "joints": Field("keypoints", classes=("head", "left foot", "right foot")),
     "latent": Field("array", dtype="float16", shape=(4, 3, 5)),
     "half": Field("array", dtype="bfloat16", shape=(6,)),
     "wave": Field("array", dtype="float32"),
@@ -54,6 +55,11 @@ def boxes_of(number: int) -> list[list[float]]:
     return [[1.5 + n, 2.25, 9 + 2 * n, 11 + n, n % 2] for n in range(number % 4)]
 
 
+def joints_of(number: int) -> list[list[list[float]]]:
+    """Return the three keypoints of each animal; some images have none."""
+    return [[[2.5 + n, 3, 2], [4, 5.25 + n, 1], [0, 0, 0]] for n in range(number % 3)]
+
+
 def sample_of(number: int, *, whole: bool = False) -> dict[str, Any]:
     """Return a sample; ``whole`` gives `LACKING` all fields too."""
     width, height = size_of(number)
@@ -74,6 +80,7 @@ def sample_of(number: int, *, whole: bool = False) -> dict[str, Any]:
         "extra": {"list": [1, None, "x"], "number": number},
         "boxes": boxes_of(number),
         "spots": [box[:4] for box in boxes_of(number + 1)],
+        "joints": joints_of(number),
         "latent": rng.normal(size=(4, 3, 5)).astype(np.float16),
         "half": torch.arange(6, dtype=torch.bfloat16) * number,
         "wave": rng.normal(size=(2, number)).astype(np.float32),

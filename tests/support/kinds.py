@@ -43,6 +43,8 @@ FIELDS: dict[str, tuple[Field, Any]] = {
     "info": (Field("json"), lambda n: {"n": [n, None, "x"]}),
     "boxes": (Field("boxes"), lambda n: [[0, 0, n % 5, 1.5]] * (n % 3)),
     "things": (Field("boxes", classes=2), lambda n: [[0, 0, 1, 2, n % 2]] * (n % 3)),
+    "points": (Field("keypoints"), lambda n: [[n % 7, 0.5, n % 3]] * (n % 3)),
+    "people": (Field("keypoints", classes=2), lambda n: [[[n, 1, 2], [0, 0, 0]]] * (n % 3)),
     "bytes": (Field("bytes"), lambda n: bytes(n % 700)),
     "ragged": (Field("array"), lambda n: array("float16", (n % 3, 2), n)),
     "one": (Field("array", "int8", ()), lambda n: np.int8(n % 100)),

@@ -211,6 +211,7 @@ def test_json_holds_names_that_are_not_utf8() -> None:
         (("labels",), "the classes are missing"),
         (("label", None, None, ("a", "a")), "two classes have one name"),
         (("text", None, None, 2), "a text has no classes"),
+        (("keypoints", None, None, ()), "at least one keypoint"),
     ],
 )
 def test_a_field_that_cannot_be_is_refused(arguments: tuple[Any, ...], reason: str) -> None:
@@ -225,6 +226,7 @@ def test_a_schema_survives_a_round_trip() -> None:
         "latent": Field("array", "<f2", [4, 8]),
         "bits": Field("array", "bfloat16", (2,)),
         "boxes": Field("boxes", classes=3),
+        "joints": Field("keypoints", classes=("left eye", "right eye")),
         "when": Field("array", "datetime64[s]", ()),
     }
     described = load_json(dump_json({"schema": describe_schema(schema)}))["schema"]
@@ -235,6 +237,7 @@ def test_a_schema_survives_a_round_trip() -> None:
         "cls",
         "latent.npy",
         "bits.npy",
+        None,
         None,
         "when.npy",
     ]

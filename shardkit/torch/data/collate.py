@@ -114,7 +114,7 @@ class BatchView(Sequence[Sample]):
         """Collated fields: a tuple, or a dict with ``as_dict=True``.
 
         Equal images, arrays, numbers and labels become tensors, those in one block without a copy.
-        Texts, JSON values, bytes, boxes and arrays of varying shape become lists.
+        Texts, JSON values, bytes, boxes, keypoints and arrays of varying shape become lists.
 
         Raises:
             TypeError: If values cannot be collated, such as PIL images.

@@ -31,9 +31,9 @@ from shardkit.torch.data.read_context import Context, EpochCell
 from shardkit.torch.data.values import (
     LISTED_KINDS,
     read_array,
-    read_boxes,
     read_bytes,
     read_column,
+    read_coordinates,
 )
 
 DECODES = ("pil", "numpy", "torch", "bytes")
@@ -57,9 +57,10 @@ class ShardDataset(Dataset[Sample]):
     ``__getitems__`` does for PyTorch's ``DataLoader``.
 
     With ``fields`` it returns those fields: images and masks as ``decode`` sets; arrays as tensors;
-    boxes as float64 of shape (N, 4), or (N, 5) with labels; several labels as float32 with 1 for
-    each class; one label as an int; numbers as NumPy scalars; str, JSON values and bytes. A value
-    that the row lacks is None, and a label -1.
+    boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape (N, 3),
+    or (objects, points, 3) with names; several labels as float32 with 1 for each class;
+    one label as an int; numbers as NumPy scalars; str, JSON values and bytes. A value that the row
+    lacks is None, and a label -1.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -94,9 +95,9 @@ class ShardDataset(Dataset[Sample]):
                 (height, width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last
                 memory, ``bytes`` for the stored bytes. An `ImageOp`, such as
                 ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch``
-                does; it selects one piece for all images, masks and boxes of a row. A mapping sets
-                each field separately; boxes then follow ``image``. Masks have the shape
-                (height, width) and keep their values.
+                does; it selects one piece for all images, masks, boxes and keypoints of a row. A
+                mapping sets each field separately; boxes and keypoints then follow ``image``. Masks
+                have the shape (height, width) and keep their values.
             fields: Names of the fields that are read, in this order. None means image and label,
                 or all fields of a dataset without images.
             as_dict: Whether samples and batches are dicts by field name instead of tuples.
@@ -287,7 +288,7 @@ class ShardDataset(Dataset[Sample]):
         """Return the values of a small field in all rows, from the index alone.
 
         Args:
-            name: A number, label, labels, text, JSON or boxes.
+            name: A number, label, labels, text, JSON, boxes or keypoints.
 
         Returns:
             One element for each row: a masked array where rows lack the number or label, and an
@@ -435,7 +436,7 @@ class ShardDataset(Dataset[Sample]):
 
     @cached_property
     def _leading(self) -> str | None:
-        """The images that share their crops with other images, masks and boxes."""
+        """The images that share their crops with other images, masks, boxes and keypoints."""
         pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
         return IMAGE if IMAGE in self.schema else next(iter(pictures), None)
 
@@ -469,10 +470,10 @@ class ShardDataset(Dataset[Sample]):
             return read_array(batch, name, self.schema[name])
         if kind == "bytes":
             return read_bytes(batch, name)
-        if kind == "boxes":
+        if kind in ("boxes", "keypoints"):
             decode = "pil" if self._leading is None else self._decode_of(self._leading)
             op = decode if isinstance(decode, ImageOp) else None
-            return read_boxes(batch, name, op, self._leading)
+            return read_coordinates(batch, name, op, self._leading)
         return read_column(batch, name)
 
     @cached_property

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkit.codecs.geometry import move_boxes
+from shardkit.codecs.geometry import move_boxes, move_points
 from shardkit.dataset.columns import Column
 from shardkit.dataset.filling import fill_values
 from shardkit.record import ABSENT, BFLOAT16, NO_LABEL, Field
@@ -20,7 +20,7 @@ from shardkit.torch.data.images import frame_of
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import new_block
 
-LISTED_KINDS = ("text", "json", "boxes", "bytes")
+LISTED_KINDS = ("text", "json", "boxes", "keypoints", "bytes")
 """Kinds of fields of which a batch has a list; so has it of arrays of no common shape."""
 
 
@@ -59,7 +59,7 @@ def read_bytes(rows: BatchRows, name: str) -> Values:
 
 
 def read_column(rows: BatchRows, name: str) -> Values:
-    """Return the values of a small field that needs no other: all kinds but boxes."""
+    """Return the values of a small field that needs no other: all kinds but boxes and keypoints."""
     column = rows.shards.values(name, rows.array)
     kind, present = column.field.kind, column.present
     if kind == "labels":
@@ -77,12 +77,15 @@ def read_column(rows: BatchRows, name: str) -> Values:
     return Values(values, torch.from_numpy(np.array(values)))
 
 
-def read_boxes(rows: BatchRows, name: str, op: ImageOp | None, leading: str | None) -> Values:
-    """Return the boxes of each row: float64 of shape (N, 4), or (N, 5) with their labels.
+def read_coordinates(rows: BatchRows, name: str, op: ImageOp | None, leading: str | None) -> Values:
+    """Return the boxes or keypoints of each row, where the operation moves them.
+
+    Boxes are float64 of shape (N, 4), or (N, 5) with their labels; keypoints of shape (N, 3), or
+    (objects, points, 3) with names.
 
     Args:
         rows: The batch.
-        name: The boxes.
+        name: The boxes or keypoints.
         op: The operation that crops the images of the rows, if any.
         leading: The field of those images.
     """
@@ -92,12 +95,15 @@ def read_boxes(rows: BatchRows, name: str, op: ImageOp | None, leading: str | No
     values: list[torch.Tensor | None] = []
     for number in range(len(rows)):
         value = column.value(number)
-        boxes, labels = value if isinstance(value, tuple) else (value, None)
-        if boxes is not None and found is not None and found.fields[number] != ABSENT:
+        places, labels = value if isinstance(value, tuple) else (value, None)
+        if places is not None and found is not None and found.fields[number] != ABSENT:
             frame = frame_of(pieces[number], found.widths[number], found.heights[number])
-            boxes, kept = move_boxes(boxes, frame)
-            labels = None if labels is None else labels[kept]
-        joined = boxes if labels is None else np.column_stack([boxes, labels])
+            if column.field.kind == "keypoints":
+                places = move_points(places, frame, column.field.classes)
+            else:
+                places, kept = move_boxes(places, frame)
+                labels = None if labels is None else labels[kept]
+        joined = places if labels is None else np.column_stack([places, labels])
         values.append(None if joined is None else torch.from_numpy(np.array(joined)))
     return Values(values)
 

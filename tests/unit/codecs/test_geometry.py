@@ -1,4 +1,4 @@
-"""Masks and boxes follow the geometry of their image."""
+"""Masks, boxes and keypoints follow the geometry of their image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import pytest
 from helpers import encoded
 from PIL import Image
 
-from shardkit.codecs.geometry import VISIBLE, Boxes, Frame, move_boxes, move_mask
+from shardkit.codecs.geometry import (
+    VISIBLE,
+    Boxes,
+    Frame,
+    move_boxes,
+    move_mask,
+    move_points,
+    swap_sides,
+)
 from shardkit.codecs.image import decode_mask, encode_mask
 from shardkit.errors import BadImage
 
@@ -86,6 +94,33 @@ def test_no_boxes() -> None:
 
     assert moved.shape == (0, 4)
     assert kept.shape == (0,)
+
+
+def test_keypoints_equal_exact_arithmetic() -> None:
+    """A point keeps its place among the others; outside of the frame it is (0, 0, 0)."""
+    rng = np.random.default_rng(5)
+    names, inside = ("nose", "left_eye", "right_eye", "Rear"), 0
+    for frame in frames(300):
+        points = rng.uniform(0, 1, (2, 4, 3)) * (*frame.image, 1)
+        points[..., 2] = rng.integers(0, 3, (2, 4))
+        expected = np.zeros((2, 4, 3))
+        for person, place in np.ndindex(2, 4):
+            x, y, visibility = points[person, place]
+            exact = seen(frame, Fraction(x), Fraction(y))
+            if visibility and all(0 <= a <= b for a, b in zip(exact, frame.size, strict=True)):
+                other = {1: 2, 2: 1}.get(place, place) if frame.flip else place
+                expected[person, other] = *map(float, exact), visibility
+                inside += 1
+        assert np.abs(move_points(points, frame, names) - expected).max() < 1e-9
+        flat = move_points(points.reshape(-1, 3), frame._replace(flip=False))
+        assert np.array_equal(flat, move_points(points, frame._replace(flip=False)).reshape(-1, 3))
+    assert inside > 300
+
+
+def test_left_and_right_change_places_in_any_spelling() -> None:
+    names = ("Left hand", "tail", "handRIGHT", "Right hand", "bright", "handLEFT", "left_only")
+    points = np.arange(21.0).reshape(7, 3)
+    assert swap_sides(points, names)[:, 0].tolist() == [9, 3, 15, 0, 12, 6, 18]
 
 
 def test_masks_equal_pillows_nearest_neighbor() -> None:

@@ -1,4 +1,4 @@
-"""Masks and boxes follow the changes that a recipe makes to their image."""
+"""Masks, boxes and keypoints follow the changes that a recipe makes to their image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -23,6 +23,7 @@ SCHEMA = {
     "image": Field("image"),
     "mask": Field("mask"),
     "boxes": Field("boxes", classes=("a", "b", "c")),
+    "points": Field("keypoints", classes=("left", "right")),
     "right": Field("image"),
 }
 MODES = ("shorter", "longer", "crop", "pad", "stretch")
@@ -36,7 +37,9 @@ def jpeg(pixels: Any, orientation: int = 1) -> bytes:
     return file.getvalue()
 
 
-def make(mask: Any, boxes: list[list[Any]], orientation: int = 1) -> Record:
+def make(
+    mask: Any, boxes: list[list[Any]], orientation: int = 1, points: list[list[Any]] | None = None
+) -> Record:
     pixels = np.zeros((*mask.shape, 3), np.uint8)
     return Record(
         "k",
@@ -44,7 +47,7 @@ def make(mask: Any, boxes: list[list[Any]], orientation: int = 1) -> Record:
             "jpg": jpeg(pixels, orientation),
             "mask.png": encode_mask(mask),
             "right.jpg": jpeg(pixels, orientation),
-            "json": json.dumps({"path": "p", "boxes": boxes}).encode(),
+            "json": json.dumps({"path": "p", "boxes": boxes, "points": points or []}).encode(),
         },
     )
 
@@ -129,6 +132,53 @@ def test_boxes_follow_an_independent_reference(  # noqa: PLR0917 - hypothesis
     for one, other in zip(found, expected, strict=True):
         assert one[4] == other[4]
         assert one[:4] == pytest.approx([float(place) for place in other[:4]], abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from(MODES),
+    st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    st.integers(1, 8),
+)
+def test_keypoints_follow_an_independent_reference(
+    data: st.DataObject,
+    mode: str,
+    size: tuple[int, int],
+    box: tuple[int, int],
+    orientation: int,
+) -> None:
+    place = st.tuples(*(st.floats(0, side, width=32) for side in size), st.integers(0, 2))
+    points = [list(data.draw(place)) for _ in range(4)]
+    recipe = Recipe(resize=box, resize_mode=mode, enlarge=True, quality=90, orient=True)
+    record = make(np.zeros(size[::-1], np.uint8), [], orientation, points)
+    made, notes = recipe.apply_with_notes(record, SCHEMA)
+    upright = size if orientation < 5 else size[::-1]
+    scaled, canvas = recipe._geometry(*upright)
+    expected = []
+    for x, y, visibility in points:
+        both = turned(Fraction(x), Fraction(y), size, orientation)
+        at = [
+            both[axis] * scaled[axis] / Fraction(upright[axis])
+            - round((scaled[axis] - canvas[axis]) / 2)
+            for axis in (0, 1)
+        ]
+        edges = [abs(at[axis] - edge) for axis in (0, 1) for edge in (0, canvas[axis])]
+        assume(all(each == 0 or each > 1e-9 for each in edges))  # rounding decides
+        if upright == scaled == canvas and orientation == 1:
+            expected.append([x, y, visibility])
+        elif visibility and all(0 <= at[axis] <= canvas[axis] for axis in (0, 1)):
+            expected.append([*map(float, at), visibility])
+        else:
+            expected.append([0, 0, 0])
+    if orientation in (2, 4, 5, 7):  # mirrored: left is right
+        expected = [expected[place] for place in (1, 0, 3, 2)]
+    found = made.meta["points"]
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+    seen = sum(point[2] > 0 for point in points) - sum(point[2] > 0 for point in found)
+    assert notes.get("dropped", 0) == (seen > 0)
 
 
 def _is_borderline(box: list[Any], size: tuple[int, int]) -> bool:

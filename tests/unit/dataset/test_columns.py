@@ -30,8 +30,11 @@ FIELDS = {
     "json": Field("json"),
     "boxes": Field("boxes"),
     "labeled": Field("boxes", classes=3),
+    "keypoints": Field("keypoints"),
+    "named": Field("keypoints", classes=2),
 }
 _FINITE = st.floats(-1e6, 1e6)
+_POINT = st.tuples(_FINITE, _FINITE, st.integers(0, 2)).map(list)
 _LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "number": st.floats().map(number_as_json),
@@ -41,6 +44,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "boxes": st.lists(st.lists(_FINITE, min_size=4, max_size=4), max_size=3),
     "labeled": st.lists(
         st.tuples(_FINITE, _FINITE, _FINITE, _FINITE, st.integers(0, 2)).map(list), max_size=3
+    ),
+    "keypoints": st.lists(_POINT, max_size=3),
+    "named": st.lists(st.tuples(_POINT, _POINT), max_size=2).map(
+        lambda pairs: [point for pair in pairs for point in pair]
     ),
 }
 
@@ -52,7 +59,7 @@ def plain(value: Any) -> Any:
             [*box, label] for box, label in zip(*(each.tolist() for each in value), strict=True)
         ]
     if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
+        value = value.reshape(-1, 3).tolist() if value.ndim == 3 else value.tolist()
     return number_as_json(value) if isinstance(value, float) else value
 
 
@@ -115,10 +122,16 @@ def test_numbers_of_each_type_are_exact(dtype: str) -> None:
         (Field("boxes"), [[0, 0, 1, "1"]]),
         (Field("boxes"), 7),
         (Field("boxes", classes=1), [[0, 0, 1, 1, 1]]),
+        (Field("keypoints"), [[0, 0]]),
+        (Field("keypoints"), [[0, 0, 3]]),
+        (Field("keypoints"), [[0, 0, 1.0]]),
+        (Field("keypoints"), [[0, math.inf, 1]]),
+        (Field("keypoints"), 7),
+        (Field("keypoints", classes=2), [[0, 0, 1]] * 3),
     ],
 )
 def test_other_values_are_refused(field: Field, value: Any) -> None:
-    with pytest.raises(ValueError, match=r"number|label|box|boxes|type"):
+    with pytest.raises(ValueError, match=r"number|label|box|point|type"):
         pack(field, value)
 
 

@@ -125,10 +125,10 @@ def test_all_fields_have_their_values(storage: str, script: dict[str, Any]) -> N
     dataset = ShardSet(GOLDEN / storage / "fields")
     samples = [script["samples"]()[int(path)] for path in dataset.paths]
     assert list(dataset.keys) == [sample["key"] for sample in samples]
-    lacking = {"mask", "score", "caption", "info", "boxes", "ragged", "blob"}
+    lacking = {"mask", "score", "caption", "info", "boxes", "joints", "ragged", "blob"}
     for field in dataset.manifest.schema:
         assert field.rows == 5 - (field.name in lacking), field.name
-    assert [len(dataset.manifest.fields_by_name), len(dataset.manifest.files)] == [14, 27]
+    assert [len(dataset.manifest.fields_by_name), len(dataset.manifest.files)] == [16, 32]
     for name in ("label", "count", "caption", "info", "score"):
         expected = [sample[name] for sample in samples]
         column = dataset.column(name)
@@ -137,7 +137,9 @@ def test_all_fields_have_their_values(storage: str, script: dict[str, Any]) -> N
         tags, boxes, plain = (dataset.column(name)[row] for name in ("tags", "boxes", "plain"))
         assert tags.tolist() == sample["tags"]
         assert plain.tolist() == sample["plain"]
+        assert dataset.column("points")[row].tolist() == sample["points"]
         if sample["boxes"] is not None:
+            assert dataset.column("joints")[row].tolist() == sample["joints"]
             corners, labels = (each.tolist() for each in boxes)
             assert [[*a, b] for a, b in zip(corners, labels, strict=True)] == sample["boxes"]
     for name in ("image", "mask", "latent", "bits", "ragged", "blob"):

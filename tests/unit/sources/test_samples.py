@@ -111,6 +111,8 @@ def test_values_come_back(tmp_path: Path) -> None:
             "label": ["a", "b"][n % 2],
             "tags": [] if n == 2 else {"x", "z"},
             "boxes": (np.array([[0, 0, 2.5, 3]] * n).reshape(-1, 4), ["b"] * n),
+            "people": [[[n, 0.5, 2], [1, 2, 1]], [[9, 9, 0], [n, n, 2]]][: n % 3],
+            "spots": torch.tensor([[n, 0.5], [1, 2]]),
             "score": [1.5, float("nan"), -float("inf"), None][n],
             "tiny": 255 - n,
             "caption": None if n == 3 else f"ä{n}" * n,
@@ -125,6 +127,8 @@ def test_values_come_back(tmp_path: Path) -> None:
         "label": Field("label", classes=("a", "b")),
         "tags": Field("labels", classes=("x", "y", "z")),
         "boxes": Field("boxes", classes=("a", "b")),
+        "people": Field("keypoints", classes=2),
+        "spots": Field("keypoints"),
         "tiny": Field("number", "uint8"),
         "ragged": Field("array", "int16"),
     }
@@ -135,6 +139,11 @@ def test_values_come_back(tmp_path: Path) -> None:
     boxes = in_order(path, "boxes")
     assert [corners.shape for corners, _ in boxes] == [(n, 4) for n in range(4)]
     assert boxes[3][1].tolist() == [1, 1, 1]
+    people = in_order(path, "people")
+    assert [each.tolist() for each in people] == [
+        [[[n, 0.5, 2], [1, 2, 1]], [[9, 9, 0], [n, n, 2]]][: n % 3] for n in range(4)
+    ]
+    assert in_order(path, "spots")[2].tolist() == [[2, 0.5, 2], [1, 2, 2]]
     score = in_order(path, "score")
     assert (score[0], np.isnan(score[1]), score[2]) == (1.5, True, -np.inf)
     assert score[3] is np.ma.masked
@@ -177,6 +186,9 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),
         ({"boxes": [[1, 1, 0, 2]]}, "boxes: boxes are left, top, right, bottom"),
         ({"boxes": [[1, 1, 2]]}, "boxes: boxes are four numbers"),
+        ({"joints": [1, 2, 2]}, r"joints: keypoints are .* shape \(3,\): use .*reshape"),
+        ({"joints": [[1, 2, 3]]}, "joints: the visibility of a keypoint is 0, 1 or 2"),
+        ({"joints": [[1, 2]] * 3}, "joints: 3 keypoints are not objects of 2 points"),
         ({"image": b"no image"}, "image: its content is not an image"),
         ({"image": "/no/file"}, "image: .*No such file"),
         ({"info": float("nan")}, "info: "),
@@ -191,6 +203,7 @@ def test_a_wrong_value_names_the_sample_and_the_field(
         "label": Field("label", classes=2),
         "mask": "mask",
         "boxes": "boxes",
+        "joints": Field("keypoints", classes=2),
         "image": "image",
         "info": "json",
     }

@@ -19,6 +19,7 @@ from fields import (
     ROWS,
     SCHEMA,
     boxes_of,
+    joints_of,
     make_fields,
     mask_of,
     pixels_of,
@@ -57,7 +58,7 @@ from shardkit.sampling.order import Draws
 from shardkit.torch.data.ops import Piece
 
 ALL = tuple(SCHEMA)
-LISTED = ("caption", "extra", "boxes", "spots", "wave", "blob")
+LISTED = ("caption", "extra", "boxes", "spots", "joints", "wave", "blob")
 WHOLE = [row for row in range(ROWS) if row != LACKING]
 
 
@@ -86,6 +87,7 @@ def expected(number: int) -> dict[str, Any]:
     sample["tags"] = torch.tensor([float(tag in sample["tags"]) for tag in tags])
     sample["boxes"] = torch.tensor(boxes_of(number), dtype=torch.float64).reshape(-1, 5)
     sample["spots"] = torch.tensor(boxes_of(number + 1), dtype=torch.float64).reshape(-1, 5)[:, :4]
+    sample["joints"] = torch.tensor(joints_of(number), dtype=torch.float64).reshape(-1, 3, 3)
     for name in ("latent", "wave"):
         sample[name] = torch.from_numpy(sample[name])
     return sample
@@ -271,7 +273,7 @@ class Window(ImageOp):
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, masks and boxes that show the same rectangle."""
+    """Images, masks, boxes and keypoints that show the same rectangle."""
     rng = np.random.default_rng(0)
     samples = []
     for _ in range(12):
@@ -285,21 +287,24 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "image": encoded(Image.fromarray(np.stack([mask] * 3, axis=-1)), "PNG"),
                 "mask": mask,
                 "boxes": [[left, top, right, bottom]],
+                "points": [[left + 0.5, top + 0.5], [right - 0.5, top + 0.5]],
             }
         )
     path = tmp_path_factory.mktemp("marked") / "ds"
-    schema = {"mask": Field("mask"), "boxes": Field("boxes")}
+    points = Field("keypoints", classes=("left corner", "right corner"))
+    schema = {"mask": Field("mask"), "boxes": Field("boxes"), "points": points}
     convert(samples, path, to="lmdb", schema=schema, shuffle=False)
     return path
 
 
 @pytest.mark.parametrize("factor", [1, 3])
-def test_one_window_crops_image_mask_and_boxes(marked: Path, factor: int) -> None:
-    dataset = open_dataset(marked, decode=Window(factor), fields=("image", "mask", "boxes"))
-    seen = 0
+def test_one_window_crops_all_that_has_places(marked: Path, factor: int) -> None:
+    fields = ("image", "mask", "boxes", "points")
+    dataset = open_dataset(marked, decode=Window(factor), fields=fields)
+    seen = shown = 0
     for epoch in range(6):
         dataset.set_epoch(epoch)
-        for image, mask, boxes in dataset[:]:
+        for image, mask, boxes, (corners,) in dataset[:]:
             if factor == 1:
                 assert torch.equal(image[1], mask)
             inside = (mask & 128).nonzero()
@@ -308,7 +313,13 @@ def test_one_window_crops_image_mask_and_boxes(marked: Path, factor: int) -> Non
                 ((left, top, right, bottom),) = boxes.tolist()
                 assert inside.min(0).values.tolist() == [top, left]
                 assert (inside.max(0).values + 1).tolist() == [bottom, right]
+                # Flipped or not, the left corner is on the left.
+                places = [left + factor / 2, right - factor / 2]
+                for corner, place in zip(corners.tolist(), places, strict=True):
+                    assert corner in ([place, top + factor / 2, 2], [0, 0, 0])
+                shown += int(corners[:, 2].count_nonzero())
     assert seen > 30
+    assert shown > 10
 
 
 def test_random_crops_of_several_fields_show_the_same_place(marked: Path) -> None:
