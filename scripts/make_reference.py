@@ -76,7 +76,7 @@ TASKS = {
         ),
     ),
     "Verifying": (
-        "Check a dataset against its manifest or its source, describe it, and repair it.",
+        "Check a dataset against its manifest or its source, repair, compare and export it.",
         (
             "verify",
             "Verification",
@@ -86,6 +86,12 @@ TASKS = {
             "Repaired",
             "describe",
             "reindex",
+            "diff",
+            "Differences",
+            "DatasetDifference",
+            "ChangedRecord",
+            "export",
+            "Exported",
         ),
     ),
     "Measuring": (

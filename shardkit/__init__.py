@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TransformFailed,
         UsageError,
     )
+    from shardkit.exporting.export import Exported, export
     from shardkit.measure.bench.bench import bench
     from shardkit.measure.bench.report import BenchReport
     from shardkit.measure.doctor.doctor import DoctorReport, doctor
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from shardkit.torch.prefetch import DevicePrefetcher, Normalize
     from shardkit.torch.sampler import EpochBatchSampler
     from shardkit.verification.describe import describe
+    from shardkit.verification.diff import ChangedRecord, DatasetDifference, Differences, diff
     from shardkit.verification.reindex import reindex
     from shardkit.verification.repair import Repaired, repair
     from shardkit.verification.shard_check import Finding
@@ -79,15 +81,19 @@ _WHERE = {
     "BenchReport": "shardkit.measure.bench.report",
     "BlockShuffle": "shardkit.sampling.order",
     "CenterCrop": "shardkit.torch.data.ops",
+    "ChangedRecord": "shardkit.verification.diff",
     "ConversionFailed": "shardkit.errors",
     "Converted": "shardkit.conversion.convert",
     "CorruptDataset": "shardkit.errors",
     "CorruptRecord": "shardkit.errors",
     "CorruptShard": "shardkit.errors",
+    "DatasetDifference": "shardkit.verification.diff",
     "DevicePrefetcher": "shardkit.torch.prefetch",
+    "Differences": "shardkit.verification.diff",
     "DiskFull": "shardkit.errors",
     "DoctorReport": "shardkit.measure.doctor.doctor",
     "EpochBatchSampler": "shardkit.torch.sampler",
+    "Exported": "shardkit.exporting.export",
     "Field": "shardkit.record",
     "Finding": "shardkit.verification.shard_check",
     "FoundBatchSize": "shardkit.torch.batch_size",
@@ -132,7 +138,9 @@ _WHERE = {
     "collate": "shardkit.torch.data.collate",
     "convert": "shardkit.conversion.convert",
     "describe": "shardkit.verification.describe",
+    "diff": "shardkit.verification.diff",
     "doctor": "shardkit.measure.doctor.doctor",
+    "export": "shardkit.exporting.export",
     "find_batch_size": "shardkit.torch.batch_size",
     "make_loader": "shardkit.torch.loader",
     "open_dataset": "shardkit.torch.data.datasets",
@@ -154,15 +162,19 @@ __all__ = [
     "BenchReport",
     "BlockShuffle",
     "CenterCrop",
+    "ChangedRecord",
     "ConversionFailed",
     "Converted",
     "CorruptDataset",
     "CorruptRecord",
     "CorruptShard",
+    "DatasetDifference",
     "DevicePrefetcher",
+    "Differences",
     "DiskFull",
     "DoctorReport",
     "EpochBatchSampler",
+    "Exported",
     "Field",
     "Finding",
     "FoundBatchSize",
@@ -207,7 +219,9 @@ __all__ = [
     "collate",
     "convert",
     "describe",
+    "diff",
     "doctor",
+    "export",
     "find_batch_size",
     "make_loader",
     "open_dataset",

@@ -57,6 +57,11 @@ class LazyGroup(click.Group):
             "shardkit.cli.info:info_command",
             "Show a dataset's format, sizes, classes and recipe.",
         ),
+        "diff": ("shardkit.cli.diff:diff_command", "Show how two datasets differ, by key."),
+        "export": (
+            "shardkit.cli.export:export_command",
+            "Write a dataset as a folder of images, tables or tar archives.",
+        ),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
         "doctor": (
             "shardkit.cli.doctor:doctor_command",

@@ -19,7 +19,7 @@ LAYERS = (
     "dataset sampling",
     "conversion",
     "torch._compat",
-    "verification torch.data",
+    "exporting verification torch.data",
     "torch.engine",
     "torch",
     "measure.runner",
@@ -35,7 +35,7 @@ INSIDE = {
     "cli": (
         "console measure_options options",
         "main show",
-        "convert_report doctor_report index info ladder repair verify",
+        "convert_report diff doctor_report export index info ladder repair verify",
         "bench convert doctor tune",
     ),
     "codecs": (
@@ -60,6 +60,12 @@ INSIDE = {
         "shardset",
         "decode",
         "filling",
+    ),
+    "exporting": (
+        "output records",
+        "archive folder",
+        "parquet",
+        "export",
     ),
     "formats": (
         "hdf5_layout lmdb_pages table",
@@ -136,7 +142,7 @@ INSIDE = {
         "processes",
     ),
     "verification": (
-        "record_comparison reindex",
+        "diff record_comparison reindex",
         "shard_check",
         "source_match",
         "describe repair source_comparison",

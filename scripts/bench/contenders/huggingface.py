@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets  # type: ignore[import-not-found]
+import datasets
 from contenders.adapter import BATCH, WORKERS
 from contenders.library import Library
 from PIL import Image

@@ -1,0 +1,169 @@
+"""Export a dataset to ordinary files (`shardkit export`), or write nothing at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from shardkit.conversion.disk import as_failure
+from shardkit.conversion.lock import locked
+from shardkit.dataset.manifest import dataset_directories
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import UsageError
+from shardkit.exporting.output import OutputFolder
+from shardkit.exporting.records import Exporting
+from shardkit.system.files import require_local, sync
+from shardkit.system.pool import Progress, Report
+
+LAYOUTS: Mapping[str, str] = {
+    "csv": "shardkit.exporting.folder:write_csv",
+    "imagefolder": "shardkit.exporting.folder:write_imagefolder",
+    "parquet": "shardkit.exporting.parquet:write_parquet",
+    "webdataset": "shardkit.exporting.archive:write_archives",
+}
+"""Functions that write the files of one dataset, imported at first use."""
+
+Write = Callable[[Exporting, OutputFolder], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """The result of an export."""
+
+    records: int
+    files: int
+    bytes: int
+    """Bytes of all files."""
+    left_out: dict[str, int]
+    """Files of the source that the dataset does not have, by reason: ``ignored``, ``skipped``."""
+
+
+def export(
+    directory: str | Path,
+    target: str | Path,
+    *,
+    layout: str = "imagefolder",
+    raw_as_png: bool = False,
+    on_progress: Report | None = None,
+) -> Exported:
+    """Write the images of a dataset as the files of its source, or as tables or tar archives.
+
+    Every image has the bytes that the dataset stores, and is compared with its checksum. The files
+    appear in ``target`` all at once, when they are complete; rerun an interrupted call to start
+    over.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        target: A folder that does not exist or is empty.
+        layout: ``imagefolder``: a folder for each class, with the file names of the source;
+            ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for ``load_dataset`` of
+            Hugging Face, needs pyarrow; ``webdataset``: tar archives.
+        raw_as_png: Export raw pixels, which are not the source's files, as PNG files.
+        on_progress: Called with the progress since the last call.
+
+    Raises:
+        UsageError: If ``target`` is not empty, the layout cannot hold a field, a source path cannot
+            be the name of a file below ``target``, or two are equal there.
+        CorruptDataset: If the dataset is damaged.
+        ConversionFailed: If writing fails.
+    """
+    directory, target = Path(directory), Path(target)
+    write = get_layout(layout)
+    exportings = [
+        Exporting(
+            shards=ShardSet(place, verify=True),
+            split=split,
+            raw_as_png=raw_as_png,
+            report=on_progress,
+        )
+        for split, place in dataset_directories(directory).items()
+    ]
+    if on_progress:
+        on_progress(Progress(total=sum(len(each.shards) for each in exportings)))
+    with _staged(directory, target) as folder:
+        output = OutputFolder(folder)
+        for each in exportings:
+            write(each, output)
+    manifests = [each.shards.manifest for each in exportings]
+    return Exported(
+        records=sum(manifest.rows for manifest in manifests),
+        files=output.files,
+        bytes=output.bytes,
+        left_out={
+            "ignored": sum(sum(manifest.ignored.values()) for manifest in manifests),
+            "skipped": sum(len(manifest.skipped) for manifest in manifests),
+        },
+    )
+
+
+def get_layout(name: str) -> Write:
+    """Return the function that writes a layout.
+
+    Raises:
+        UsageError: If there is no such layout, or it needs a package that is not installed.
+    """
+    if name not in LAYOUTS:
+        raise UsageError(f"layout={name!r} is unknown; choose from {', '.join(sorted(LAYOUTS))}")
+    module, _, attribute = LAYOUTS[name].partition(":")
+    try:
+        found: Write = getattr(import_module(module), attribute)
+    except ImportError as error:
+        package = (error.name or module).partition(".")[0]
+        raise UsageError(
+            f"the layout {name} needs {package}: pip install 'shardkit[{name}]'"
+        ) from error
+    return found
+
+
+@contextlib.contextmanager
+def _staged(directory: Path, target: Path) -> Iterator[Path]:
+    """Yield a new folder next to ``target``, and rename it to ``target`` in the end.
+
+    A killed run leaves it behind; the next one to the same target removes it.
+    """
+    work = _work_folder(target)
+    with locked(work, lambda: _check(directory, target)):
+        try:
+            for name in set(os.listdir(work)) - {"lock", "owner"}:
+                shutil.rmtree(work / name)
+            made = work / "made"
+            made.mkdir()
+            yield made
+            os.sync()  # one call for all files: syncing each would take longer than writing them
+            _check(directory, target)
+            made.rename(target)  # replaces only an empty folder
+            sync(target.absolute().parent)
+        except OSError as error:
+            raise as_failure(error, target) from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _work_folder(target: Path) -> Path:
+    place = target.absolute()
+    return place.parent / f".shardkit-export-{place.name}"
+
+
+def _check(directory: Path, target: Path) -> None:
+    require_local(target)
+    if not target.absolute().name or target.name == "..":
+        raise UsageError(f"{target} cannot be the folder of an export; name a new one")
+    place, root = (Path(os.path.realpath(path)) for path in (target, directory))
+    if place == root or root in place.parents or place in root.parents:
+        raise UsageError(f"{target} and the dataset {directory} overlap; choose another folder")
+    if os.path.islink(target):
+        raise UsageError(f"{target} is a symbolic link; name a new folder")
+    try:
+        found = sorted(os.listdir(target))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise UsageError(f"{target} is a file, not a folder") from None
+    if found:
+        some = ", ".join(found[:5]) + (" ..." if len(found) > 5 else "")
+        raise UsageError(f"{target} is not empty ({some}); choose a new folder")

@@ -1,0 +1,92 @@
+"""A new folder of files with untrusted names: nothing outside of it, and nothing twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import unicodedata
+from pathlib import Path
+from typing import BinaryIO
+
+from shardkit.errors import UsageError
+from shardkit.system.files import as_name, write_all
+from shardkit.system.safe_paths import make_folder, opened, parts_of
+from shardkit.system.text import quoted
+
+
+class OutputFolder:
+    """Creates files below a folder; no other process writes there.
+
+    Args:
+        root: The folder, which exists and is empty.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = 0
+        """Number of complete files."""
+        self.bytes = 0
+        """Their bytes."""
+        self._folders: set[str] = {""}
+        self._written: dict[str, str] = {}
+        """Each name by its form without regard to case and composition."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Create a file.
+
+        Raises:
+            UsageError: If the name leads elsewhere, or is that of another file or folder.
+            OSError: If the disk is full or fails.
+        """
+        with self.create(name) as file:
+            write_all(file.fileno(), content)
+        self.files += 1
+        self.bytes += len(content)
+
+    def create(self, name: str) -> BinaryIO:
+        """Create a file, and return it opened for writing, unbuffered; see `write`."""
+        try:
+            parts_of(as_name(name))
+        except ValueError as error:
+            raise UsageError(
+                f"a record has the source path {quoted(name)}, which is not a plain relative path: "
+                "it cannot be exported as a file"
+            ) from error
+        above, _, last = as_name(name).rpartition("/")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            if above not in self._folders:
+                make_folder(self.root, above)
+                self._folders.add(above)
+            with opened(self.root, above) as folder:
+                descriptor = os.open(last, flags, 0o666, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+                raise UsageError(self._collision(name)) from error
+            if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
+                raise UsageError(
+                    f"this file system cannot store the name {quoted(name)}: {error.strerror}"
+                ) from error
+            raise
+        self._written.setdefault(_folded(name), name)
+        return open(descriptor, "wb", buffering=0)
+
+    def count(self, name: str) -> None:
+        """Count a complete file that was not written by `write`."""
+        self.files += 1
+        self.bytes += (self.root / name).stat().st_size
+
+    def _collision(self, name: str) -> str:
+        twin = self._written.get(_folded(name))
+        if twin is None:
+            return f"{quoted(name)} is the name of both a file and a folder"
+        if twin == name:
+            return f"two records have the file name {quoted(name)}"
+        return (
+            f"the names {quoted(twin)} and {quoted(name)} are equal for this file system, which "
+            "ignores case or Unicode composition; export to another one"
+        )
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()

@@ -1,0 +1,132 @@
+"""``shardkit diff``: records added, removed and changed, by key and content."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, png, run_main
+
+from shardkit import Field, convert, diff
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.verification.diff import ChangedRecord
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    return make_dataset(folder, tmp_path / "made")
+
+
+def test_equal_content_in_other_formats_and_orders_is_equal(
+    place: Path, folder: Path, tmp_path: Path
+) -> None:
+    for to, options in (("hdf5", {"seed": 3}), ("webdataset", {"shuffle": False})):
+        other = make_dataset(folder, tmp_path / to, to=to, **options)
+        found = diff(place, other, read_bytes=True)
+        assert found.equal
+        assert found.splits[""].reordered
+
+
+def test_added_removed_and_changed_records_are_named(
+    place: Path, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "cat/000.jpg").write_bytes(jpeg(20, 18, 7))  # changed
+    (folder / "cat/001.jpg").unlink()
+    make_tree(folder, {"dog/new.png": png()})
+    found = diff(place, make_dataset(folder, tmp_path / "new"))
+    assert not found.equal
+    (split,) = found.splits.values()
+    assert (split.rows, split.added, split.removed) == ((6, 6), ["dog/new"], ["cat/001"])
+    assert split.changed == [ChangedRecord(key="cat/000", fields=("image",))]
+    assert split.described == {}
+
+
+@pytest.mark.parametrize("read_bytes", [False, True])
+def test_labels_are_compared_by_class_name_and_apart_from_images(
+    place: Path, folder: Path, tmp_path: Path, read_bytes: bool
+) -> None:
+    (tmp_path / "order.txt").write_text("dog\ncat\nbird\n")
+    convert(folder, tmp_path / "new", to="hdf5", class_order=str(tmp_path / "order.txt"))
+    (split,) = diff(place, tmp_path / "new", read_bytes=read_bytes).splits.values()
+    assert split.changed == []
+    assert split.described == {"classes": (("cat", "dog"), ("dog", "cat", "bird"))}
+
+    one, other = (
+        [{"key": f"k{n}", "image": png(seed=n), "label": label} for n, label in enumerate(labels)]
+        for labels in ((0, 1, 2), (0, 2, 2))
+    )
+    schema = {"label": Field("label", classes=3)}
+    convert(one, tmp_path / "one", to="lmdb", schema=schema)
+    convert(other, tmp_path / "other", to="lmdb", schema=schema)
+    (split,) = diff(tmp_path / "one", tmp_path / "other", read_bytes=read_bytes).splits.values()
+    assert split.changed == [ChangedRecord(key="k1", fields=("label",))]
+
+
+def test_other_fields_are_compared(tmp_path: Path) -> None:
+    def samples(number: int, caption: str | None) -> list[dict[str, object]]:
+        array = np.full((2, 2), number, np.float32)
+        return [{"image": png(), "caption": caption, "array": array, "age": number}]
+
+    schema: dict[str, Field | str] = {"caption": "text"}
+    convert(samples(1, "a"), tmp_path / "a", to="lmdb", schema=schema)
+    convert(samples(2, None), tmp_path / "b", to="webdataset", schema=schema)
+    (split,) = diff(tmp_path / "a", tmp_path / "b").splits.values()
+    assert split.changed == [ChangedRecord(key="000000000", fields=("array", "caption", "age"))]
+    convert([{"image": png()}], tmp_path / "c", to="lmdb")
+    (split,) = diff(tmp_path / "a", tmp_path / "c").splits.values()
+    assert split.changed == []
+    assert split.described["caption"] == ("text", None)
+
+
+def test_splits_are_compared_by_name(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split, each=2)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made")
+    shutil.move(tmp_path / "photos/val", tmp_path / "photos/test")
+    other = make_dataset(tmp_path / "photos", tmp_path / "other")
+    found = diff(place, other)
+    assert [found.splits[name].equal for name in ("train", "val", "test")] == [True, False, False]
+    assert len(found.splits["val"].removed) == len(found.splits["test"].added) == 4
+    assert diff(place / "val", other / "test").equal
+    with pytest.raises(UsageError, match=r"contains splits \(train, val\).*made/train"):
+        diff(place, other / "test")
+
+
+def test_bytes_finds_a_damaged_record_and_the_index_alone_does_not(
+    place: Path, folder: Path, tmp_path: Path
+) -> None:
+    other = make_dataset(folder, tmp_path / "other", to="webdataset")
+    shard = other / "shard-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"JFIF") + 200] ^= 1
+    shard.write_bytes(data)
+    assert diff(place, other).equal
+    with pytest.raises(CorruptDataset, match="checksum"):
+        diff(place, other, read_bytes=True)
+
+
+def test_the_command_reports_and_exits_with_1(place: Path, folder: Path, tmp_path: Path) -> None:
+    (folder / "cat/001.jpg").unlink()
+    (folder / "cat/000.jpg").write_bytes(jpeg(20, 18, 7))
+    other = make_dataset(folder, tmp_path / "new")
+    assert run_main("diff", place, place).stdout == (
+        f"{place} and {place}: equal, 6 records (indexes compared, no record read)\n"
+    )
+    shown = run_main("diff", place, other)
+    assert shown.returncode == 1
+    assert shown.stdout.splitlines() == [
+        f"{place} -> {other} (indexes compared, no record read)",
+        "  removed   1 record: cat/001",
+        "  changed   1 record: image 1",
+        "    cat/000  image",
+    ]
+    value = json.loads(invoke("diff", place, other, "--bytes", "--json").stdout)
+    assert value["equal"] is False
+    assert value["bytes_read"] is True
+    assert value["splits"][""]["changed"] == [{"key": "cat/000", "fields": ["image"]}]
+    missing = run_main("diff", place, tmp_path / "nowhere")
+    assert missing.returncode == 2
+    assert "is not a shardkit dataset" in missing.stderr
