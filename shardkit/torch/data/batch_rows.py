@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -86,14 +86,26 @@ class BatchRows:
         Raises:
             TransformFailed: If the transform raises.
         """
-        if function is None or value is None:
-            return value
+        return (
+            value
+            if function is None or value is None
+            else self.apply(name, function, (value,), number)
+        )
+
+    def apply(
+        self, name: str, function: Callable[..., Any], values: Sequence[Any], number: int
+    ) -> Any:
+        """Return what a transform returns for the values of one field or several.
+
+        Raises:
+            TransformFailed: If the transform raises.
+        """
         self.context.note(self.rows[number])
         try:
-            return self.context.apply(function, value, self.samples[number], name)
+            return self.context.apply(function, values, self.samples[number], name)
         except (Exception, SystemExit) as error:  # a worker must not exit silently
             what = {IMAGE: "transform", LABEL: "target_transform"}.get(name, f"transform of {name}")
-            on = f"label {value!r} of " if name == LABEL else ""
+            on = f"label {values[0]!r} of " if name == LABEL else ""
             raise TransformFailed(
                 f"the {what} failed on {on}{self.describe(number)}: {raised(error)}"
             ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from os import PathLike
@@ -20,7 +20,7 @@ from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.shardset import ShardSet, resolve_rows
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.record import IMAGE, LABEL, STORED_APART, Field, Schema
 from shardkit.sampling.order import check_integer
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
@@ -43,6 +43,9 @@ _PICTURES = ("image", "mask")
 """Kinds of fields that ``decode`` applies to."""
 
 Function = Callable[..., Any]
+Transforms = Mapping[Any, Function]
+"""Transforms by field, or by a tuple of fields. (The keys of a `Mapping` have no common type.)"""
+
 _Self = TypeVar("_Self", bound="ShardDataset")
 
 
@@ -73,7 +76,7 @@ class ShardDataset(Dataset[Sample]):
     def __init__(  # noqa: PLR0913 - the arguments of ImageFolder, and those of decoding
         self,
         path: str | PathLike[str],
-        transform: Function | ImageOp | Mapping[str, Function] | None = None,
+        transform: Function | ImageOp | Transforms | None = None,
         target_transform: Function | None = None,
         decode: Decode | Mapping[str, Decode] = "pil",
         *,
@@ -89,7 +92,9 @@ class ShardDataset(Dataset[Sample]):
         Args:
             path: The dataset's directory, or the directory of its splits.
             transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A
-                mapping sets the transform of each field.
+                mapping sets the transform of each field, or of several together:
+                ``{("image", "mask"): function}`` calls ``function(image, mask)``, which returns
+                both.
             target_transform: Applied to each label.
             decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape
                 (height, width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last
@@ -121,7 +126,7 @@ class ShardDataset(Dataset[Sample]):
             decode, transform = transform, None
         if jpeg not in JPEG_DECODING:
             raise UsageError(f"jpeg={jpeg!r} is unknown; choose from {', '.join(JPEG_DECODING)}")
-        self.transform: Function | Mapping[str, Function] | None = transform
+        self.transform: Function | Transforms | None = transform
         self.target_transform = target_transform
         self.decode = decode
         self.jpeg = jpeg
@@ -151,11 +156,14 @@ class ShardDataset(Dataset[Sample]):
             pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
             _require_known("decode", self.decode, pictures)
         if isinstance(self.transform, Mapping):
-            _require_known("transform", self.transform, self.fields)
-            if self.target_transform is not None and LABEL in self.transform:
+            names = [name for key in self.transform for name in _names(key)]
+            _require_known("transform", names, self.fields)
+            if self.target_transform is not None and LABEL in names:
                 raise UsageError(
                     "transform= and target_transform= both apply to the label: leave one out"
                 )
+            if len(set(names)) < len(names):
+                raise UsageError(f"transform= applies twice to a field: {', '.join(names)}")
         for name, function in self.functions().items():
             if not callable(function):
                 raise UsageError(f"{name}={function!r} is not a function")
@@ -190,8 +198,10 @@ class ShardDataset(Dataset[Sample]):
         batch = BatchRows(self._shards, self._stored(rows), context)
         functions = self.functions().values()
         with context.globals_kept(*functions) if functions else nullcontext():
-            columns = [self._read(batch, name) for name in self._layout.names]
-        return BatchView(columns, self._layout, batch.describe)
+            columns = {name: self._read(batch, name) for name in self._layout.names}
+            for names, function in self._joint_functions().items():
+                columns |= _transformed_together(batch, columns, names, function)
+        return BatchView([*columns.values()], self._layout, batch.describe)
 
     def select(self: _Self, rows: Sequence[int] | npt.NDArray[Any]) -> _Self:
         """Return a dataset of some rows, with the same options and methods.
@@ -373,6 +383,7 @@ class ShardDataset(Dataset[Sample]):
         A transform is assumed to return float32 of the same number of pixels.
         """
         total = 0
+        joint = {name for names in self._joint_functions() for name in names}
         for name in self.fields:
             kind = self._kinds[name]
             if kind in _PICTURES:
@@ -380,7 +391,8 @@ class ShardDataset(Dataset[Sample]):
                 fixed = decode.fixed_size if isinstance(decode, ImageOp) else None
                 pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
                 values = pixels * (3 if kind == "image" else 1)
-                total += values * (1 if self._function(name) is None else 4)
+                plain = self._function(name) is None and name not in joint
+                total += values * (1 if plain else 4)
             elif kind == "array":
                 total += self.schema[name].bytes
         return total
@@ -403,13 +415,14 @@ class ShardDataset(Dataset[Sample]):
         given = self.transform
         if given is None and self.target_transform is None:
             return {}
-        found: dict[str, Any]
-        found = dict(given) if isinstance(given, Mapping) else {"transform": given}
+        found: dict[str, Any] = {"transform": given}
+        if isinstance(given, Mapping):
+            found = {", ".join(_names(key)): function for key, function in given.items()}
         found["target_transform"] = self.target_transform
         return {name: function for name, function in found.items() if function is not None}
 
     def _function(self, name: str) -> Function | None:
-        """Return the transform of a field."""
+        """Return the transform of a field, unless it applies to other fields too."""
         if self.transform is None and self.target_transform is None:
             return None
         if name == LABEL and self.target_transform is not None:
@@ -417,6 +430,12 @@ class ShardDataset(Dataset[Sample]):
         if isinstance(self.transform, Mapping):
             return self.transform.get(name)
         return self.transform if name == IMAGE else None
+
+    def _joint_functions(self) -> dict[tuple[str, ...], Function]:
+        """Return the transforms of several fields together."""
+        if not isinstance(self.transform, Mapping):
+            return {}
+        return {key: function for key, function in self.transform.items() if isinstance(key, tuple)}
 
     def _decodes(self) -> list[Decode]:
         return list(self.decode.values()) if isinstance(self.decode, Mapping) else [self.decode]
@@ -487,6 +506,31 @@ class ShardDataset(Dataset[Sample]):
         return Decoding((red, green, blue), fast=self.jpeg == "fast")
 
 
+def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields that a key of ``transform`` names."""
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _transformed_together(
+    batch: BatchRows, columns: Mapping[str, Values], names: tuple[str, ...], function: Function
+) -> dict[str, Values]:
+    """Return the values of several fields after the transform of all of them.
+
+    Raises:
+        TransformFailed: If it raises, or does not return a value for each field.
+    """
+    what, made = ", ".join(names), []
+    for number, values in enumerate(zip(*(columns[name].values for name in names), strict=True)):
+        result = batch.apply(what, function, values, number)
+        if not isinstance(result, (tuple, list)) or len(result) != len(names):
+            raise TransformFailed(
+                f"the transform of {what} must return a tuple of {len(names)} values, in this "
+                f"order; it returned {type(result).__name__} for {batch.describe(number)}"
+            )
+        made.append(result)
+    return {name: Values([each[place] for each in made]) for place, name in enumerate(names)}
+
+
 class _Taken(Sequence[str]):
     """The texts of some rows."""
 
@@ -543,7 +587,7 @@ def _require_field(schema: Schema, name: str, path: Path) -> Field:
     return schema[name]
 
 
-def _require_known(option: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def _require_known(option: str, given: Iterable[str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             raise UsageError(
@@ -578,7 +622,7 @@ class TarDataset(ShardDataset):
 
 def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
     path: str | PathLike[str],
-    transform: Function | ImageOp | Mapping[str, Function] | None = None,
+    transform: Function | ImageOp | Transforms | None = None,
     target_transform: Function | None = None,
     decode: Decode | Mapping[str, Decode] = "pil",
     *,
@@ -593,7 +637,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
 
     Args:
         path: The dataset's directory, or the directory of its splits.
-        transform: Applied to each image.
+        transform: Applied to each image, or a mapping by field or fields.
         target_transform: Applied to each label.
         decode: Type of the images, or of each field of images.
         fields: Names of the fields that are read; None means image and label.

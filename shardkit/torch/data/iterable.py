@@ -20,6 +20,7 @@ from shardkit.torch.data.datasets import (
     LMDBDataset,
     ShardDataset,
     TarDataset,
+    Transforms,
     open_dataset,
 )
 from shardkit.torch.data.images import Decode
@@ -54,7 +55,7 @@ class IterableShardDataset(IterableDataset[Any]):
     def __init__(  # noqa: PLR0913 - the arguments of ShardDataset, then those of a loader
         self,
         path: str | PathLike[str] | ShardDataset,
-        transform: Function | ImageOp | Mapping[str, Function] | None = None,
+        transform: Function | ImageOp | Transforms | None = None,
         target_transform: Function | None = None,
         decode: Decode | Mapping[str, Decode] = "pil",
         *,
@@ -73,7 +74,7 @@ class IterableShardDataset(IterableDataset[Any]):
 
         Args:
             path: The dataset's directory, or an open map-style dataset with options of its own.
-            transform: Applied to each image.
+            transform: Applied to each image, or a mapping by field or fields.
             target_transform: Applied to each label.
             decode: Type of the images, or of each field of images.
             fields: Names of the fields that are read; None means image and label.

@@ -189,22 +189,22 @@ class Context:
         return Draws(self._key, sample)
 
     def apply(
-        self, function: Callable[..., Any], value: Any, sample: int, field: str = IMAGE
+        self, function: Callable[..., Any], values: Sequence[Any], sample: int, field: str = IMAGE
     ) -> Any:
-        """Return ``function(value)``, or ``function(value, rng)`` if it has ``takes_rng``.
+        """Return ``function(*values)``, or ``function(*values, rng)`` if it has ``takes_rng``.
 
         Args:
             function: A transform.
-            value: The value of a field.
+            values: The value of a field, or of each of several fields.
             sample: The sample's number.
-            field: Name of the field; each has its own random numbers.
+            field: Name of the field or fields; each name has its own random numbers.
         """
         if getattr(function, "takes_rng", False):
             bits = np.random.Philox(key=self._bits(sample, field))
-            return function(value, np.random.Generator(bits))
+            return function(*values, np.random.Generator(bits))
         if self._stated is not None and self._alone:
             seed_globals(self._bits(sample, field))
-        return function(value)
+        return function(*values)
 
     def _bits(self, sample: int, field: str) -> int:
         """Return a seed for a transform, different from that of an image operation."""

@@ -408,6 +408,53 @@ def test_each_field_may_have_a_transform(path: Path) -> None:
         broken[1]
 
 
+def test_a_transform_of_several_fields_gets_and_returns_all(path: Path) -> None:
+    @with_rng
+    def augment(image: Any, mask: Any, joints: Any, rng: np.random.Generator) -> Any:
+        return (
+            (image.flip(-1), mask.flip(-1), -joints)
+            if rng.uniform() < 0.5
+            else (image, mask, joints)
+        )
+
+    fields = ("image", "mask", "joints", "caption")
+    transform = {fields[:3]: augment, "caption": str.upper}
+    plain, flipped = (
+        open_dataset(path, each, decode=CenterCrop(6), fields=fields, as_dict=True).select(WHOLE)
+        for each in (None, transform)
+    )
+    for engine in ("thread", "process"):
+        options = LoaderOptions(engine=engine, num_workers=2, start_method="fork")
+        flips: list[bool] = []
+        for batch in make_loader(flipped, 3, options=options):
+            assert list(batch) == list(fields)
+            for n, caption in enumerate(batch["caption"]):
+                sample = plain[len(flips)]
+                assert caption == sample["caption"].upper()
+                flips.append(not torch.equal(batch["image"][n], sample["image"]))
+                if flips[-1]:
+                    sample |= {name: sample[name].flip(-1) for name in ("image", "mask")}
+                    sample["joints"] *= -1
+                for name in fields[:3]:
+                    assert torch.equal(batch[name][n], sample[name])
+        assert 1 < sum(flips) < len(plain) - 1
+
+
+def test_a_transform_of_several_fields_gets_what_is_there_and_must_return_as_much(
+    path: Path,
+) -> None:
+    def opened(function: Any) -> ShardDataset:
+        return open_dataset(path, {("mask", "label"): function}, fields=("mask", "label"))
+
+    assert opened(lambda mask, label: (label, mask))[LACKING] == (LACKING % 3, None)
+    for function, message in (
+        (lambda mask, label: mask / 0, "the transform of mask, label failed on record .*row 1"),
+        (lambda mask, label: 1, "mask, label must return a tuple of 2 .* int for record .*row 1"),
+    ):
+        with pytest.raises(TransformFailed, match=message):
+            opened(function)[1]
+
+
 def test_fields_draw_different_numbers(path: Path) -> None:
     @with_rng
     def draw(_: Any, rng: np.random.Generator) -> float:
@@ -579,6 +626,8 @@ def test_columns_are_read_from_the_index(path: Path) -> None:
         ({"decode": {"image": "rgb"}}, "decode='rgb' is unknown"),
         ({"transform": {"mask": str}}, "transform={'mask': ...}: this applies to image, label"),
         ({"transform": {"image": 1}}, "image=1 is not a function"),
+        ({"transform": {("image", "mask"): str}}, "transform={'mask': ...}: this applies to image"),
+        ({"transform": {("image", "label"): str, "label": str}}, "twice to a field: image, label"),
         ({"transform": str, "fields": ("mask",)}, "applies to the field 'image', which is not re"),
         ({"target_transform": str, "fields": ("image",)}, "field 'label', which is not read"),
         ({"transform": {"label": str}, "target_transform": str}, "both apply to the label"),

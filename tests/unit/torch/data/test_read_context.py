@@ -256,9 +256,9 @@ def test_with_an_epoch_no_generator_is_touched() -> None:
     before = global_state()
     drawn(Context(cell))
     with Context(cell).globals_kept(numbers):
-        Context(cell).apply(numbers, None, 3)
+        Context(cell).apply(numbers, [None], 3)
     with Context(cell).globals_kept(own_numbers):
-        Context(cell).apply(own_numbers, None, 3)
+        Context(cell).apply(own_numbers, [None], 3)
     assert global_state() == before
 
 
@@ -266,7 +266,7 @@ def test_an_image_operation_and_a_transform_draw_different_numbers() -> None:
     cell = EpochCell()
     cell.set(0, 0)
     context = Context(cell)
-    given = context.apply(with_rng(lambda _, rng: rng.bit_generator.state), None, 3)
+    given = context.apply(with_rng(lambda _, rng: rng.bit_generator.state), [None], 3)
     assert int(given["state"]["key"][0]) != drawn(context, 3)
 
 
@@ -348,7 +348,7 @@ def test_with_rng_marks_functions_and_classes() -> None:
 
     cell = EpochCell()
     cell.set(0, 0)
-    assert Context(cell).apply(Decorated(), 3, 0) == 3
+    assert Context(cell).apply(Decorated(), [3], 0) == 3
 
 
 # Errors of transforms.
