@@ -105,6 +105,7 @@ def write_dataset(to: str, directory: Path, area: Path, part: IndexPart, shards:
     manifest = Manifest(
         format=to,
         rows=rows,
+        content_digest="0" * 64,
         shards=tuple(ShardEntry(name=name, rows=each, bytes=size, sha256=sha256) for name in names),
         files=tuple(
             FileEntry(

@@ -55,6 +55,7 @@ def _show(place: Path, value: dict[str, Any]) -> None:
     line("recipe", _recipe(value["recipe"]))
     line("made by", ", ".join(f"{name} {version}" for name, version in value["software"].items()))
     line("digest", value["digest"])
+    line("content", value["content_digest"])
     if value["skipped"]:
         line("skipped", f"{amount(len(value['skipped']), 'bad file')}, listed in skipped.jsonl")
     if value["ignored"]:

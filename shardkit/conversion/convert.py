@@ -28,7 +28,7 @@ from shardkit.conversion.options import (
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
 from shardkit.conversion.recipe import TOO_SMALL, Recipe
 from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
-from shardkit.dataset.index import join_parts, save_index
+from shardkit.dataset.index import Index, join_parts, save_index
 from shardkit.dataset.manifest import (
     FieldEntry,
     FileEntry,
@@ -429,9 +429,11 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
         *_save_report(SKIPPED, skipped, work.folder),
         *_save_report(IGNORED, ignored, work.folder),
     ]
+    lacking = {name for name, count in counts.items() if count < len(index.rows)}
     return Manifest(
         format=plan.options.to,
-        rows=sum(entry.rows for entry in shards),
+        rows=len(index.rows),
+        content_digest=Index(work.folder, len(index.rows)).content_digest(schema, lacking),
         shards=tuple(shards),
         files=tuple(_file_entry(name, work.folder) for name in names),
         fields=dict(sorted(_sum(result.fields for result in results).items())),

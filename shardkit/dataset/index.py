@@ -6,6 +6,7 @@ shard of each row.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from shardkit.record import (
     Field,
     Schema,
     default_schema,
+    describe_schema,
+    dump_json,
 )
 from shardkit.system import native
 from shardkit.system.npy import StoredValues, map_npy, save_npy
@@ -63,6 +66,9 @@ the stored image, or 0; ``check`` is from `row_check`.
 HEAD = slice(16, 29)
 """The bytes of a row that its checksum covers in addition to the image: label, size, field."""
 
+_CONTENT = slice(8, 29)
+"""The bytes of a row that follow from the record alone, not from its shard."""
+
 _START, _HEAD = struct.Struct("<qII"), struct.Struct("<iIIB")
 """The fields of a row before `HEAD`, and those in it."""
 
@@ -77,6 +83,9 @@ _HELD = 16 << 20
 
 _RUN = 4096
 """Strings read at a time when all are requested."""
+
+_AT_ONCE = 1 << 16
+"""Values hashed at a time."""
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
@@ -303,6 +312,31 @@ class Index:
                 found[name] = self.column(name, field, lacking=name in lacking).filled()
         return found
 
+    def content_digest(self, schema: Schema, lacking: Collection[str]) -> str:
+        """Return the digest of the records in row order: equal in any format, for any shards.
+
+        It covers the schema, all classes, and of each row the key, the label, the values of small
+        fields, and size, kind and CRC-32 of all others. docs/format.md specifies it.
+
+        Args:
+            schema: The fields of the dataset.
+            lacking: Small fields that rows lack.
+        """
+        classes = schema[LABEL].classes if LABEL in schema else None
+        digest = hashlib.sha256(dump_json([classes, describe_schema(schema), self._count]))
+        files: dict[str, _Values] = dict(self._string_files("keys"))
+        files |= {entries_file(name): self.rows(name) for name in (IMAGE, *apart_of(schema))}
+        for name, field in columns_of(schema).items():
+            files |= self._column_files(name, field, lacking=name in lacking)
+        for name, values in sorted(files.items()):
+            digest.update(f"\n{name} {len(values)}\n".encode())
+            for start in range(0, len(values), _AT_ONCE):
+                part = _part_of(values, start, start + _AT_ONCE)
+                if part.dtype == ROW:
+                    part = part.view(np.uint8).reshape(-1, ROW.itemsize)[:, _CONTENT]
+                digest.update(part.tobytes())
+        return digest.hexdigest()
+
     def column(self, name: str, field: Field, *, lacking: bool) -> StoredColumn:
         """Return the column of a small field.
 
@@ -311,18 +345,23 @@ class Index:
             field: The field.
             lacking: Whether rows lack it.
         """
+        files = self._column_files(name, field, lacking=lacking)
+        parts = dict(zip(column_files(name), PARTS, strict=True))
+        return StoredColumn(field, {parts[name]: file for name, file in files.items()}, self._count)
+
+    def _column_files(self, name: str, field: Field, *, lacking: bool) -> dict[str, StoredValues]:
+        """Return the files of a column, by name."""
         values, ends, present, labels = column_files(name)
         count, found = self._count, dict[str, StoredValues]()
         if field.kind not in ("number", "label"):
-            found[PARTS[1]] = self._load(StoredValues, ends, np.int64, count)
-            last = _part_of(found[PARTS[1]], count - 1, count) if count else [0]
-            count = int(last[0])
-        found[PARTS[0]] = self._load(StoredValues, values, type_of(field), count)
+            found[ends] = self._load(StoredValues, ends, np.int64, count)
+            count = _last(found[ends])
+        found[values] = self._load(StoredValues, values, type_of(field), count)
         if lacking:
-            found[PARTS[2]] = self._load(StoredValues, present, np.bool_, self._count)
+            found[present] = self._load(StoredValues, present, np.bool_, self._count)
         if field.kind == "boxes" and field.classes is not None:
-            found[PARTS[3]] = self._load(StoredValues, labels, np.int32, count // 4)
-        return StoredColumn(field, found, self._count)
+            found[labels] = self._load(StoredValues, labels, np.int32, count // 4)
+        return found
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -333,10 +372,16 @@ class Index:
         return self._strings("paths")
 
     def _strings(self, name: str) -> StringTable:
+        return StringTable(*self._string_files(name).values())
+
+    def _string_files(self, name: str) -> dict[str, StoredValues]:
+        """Return the files of ``keys`` or ``paths``, by name: the text, then the ends."""
         text_name, ends_name = string_files(name)
         ends = self._load(StoredValues, ends_name, np.int64, self._count)
-        length = int(_part_of(ends, len(ends) - 1, len(ends))[0]) if len(ends) else 0
-        return StringTable(self._load(StoredValues, text_name, np.uint8, length), ends)
+        return {
+            text_name: self._load(StoredValues, text_name, np.uint8, _last(ends)),
+            ends_name: ends,
+        }
 
     def _load(
         self,
@@ -354,6 +399,11 @@ class Index:
                 f"{path} does not describe {self._count} rows: {reason}. To rebuild the index from "
                 f"the shards, run `shardkit index {self._directory}`."
             ) from error
+
+
+def _last(ends: StoredValues) -> int:
+    """Return the last of the ends: the number of values."""
+    return int(_part_of(ends, len(ends) - 1, len(ends))[0]) if len(ends) else 0
 
 
 def join_parts(parts: Sequence[IndexPart], schema: Schema) -> IndexPart:

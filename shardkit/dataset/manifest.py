@@ -93,6 +93,8 @@ class Manifest:
     format: str
     """The storage format's name in the registry."""
     rows: int
+    content_digest: str
+    """Digest of the records in row order, equal in any format (`Index.content_digest`)."""
     shards: tuple[ShardEntry, ...]
     files: tuple[FileEntry, ...]
     """Files other than shards: the columns of the index, and reports."""
@@ -132,6 +134,11 @@ class Manifest:
             ValueError: If the schema states a field that cannot be.
         """
         return load_schema([asdict(each) for each in self.schema], self.classes)
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """Names of the fields that some rows lack."""
+        return frozenset(each.name for each in self.schema if each.rows < self.rows)
 
     @property
     def bytes(self) -> int:

@@ -58,6 +58,7 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
     return {
         "format": manifest.format,
         "digest": manifest.digest,
+        "content_digest": manifest.content_digest,
         "rows": manifest.rows,
         "shards": len(manifest.shards),
         "bytes": manifest.bytes,

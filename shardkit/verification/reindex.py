@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from shardkit.conversion.staging import scratch_folder
-from shardkit.dataset.index import INDEX_DIRECTORY, save_index
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import CorruptDataset, CorruptShard
@@ -53,12 +53,16 @@ def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None 
         if on_progress:
             on_progress(Progress(images=shard.rows, bytes=shard.bytes))
     expected = {file.name: file.sha256 for file in manifest.files}
-    for name in save_index(parts, scratch, manifest.fields_by_name):
-        if sha256_of(scratch / name) != expected.get(name):
-            raise CorruptDataset(
-                f"the index built from the shards of {directory} differs from its manifest; "
-                "convert again"
-            )
+    schema = manifest.fields_by_name
+    names = save_index(parts, scratch, schema)
+    content = Index(scratch, manifest.rows).content_digest(schema, manifest.lacking)
+    if content != manifest.content_digest or any(
+        sha256_of(scratch / name) != expected.get(name) for name in names
+    ):
+        raise CorruptDataset(
+            f"the index built from the shards of {directory} differs from its manifest; "
+            "convert again"
+        )
     _replace(directory / INDEX_DIRECTORY, scratch)
     return manifest.rows
 

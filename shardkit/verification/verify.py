@@ -182,6 +182,7 @@ def _check_files(
     def blame(name: str, reason: str) -> None:
         result.findings.append(Finding(file=prefix + name, reason=reason))
 
+    before = len(result.findings)
     present = []
     for entry in manifest.entries:
         path = place / entry.name
@@ -203,7 +204,7 @@ def _check_files(
         if isinstance(entry, ShardEntry):
             present.append(entry.name)
     if is_file(place, ROWS_NAME):
-        _check_index(place, manifest, blame)
+        _check_index(place, manifest, blame, sound=len(result.findings) == before)
     return list(_tasks(directory, prefix, manifest, result.level, set(present)))
 
 
@@ -222,11 +223,15 @@ def _remedy(name: str, place: Path) -> str:
     return "restore it from a copy"
 
 
-def _check_index(place: Path, manifest: Manifest, blame: Callable[[str, str], None]) -> None:
+def _check_index(
+    place: Path, manifest: Manifest, blame: Callable[[str, str], None], *, sound: bool
+) -> None:
+    """Compare the index with the manifest; its content digest only if all files are ``sound``."""
     try:
         index = Index(place, manifest.rows)
         require_counts(index.rows()["label"], manifest.class_counts)
-        counts = index.counts(manifest.fields_by_name, _lacking(manifest))
+        counts = index.counts(manifest.fields_by_name, manifest.lacking)
+        content = index.content_digest(manifest.fields_by_name, manifest.lacking)
     except CorruptDataset as error:
         blame(ROWS_NAME, str(error))
         return
@@ -234,18 +239,14 @@ def _check_index(place: Path, manifest: Manifest, blame: Callable[[str, str], No
         if counts[entry.name] != entry.rows:
             reason = f"it states {entry.rows} rows with {entry.name}; the index has "
             blame(MANIFEST_NAME, f"{reason}{counts[entry.name]}")
-
-
-def _lacking(manifest: Manifest) -> frozenset[str]:
-    """Return the fields that some rows lack."""
-    return frozenset(each.name for each in manifest.schema if each.rows < manifest.rows)
+    if sound and content != manifest.content_digest:
+        blame(MANIFEST_NAME, "its content digest is not that of the index")
 
 
 def _tasks(
     directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
 ) -> Iterator[ShardCheck]:
     start = 0
-    lacking = _lacking(manifest)
     stated = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
     said = load_json(dump_json({name: stated[name] for name in _SAID}))
     for entry in manifest.shards:
@@ -260,7 +261,7 @@ def _tasks(
                 decode=level == "decode",
                 raw_shape=manifest.raw_shape,
                 schema=manifest.fields_by_name,
-                lacking=lacking,
+                lacking=manifest.lacking,
                 meta=said,
             )
         start += entry.rows

@@ -12,7 +12,7 @@ from helpers import FORMATS, jpeg, make_dataset, make_tree
 
 from shardkit import verify
 from shardkit.contracts import ShardSpec
-from shardkit.dataset.index import join_parts, save_index
+from shardkit.dataset.index import Index, join_parts, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, load_manifest, save_manifest
 from shardkit.record import Record, dump_json
@@ -89,7 +89,10 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
         ),
         class_counts=classes and tuple(labels[label] for label in range(len(classes))),
     )
-    save_manifest(replace(forged, **entries), place)
+    forged = replace(forged, **entries)
+    index = Index(place, forged.rows)
+    content = index.content_digest(forged.fields_by_name, forged.lacking)
+    save_manifest(replace(forged, content_digest=content), place)
 
 
 def restate(place: Path, change: Callable[[Manifest], Manifest]) -> None:

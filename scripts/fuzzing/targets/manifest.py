@@ -133,6 +133,7 @@ def _manifest() -> Manifest:
     return Manifest(
         format="lmdb",
         rows=5,
+        content_digest="dd",
         shards=(
             ShardEntry(name="shard-000000.lmdb", bytes=10, sha256="aa", rows=3),
             ShardEntry(name="shard-000001.lmdb", bytes=9, sha256="bb", rows=2),
