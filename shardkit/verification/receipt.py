@@ -43,6 +43,7 @@ class _Dataset:
     digest: str
     manifests: dict[str, str]
     rows: dict[str, int]
+    content: dict[str, str]
     files: dict[str, str]
 
 
@@ -169,6 +170,8 @@ def check_receipt(
     if not before.items() & after.items():
         rows = sum(then["rows"].values())
         reason = f"the receipt is of another dataset: {then['name']}, with {rows:,} images"
+        if then["content"] == now["content"]:
+            reason += " and the same content digest; to prove these files, verify --against"
         return [Finding(file=MANIFEST_NAME, reason=reason)]
     reasons = dict.fromkeys(after.keys() - before.keys(), "it was added since the receipt")
     reasons |= dict.fromkeys(before.keys() - after.keys(), "it was removed since the receipt")
@@ -188,6 +191,7 @@ def _describe(directory: Path) -> dict[str, Any]:
         "digest": load_any_manifest(directory).digest,
         "manifests": {name: manifest.digest for name, manifest in places.items()},
         "rows": {name: manifest.rows for name, manifest in places.items()},
+        "content": {name: manifest.content_digest for name, manifest in places.items()},
         "files": {
             f"{name}/{entry.name}" if name else entry.name: entry.sha256
             for name, manifest in places.items()

@@ -55,9 +55,10 @@ def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None 
     expected = {file.name: file.sha256 for file in manifest.files}
     schema = manifest.fields_by_name
     names = save_index(parts, scratch, schema)
-    content = Index(scratch, manifest.rows).content_digest(schema, manifest.lacking)
-    if content != manifest.content_digest or any(
-        sha256_of(scratch / name) != expected.get(name) for name in names
+    index = Index(scratch, manifest.rows)
+    if (
+        any(sha256_of(scratch / name) != expected.get(name) for name in names)
+        or index.content_digest(schema, manifest.lacking) != manifest.content_digest
     ):
         raise CorruptDataset(
             f"the index built from the shards of {directory} differs from its manifest; "

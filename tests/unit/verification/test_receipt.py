@@ -64,6 +64,7 @@ def test_a_receipt_states_what_was_verified(place: Path, folder: Path, receipt: 
         "digest": manifest.digest,
         "manifests": {"": manifest.digest},
         "rows": {"": 6},
+        "content": {"": manifest.content_digest},
         "files": {entry.name: entry.sha256 for entry in manifest.entries},
     }
     contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")}
@@ -334,6 +335,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rows that are texts": lambda value: value["dataset"].update(rows={"": "6"}),
     "rows that are true": lambda value: value["dataset"].update(rows={"": True}),
     "no rows": lambda value: value["dataset"].pop("rows"),
+    "no content digest": lambda value: value["dataset"].pop("content"),
     "a dataset without a name": lambda value: value["dataset"].update(name=None),
     "software that is a list": lambda value: value.update(software=[]),
     "a level that is a number": lambda value: value.update(level=1),
