@@ -12,7 +12,7 @@ from fields import SCHEMA, make_fields, sample_of
 from forging import restate
 from helpers import FORMATS, png
 
-from shardkit import BlockShuffle, Field, convert, make_loader, verify
+from shardkit import BlockShuffle, Field, convert, make_loader, open_dataset, verify
 from shardkit.errors import CorruptDataset
 from shardkit.verification.reindex import reindex
 
@@ -79,9 +79,11 @@ def test_a_forged_digest_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True, BlockShuffle(rows=2, buffer=4)])
 def test_a_state_continues_in_another_format(tmp_path: Path, shuffle: bool | BlockShuffle) -> None:
+    datasets = [
+        open_dataset(make_fields(tmp_path / to, to), fields=["label", "latent"]) for to in FORMATS
+    ]
     loaders = [
-        make_loader(make_fields(tmp_path / to, to), 3, shuffle=shuffle, seed=4, workers=1)
-        for to in FORMATS
+        make_loader(dataset, 3, shuffle=shuffle, seed=4, num_workers=1) for dataset in datasets
     ]
     batches = iter(loaders[0])
     next(batches)
