@@ -80,7 +80,8 @@ def test_a_forged_digest_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, True, BlockShuffle(rows=2, buffer=4)])
 def test_a_state_continues_in_another_format(tmp_path: Path, shuffle: bool | BlockShuffle) -> None:
     datasets = [
-        open_dataset(make_fields(tmp_path / to, to), fields=["label", "latent"]) for to in FORMATS
+        open_dataset(make_fields(tmp_path / to, to, whole=True), fields=["label", "latent"])
+        for to in FORMATS
     ]
     loaders = [
         make_loader(dataset, 3, shuffle=shuffle, seed=4, num_workers=1) for dataset in datasets
