@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
 import lightning.pytorch as pl
 
+from shardkit.errors import UsageError
 from shardkit.sampling.order import BlockShuffle
 from shardkit.sampling.ranks import RankShard
-from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.data.datasets import open_dataset
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import Loader, make_loader
 
@@ -26,10 +29,10 @@ class ShardDataModule(pl.LightningDataModule):
         UsageError: If a dataset is missing, or an option is unknown.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of make_loader, for two datasets
+    def __init__(  # noqa: PLR0913 - the arguments of make_loader that most runs need
         self,
-        train: str | PathLike[str] | ShardDataset,
-        validation: str | PathLike[str] | ShardDataset | None = None,
+        train: Any,
+        validation: Any = None,
         *,
         batch_size: int = 64,
         shuffle: bool | BlockShuffle = True,
@@ -39,20 +42,23 @@ class ShardDataModule(pl.LightningDataModule):
         """Create a data module.
 
         Args:
-            train: A dataset, or its directory, which is opened with ``decode="torch"``.
-            validation: The same for validation; every sample is read once, in stored order.
-            batch_size: Samples in a batch of each rank.
+            train: A dataset for `make_loader`; or its directory, which is opened with
+                ``decode="torch"``. Or a function that returns a new loader, for all arguments of
+                `make_loader`: ``partial(make_loader, dataset, 64, sampler=Balanced(), views=2)``.
+                It is called once the trainer's process group exists.
+            validation: The same for validation; every sample is read once, in stored order. (A
+                function needs ``RankShard(remainder="exact")`` for that.)
+            batch_size: Samples in a batch of each rank. This and the following arguments do not
+                apply to functions.
             shuffle: How the training dataset is shuffled.
             seed: Selects the order and the random numbers of each epoch.
             options: Options of the loaders; a ``rank_shard`` applies to training only.
         """
         super().__init__()
-        self.train_dataset = _opened(train)
-        self.validation_dataset = None if validation is None else _opened(validation)
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self._options = options or LoaderOptions()
+        options = options or LoaderOptions()
+        exact = replace(options, rank_shard=RankShard(remainder="exact"))
+        self._make_training = _maker(train, batch_size, shuffle=shuffle, seed=seed, options=options)
+        self._make_validation = _maker(validation, batch_size, seed=seed, options=exact)
         self._training: Loader | None = None
         self._validation: Loader | None = None
         self._loaded: dict[str, Any] | None = None
@@ -69,13 +75,12 @@ class ShardDataModule(pl.LightningDataModule):
         """
         if self._training is not None and self._loaded is None:
             self._loaded = self.state_dict()
-        self._training = make_loader(
-            self.train_dataset,
-            self._batch_size,
-            shuffle=self._shuffle,
-            seed=self._seed,
-            options=self._options,
-        )
+        self._training = self._make_training()
+        if not isinstance(self._training, Loader):
+            raise UsageError(
+                f"train={self._make_training!r} returned {type(self._training).__name__}, not a "
+                "loader of shardkit.make_loader"
+            )
         if self._loaded:
             self._training.load_state_dict(self._loaded)
             self._loaded = None
@@ -87,7 +92,7 @@ class ShardDataModule(pl.LightningDataModule):
         Lightning saves the states of loaders itself too, but does not restore them from a
         checkpoint saved at the end of an epoch.
         """
-        if self._training is None or not self._options.in_order:
+        if self._training is None or not self._training.options.in_order:
             return {}
         return self._training.state_dict()
 
@@ -97,13 +102,8 @@ class ShardDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """Return a new loader of the validation dataset, or an empty list without one."""
-        if self.validation_dataset is None:
-            return []
-        options = replace(self._options, rank_shard=RankShard(remainder="exact"))
-        self._validation = make_loader(
-            self.validation_dataset, self._batch_size, seed=self._seed, options=options
-        )
-        return self._validation
+        self._validation = self._make_validation()
+        return [] if self._validation is None else self._validation
 
     def teardown(self, stage: str) -> None:
         """Stop worker processes with the run; the loaders keep their state."""
@@ -112,5 +112,9 @@ class ShardDataModule(pl.LightningDataModule):
                 loader.close()
 
 
-def _opened(dataset: str | PathLike[str] | ShardDataset) -> ShardDataset:
-    return dataset if isinstance(dataset, ShardDataset) else open_dataset(dataset, decode="torch")
+def _maker(data: Any, batch_size: int, **arguments: Any) -> Callable[[], Any]:
+    """Return a function that returns a loader of ``data``, or None without it."""
+    if data is None or (callable(data) and not hasattr(data, "__getitem__")):
+        return data or (lambda: None)
+    dataset = open_dataset(data, decode="torch") if isinstance(data, (str, PathLike)) else data
+    return partial(make_loader, dataset, batch_size, **arguments)

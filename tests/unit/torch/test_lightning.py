@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ import torch
 from helpers import DEADLINE, make_dataset, make_tree, png
 from lightning.pytorch.callbacks import ModelCheckpoint
 from loading import Print, Prints, prints
+from torch.utils.data import Subset
 
 import shardkit
 from shardkit import (
+    Balanced,
     LoaderOptions,
     Order,
     RandomResizedCrop,
@@ -29,6 +32,7 @@ from shardkit import (
     StateMismatch,
     ThroughputMonitor,
     UsageError,
+    make_loader,
     open_dataset,
 )
 
@@ -319,6 +323,30 @@ def test_after_max_steps_a_checkpoint_has_the_position(
     assert model.seen == undisturbed[:steps]
     tail = [one.batch for one in undisturbed[steps:]]
     assert [one.batch for one in after.seen][: len(tail)] == tail
+
+
+def test_a_function_may_make_the_loader_with_any_argument(root: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(root / "train", decode=CROP)
+    make = partial(
+        make_loader, dataset, BATCH, sampler=Balanced(), samples_per_epoch=STEPS * BATCH, seed=3
+    )
+    loader, expected = make(), list[Prints]()
+    for _ in range(2):
+        expected += [prints(batch) for batch in loader]
+    saved = tmp_path / "saved.ckpt"
+
+    data = ShardDataModule(make, root / "validation")
+    before = fit(root, data, StopAt("batch", STEPS + 2, saved), max_epochs=2)
+    after = fit(root, data, checkpoint=saved, max_epochs=2)
+
+    assert [one.batch for one in before.seen + after.seen] == expected
+    views = ShardDataModule(make, partial(make_loader, dataset, 2, views=2)).val_dataloader()
+    assert not torch.equal(*(images for images, _ in next(iter(views))))
+    subset = ShardDataModule(Subset(dataset, [3, 5]), batch_size=2, shuffle=False)
+    _, labels = next(iter(subset.train_dataloader()))
+    assert labels.tolist() == dataset.targets[[3, 5]].tolist()
+    with pytest.raises(UsageError, match=r"returned list, not a loader of shardkit\.make_loader"):
+        ShardDataModule(partial(list)).train_dataloader()
 
 
 def test_reloading_the_loaders_does_not_restart_the_order(
