@@ -76,6 +76,7 @@ _SOURCES = _Registry(
     {
         "cifar": "shardkit.sources.cifar:SOURCE",
         "hdf5": "shardkit.sources.hdf5:SOURCE",
+        "huggingface": "shardkit.sources.huggingface:SOURCE",
         "imagefolder": "shardkit.sources.imagefolder:SOURCE",
         "lmdb": "shardkit.sources.lmdb:SOURCE",
         "mnist": "shardkit.sources.mnist:SOURCE",

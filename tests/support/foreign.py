@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 import struct
 import tarfile
@@ -96,6 +97,81 @@ def spoil_tfrecord(path: Path, image: str) -> None:
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     struct.pack_into("<I", data, start + length, masked)
     path.write_bytes(data)
+
+
+# Arrow and Parquet, as Hugging Face's datasets writes them
+
+
+def arrow_table(images: Images) -> Any:
+    """Return images and class labels as a table with the metadata of ``datasets``."""
+    import pyarrow as pa
+
+    classes = sorted({class_of(name) for name in images})
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": classes, "_type": "ClassLabel"},
+        "caption": {"dtype": "string", "_type": "Value"},
+    }
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema(
+        [("image", image), ("label", pa.int64()), ("caption", pa.string())],
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    rows = [
+        {
+            "image": {"bytes": data, "path": name},
+            "label": classes.index(class_of(name)),
+            "caption": f"a {name}",
+        }
+        for name, data in images.items()
+    ]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def make_parquet(folder: Path, images: Images) -> Path:
+    import pyarrow.parquet as pq
+
+    pq.write_table(arrow_table(images), folder / "x.parquet", row_group_size=4)
+    return folder / "x.parquet"
+
+
+def spoil_parquet(path: Path, image: str) -> None:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    pq.write_table(_spoiled(table, int(image)), path, row_group_size=4)
+
+
+def _spoiled(table: Any, row: int) -> Any:
+    import pyarrow as pa
+
+    rows = table.to_pylist()
+    rows[row]["image"]["bytes"] = b"not an image"
+    return pa.Table.from_pylist(rows, table.schema)
+
+
+def make_saved(folder: Path, images: Images) -> Path:
+    """Write what ``Dataset.save_to_disk`` writes."""
+    _write_arrow(folder / "data-00000-of-00001.arrow", arrow_table(images))
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    return folder
+
+
+def spoil_saved(path: Path, image: str) -> None:
+    import pyarrow as pa
+
+    file = path / "data-00000-of-00001.arrow"
+    with pa.OSFile(str(file)) as source:
+        table = pa.ipc.open_stream(source).read_all()
+    _write_arrow(file, _spoiled(table, int(image)))
+
+
+def _write_arrow(path: Path, table: Any) -> None:
+    import pyarrow as pa
+
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=4)
 
 
 # Arrays of pixels
@@ -288,6 +364,8 @@ MAKERS = {
     "hdf5 arrays": Maker(
         "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"labels": "y"}, pixels=True
     ),
+    "huggingface": Maker("huggingface", make_parquet, spoil_parquet, _SMALL),
+    "huggingface saved": Maker("huggingface", make_saved, spoil_saved, _SMALL),
     "tfrecord": Maker("tfrecord", make_tfrecord, spoil_tfrecord, _SMALL),
     "cifar": Maker("cifar", make_cifar10, spoil_cifar, _pictures(32, 32, 3), _TRAIN, True),
     "mnist": Maker(

@@ -101,10 +101,11 @@ INSIDE = {
     ),
     "sampling": ("order ranks", "epochs weighted"),
     "sources": (
-        "crc32c hdf5_reader images inputs labels library_process lmdb_reader tf_example",
+        "arrow_reader crc32c hdf5_reader images inputs labels library_process lmdb_reader "
+        "tf_example",
         "imagefolder listing npy_files samples tar_members tfrecord_file",
         "kept",
-        "cifar hdf5 lmdb mnist npy tfrecord webdataset",
+        "cifar hdf5 huggingface lmdb mnist npy tfrecord webdataset",
     ),
     "system": (
         "bootstrap machine native safe_paths scratch text",
@@ -160,6 +161,7 @@ HEAVY = {
     "h5py": ("formats", "sources.hdf5_reader"),
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
+    "pyarrow": ("exporting.parquet", "sources.arrow_reader"),
 }
 """Libraries that only these packages or modules import."""
 

@@ -14,7 +14,7 @@ from shardkit.contracts import SourceKind
 from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
 
-SECOND = ("hdf5 arrays", "npz")
+SECOND = ("hdf5 arrays", "huggingface saved", "npz")
 """Second ways to make a source; `test_same_samples` always checks them."""
 
 

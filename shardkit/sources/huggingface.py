@@ -1,0 +1,409 @@
+"""Data sets of Hugging Face's ``datasets`` as a source: saved folders, and Parquet files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.errors import BadImage, UsageError
+from shardkit.record import NO_LABEL, Field, Record, load_json
+from shardkit.sources.images import image_record
+from shardkit.sources.inputs import CHANGED, InputFiles, find_files, place, place_of
+from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
+from shardkit.sources.labels import LabelValues, Value
+from shardkit.sources.library_process import call
+from shardkit.sources.listing import ListedSource, Listing, scan_of, split_names
+from shardkit.system.files import read_small
+from shardkit.system.formatting import size
+from shardkit.system.safe_paths import parts_of
+from shardkit.system.text import quoted
+
+_READER = "shardkit.sources.arrow_reader"
+
+_DICT, _STATE = "dataset_dict.json", "state.json"
+"""Files of a folder from ``save_to_disk``: one lists the splits, the other the files of a split."""
+
+_SPLIT = re.compile(r"(?P<split>\w+)-[0-9]{5}-of-[0-9]{5}(-[0-9a-f]+)?\.parquet")
+"""The name of a file of one split, as on the Hub."""
+
+
+class _Column(NamedTuple):
+    """A column of the files."""
+
+    kind: str
+    """As in `shardkit.sources.arrow_reader.describe`."""
+    classes: list[str] | None
+
+    def __str__(self) -> str:
+        return self.kind if self.classes is None else f"{self.kind} of {len(self.classes)} classes"
+
+
+class HuggingFace(ListedSource):
+    """A folder from ``save_to_disk``, or Parquet files, read by pyarrow in a child process.
+
+    Args:
+        pattern: A folder with ``dataset_dict.json`` or ``state.json``; a Parquet file, or a folder
+            of them; or names with ``{000..999}``, ``*`` or ``?``.
+        image: The column of images; None takes the only one.
+        label: The column of labels; None takes the only one of class labels, or ``label``; ``none``
+            reads no labels.
+        name: A column with the name of each image; the column of images stands for the path in it.
+            None numbers the images of each split.
+        keep: More columns, as ``NAME=COLUMN[:KIND][?]`` with commas between.
+        split: Convert only this split.
+    """
+
+    kind = "huggingface"
+
+    def __init__(  # noqa: PLR0913 - the options of its command
+        self,
+        pattern: str | Path,
+        *,
+        image: str | None = None,
+        label: str | None = None,
+        name: str | None = None,
+        keep: str | None = None,
+        split: str | None = None,
+    ) -> None:
+        if find_spec("pyarrow") is None:
+            raise UsageError(f"{pattern} needs pyarrow: pip install 'shardkit[parquet]'")
+        found = _find_splits(pattern)
+        self._splits = split_names(split, tuple(found)) if split or "" not in found else {"": ""}
+        self._files = {ours: found[theirs] for ours, theirs in self._splits.items()}
+        self._columns = self._first_columns()
+        self._image = self._choose_image(image)
+        self._label = self._choose_label(label)
+        self._name = name
+        self._keep = parse_keep(keep)
+        for column in (name, *(kept.source for kept in self._keep)):
+            if column is not None:
+                self._require(column)
+        self._schema = {kept.name: _field(kept, self._columns[kept.source]) for kept in self._keep}
+        options = {
+            "image": self._image,
+            "label": self._label or "none",
+            "image_name": name,
+            "keep": keep,
+            "split": split,
+        }
+        super().__init__(pattern, options)
+
+    @classmethod
+    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> HuggingFace:
+        """Open the files that a dataset was made from."""
+        options = next(iter(described.values()))
+        names = {"image": "image", "label": "label", "name": "image_name", "keep": "keep"}
+        return cls(
+            path,
+            **{option: options.get(stored) for option, stored in names.items()},
+            split=options.get("split"),
+        )
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files."""
+        return [Path(path) for files in self._files.values() for path in files.paths]
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file and row of an image."""
+        number, row = place_of(entry.place)
+        return f"{self._files[split].paths[number]} at row {row}"
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        number, row = place_of(entry.place)
+        path = self._files[split].paths[number]
+        if _stamp(path) != entry.stamp:
+            raise BadImage(CHANGED)
+        columns = [self._image, *(kept.source for kept in self._keep)]
+        answer = call(_READER, "read", os.path.abspath(path), entry.stamp, row, columns)
+        head, _, blobs = answer.partition(b"\n")
+        values: list[Any] = []
+        for each in json.loads(head):
+            if isinstance(each, int):
+                values.append(blobs[:each])
+                blobs = blobs[each:]
+            else:
+                values.append(each["value"])
+        if not isinstance(values[0], bytes):
+            raise BadImage(CHANGED)
+        record = image_record(entry, values[0])
+        kept = {
+            kept.name: self._kept(kept, value)
+            for kept, value in zip(self._keep, values[1:], strict=True)
+            if value is not None or not kept.optional
+        }
+        return with_fields(record, self._schema, kept) if kept else record
+
+    def _kept(self, kept: Kept, value: Any) -> Any:
+        """Return the value of a field to keep.
+
+        Raises:
+            BadImage: If there is none, or it is not one of the field.
+        """
+        if value is None:
+            raise BadImage(f"its row has no {kept.source}; {kept.source}? accepts it")
+        field = self._schema[kept.name]
+        if kept.pointer is not None or (
+            isinstance(value, str | bytes) and field.kind not in ("text", "label", "bytes")
+        ):
+            content = value if isinstance(value, bytes) else _as_text(value).encode()
+            return value_of(kept, field, content)
+        if field.kind == "array":
+            return np.array(value)
+        return _as_text(value) if field.kind == "text" else value
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the rows of all files, in order."""
+        labels = LabelValues()
+        listings = {split: Listing(labels) for split in self._files}
+        groups: list[int] = []
+        for split, files in self._files.items():
+            for number, path in enumerate(files.paths):
+                try:
+                    groups += self._list(listings[split], number, path)
+                except BadImage as error:
+                    listings[split].blame_rest(files.names[number], str(error))
+        names = None if self._label is None else self._columns[self._label].classes
+        assigned = labels.assign(classes, names)
+        used = {self._image, self._label, self._name, *(kept.source for kept in self._keep)}
+        unused = [f"{name} ({each})" for name, each in self._columns.items() if name not in used]
+        count = sum(map(len, listings.values()))
+        understood = {
+            "files": f"{sum(len(f.paths) for f in self._files.values()):,}, with {count:,} images",
+            "image": f"the column {self._image}",
+            "label": f"the column {self._label}: {self._columns[self._label]}"
+            if self._label
+            else "no column",
+            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
+            "unused": ", ".join(unused) or "no column",
+        }
+        if max(groups, default=0) and self.paths()[0].suffix == ".parquet":
+            understood["groups"] = (
+                f"{len(groups):,} of rows, up to {size(max(groups))} of images each; with over 256 "
+                "MiB in all, --no-shuffle is faster"
+            )
+        return scan_of(self, listings, assigned, understood, more=self._schema or None)
+
+    def _list(self, listing: Listing, number: int, path: str) -> list[int]:
+        """List the rows of a file; return the bytes of images in each of its groups."""
+        stamp, full = _stamp(path), os.path.abspath(path)
+        counts, known = _describe(path)
+        for name in (self._image, self._label):
+            if name is not None and known.get(name) != self._columns[name]:
+                raise BadImage(f"its column {quoted(name)} differs from that of the first file")
+        groups = []
+        row = 0
+        for group in range(len(counts)):
+            columns = (self._image, self._label, self._name)
+            sizes, places, labels, names = json.loads(
+                call(_READER, "listing", full, stamp, group, columns)
+            )
+            for length, original, label, name in zip(sizes, places, labels, names, strict=True):
+                path = f"{len(listing) + len(listing.problems):08d}"
+                if self._name is not None:
+                    path = str(name).strip("/") if name not in (None, "") else path
+                if length is None:
+                    only = f", only the path {quoted(original)}" if original else ""
+                    listing.blame(path, f"row {row} of the file has no image bytes{only}")
+                else:
+                    code = self._code(listing, label)
+                    listing.add(path, code, length, stamp, place(number, row))
+                row += 1
+            groups.append(sum(length or 0 for length in sizes))
+        return groups
+
+    def _code(self, listing: Listing, label: Value | None) -> int:
+        """Return the code of a label; -1 and null stand for none in ``datasets``."""
+        if self._label is None or label is None or label == -1:
+            return NO_LABEL
+        return listing.labels.code(label)
+
+    def _first_columns(self) -> dict[str, _Column]:
+        files = next(iter(self._files.values()))
+        try:
+            return _describe(files.paths[0])[1]
+        except BadImage as error:
+            raise UsageError(f"{files.paths[0]}: {error}") from error
+
+    def _require(self, column: str) -> _Column:
+        if column not in self._columns:
+            raise UsageError(f"there is no column {quoted(column)}; choose from {self._listed()}")
+        return self._columns[column]
+
+    def _listed(self) -> str:
+        return ", ".join(f"{name} ({each})" for name, each in self._columns.items()) or "none"
+
+    def _choose_image(self, image: str | None) -> str:
+        kinds = ("image",) if image is None else ("image", "bytes")
+        usable = [name for name, each in self._columns.items() if each.kind in kinds]
+        if image is not None and self._require(image).kind not in kinds:
+            raise UsageError(
+                f"the column {image} has no bytes of images but {self._columns[image]}; for a "
+                "table of paths, use `shardkit convert table`"
+            )
+        if image is None and len(usable) != 1:
+            raise UsageError(
+                f"{len(usable)} columns have images: choose with --image from {self._listed()}"
+            )
+        return image or usable[0]
+
+    def _choose_label(self, label: str | None) -> str | None:
+        if label == "none":
+            return None
+        known = [name for name, each in self._columns.items() if each.kind == "label"]
+        if label is None:
+            usable = known if len(known) == 1 else [n for n in ("label",) if n in self._columns]
+            if known and not usable:
+                raise UsageError(f"choose the label with --label from {', '.join(known)}, or none")
+            label = usable[0] if usable else None
+        if label is not None:
+            kind = self._require(label).kind
+            if kind not in ("label", "text") and not kind.startswith(("int", "uint")):
+                raise UsageError(f"the column {label} is {kind}, neither integers nor texts")
+        return label
+
+
+def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
+    """Return the files of each split; the only name is "" without splits.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    folder = Path(pattern)
+    if (folder / _DICT).exists():
+        splits = _load(folder / _DICT).get("splits")
+        if not isinstance(splits, list) or not splits:
+            raise UsageError(f"{folder / _DICT} lists no splits")
+        return {str(split): _saved(folder / _plain(split, folder / _DICT)) for split in splits}
+    if (folder / _STATE).exists():
+        return {"": _saved(folder)}
+    if folder.is_dir() and not any(folder.glob("*.parquet")) and (folder / "data").is_dir():
+        pattern = folder / "data"
+    files = find_files(pattern, (".parquet",))
+    matches = [_SPLIT.fullmatch(os.path.basename(path)) for path in files.paths]
+    splits_of = [match["split"] for match in matches if match]
+    if len(splits_of) < len(matches) or len(set(splits_of)) == 1:
+        return {"": files}
+    found = {}
+    for split in dict.fromkeys(splits_of):
+        places = [place for place, its in enumerate(splits_of) if its == split]
+        paths, names = (tuple(map(part.__getitem__, places)) for part in (files.paths, files.names))
+        found[split] = InputFiles(paths, names, ())
+    return found
+
+
+def _saved(folder: Path) -> InputFiles:
+    """Return the files of a folder that ``Dataset.save_to_disk`` wrote."""
+    state = folder / _STATE
+    listed = _load(state).get("_data_files")
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise UsageError(f"{state} lists no files")
+    names = [_plain(each.get("filename"), state) for each in listed]
+    for name in names:
+        if not (folder / name).is_file() or (folder / name).is_symlink():
+            raise UsageError(f"{folder / name} is not a file, but {state} lists it")
+    return InputFiles(tuple(str(folder / name) for name in names), tuple(names), ())
+
+
+def _plain(name: object, where: Path) -> str:
+    """Return a file name from an untrusted file.
+
+    Raises:
+        UsageError: If it may lead elsewhere.
+    """
+    try:
+        if isinstance(name, str) and len(parts_of(name)) == 1:
+            return name
+    except ValueError:
+        pass
+    raise UsageError(f"{where} names {quoted(name)}, which is not a name in its folder")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return load_json(read_small(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _describe(path: str) -> tuple[list[int], dict[str, _Column]]:
+    """Return the number of rows of each group of a file, and its columns."""
+    answer = json.loads(call(_READER, "describe", os.path.abspath(path), _stamp(path)))
+    return answer["rows"], {name: _Column(kind, names) for name, kind, names in answer["columns"]}
+
+
+def _field(kept: Kept, column: _Column) -> Field:
+    if kept.kind is None and kept.pointer is None and column.kind not in _PLAIN_KINDS:
+        if column.kind in ("label", "labels"):
+            return Field(column.kind, classes=column.classes)
+        return Field("number", column.kind)
+    return kept.field("json" if kept.pointer is not None else column.kind)
+
+
+_PLAIN_KINDS = ("image", "text", "bytes", "json")
+"""Kinds of columns that are kinds of fields."""
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _stamp(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise BadImage(f"{path} cannot be read: {error.strerror}") from error
+
+
+SOURCE = SourceKind(
+    name=HuggingFace.kind,
+    title="Convert data sets of Hugging Face: saved folders or Parquet.",
+    help="""Convert the images of a Hugging Face data set to a dataset in DST.
+
+    SRC is a folder from save_to_disk, or Parquet files with a column of images {bytes, path}: one
+    file, a folder, or quoted names with {000..999}, * or ?. Files called train-00000-of-00001 and
+    test-... are splits. Class names come from the files' metadata. Needs pyarrow, which runs in a
+    separate process, so that a damaged file cannot crash the conversion.
+
+    \b
+    Examples:
+      shardkit convert huggingface saved dataset --to lmdb --dry-run
+      shardkit convert huggingface 'data/*.parquet' dataset --to lmdb --keep caption=text
+    """,
+    options=(
+        SourceOption(
+            flags="--image",
+            metavar="COLUMN",
+            help="Column with the images.  [default: the only one]",
+        ),
+        SourceOption(
+            flags="--label",
+            metavar="COLUMN",
+            help="Column with the label, an integer or text; none: no labels.  "
+            "[default: the only ClassLabel, or label]",
+        ),
+        SourceOption(
+            flags="--name",
+            metavar="COLUMN",
+            help="Column with the image's name; the column of images means its path.  "
+            "[default: number of the row]",
+        ),
+        SourceOption(
+            flags="--keep",
+            metavar="NAME=COLUMN[:KIND][?],...",
+            help="More columns to keep, such as caption=text,objects=objects:json. Rows may lack "
+            "those with ?.",
+        ),
+        SourceOption(flags="--split", metavar="NAME", help="Convert only one split."),
+    ),
+    open=HuggingFace,
+    find=HuggingFace.find,
+)
