@@ -229,7 +229,8 @@ rows = {"image": files, "label": [0, 1, 0], "tags": [[0, 2], [], [1]], "caption"
 data = d.Dataset.from_dict(rows, features=features)
 splits = d.DatasetDict({"train": data, "test": data.select([1])})
 splits.save_to_disk(place / "saved", num_shards={"train": 2, "test": 1})
-data.to_parquet(place / "train.parquet")
+data.to_parquet(place / "paths.parquet")
+d.load_from_disk(place / "saved")["train"].to_parquet(place / "train.parquet")
 """
     subprocess.run(
         [sys.executable, "-c", code, tmp_path],
@@ -238,6 +239,9 @@ data.to_parquet(place / "train.parquet")
         capture_output=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
     )
+    with pytest.raises(BadImages) as failed:  # it embeds nothing
+        convert(opened(tmp_path / "paths.parquet"), tmp_path / "paths", to="lmdb")
+    assert "has no image bytes, only the path" in failed.value.problems[0].reason
     keep = "tags=tags,caption=caption"
     for source, name in ((tmp_path / "saved", "made/train"), (tmp_path / "train.parquet", "other")):
         target = tmp_path / name.partition("/")[0]
