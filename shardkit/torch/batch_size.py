@@ -61,8 +61,8 @@ def find_batch_size(
     """Find the largest batch whose forward and backward pass fits in memory.
 
     It doubles the batch size until a step does not fit, then bisects to within 3%. A step computes
-    the model's mean output in training mode, its gradients, and an update by AdamW, in float32
-    unless the model does otherwise. A tenth of the memory stays free (`MARGIN`).
+    the model's mean output in training mode, its gradients, and an update by AdamW. The input is
+    float32, or int32 or int64 if the sample is. A tenth of the memory stays free (`MARGIN`).
 
     With a CUDA device, the memory is that of the device that is free now. Without one, ``memory``
     limits the whole process in main memory.
@@ -204,6 +204,7 @@ class _Step:
         self._device = "cuda" if self._cuda else "cpu"
         if self._cuda:
             free, total = torch.cuda.mem_get_info()  # less than total by the CUDA context
+            free += torch.cuda.memory_reserved()  # a model that ``make`` put there counts as used
             self._budget = int((1 - MARGIN) * min(free, memory or free))
             torch.cuda.set_per_process_memory_fraction(self._budget / total)
         else:
@@ -226,7 +227,9 @@ class _Step:
 
     def _run(self, size: int) -> None:
         batch = self._sample.expand(size, *self._sample.shape)
-        output = self._model(batch.to(self._device, torch.float32, copy=True))
+        is_index = batch.dtype in (torch.int32, torch.int64)  # such as the words of a text
+        dtype = batch.dtype if is_index else torch.float32
+        output = self._model(batch.to(self._device, dtype, copy=True))
         output = output[0] if isinstance(output, (tuple, list)) else output
         loss = output.float().mean()
         if self._optimizer is not None:

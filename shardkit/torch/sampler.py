@@ -68,10 +68,13 @@ class EpochBatchSampler(Sampler[list[int]]):
         order = make_order(dataset, shuffle, seed, sampler)
         epochs = Epochs(samples_per_epoch=samples_per_epoch, aug_repeats=aug_repeats, views=views)
         self._dataset = dataset
-        self._schedule = BatchSchedule(order, batch_size, rank_shard or RankShard(), epochs)
+        repeats = nested.row_repeats(dataset)
+        self._schedule = BatchSchedule(
+            order, batch_size, rank_shard or RankShard(), epochs, repeats
+        )
         self._endless = self._schedule.require_endless(endless)
         self._resume = ResumeState(dataset, self._schedule)
-        self._states_context = order.recurs or epochs.recurs or endless
+        self._states_context = order.recurs or epochs.recurs or endless or repeats is not None
         self._require_numbered()
         self.batch_size = batch_size
         self.drop_last = self._schedule.rank_shard.drop_last
@@ -95,11 +98,12 @@ class EpochBatchSampler(Sampler[list[int]]):
                 f"endless=True needs a dataset that knows the epoch of each batch, and a "
                 f"{type(dataset).__name__} does not pass it on: use shardkit.make_loader"
             )
-        if self._states_context or nested.row_repeats(dataset) is not None:
+        if self._states_context:
             warnings.warn(
                 f"rows repeat in this {type(dataset).__name__}, and a DataLoader draws the same "
                 "random numbers for each repeat in another batch: use shardkit.make_loader, or "
-                "open the dataset again with another view=",
+                "dataset.select(rows) instead of a Subset, or open the dataset again with another "
+                "view=",
                 RuntimeWarning,
                 stacklevel=3,
             )

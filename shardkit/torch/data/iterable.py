@@ -24,6 +24,7 @@ from shardkit.torch.data.datasets import (
     open_dataset,
 )
 from shardkit.torch.data.images import Decode
+from shardkit.torch.data.nested import row_repeats
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import ReadContext, reading
 from shardkit.torch.data.resume import ResumeState
@@ -117,7 +118,10 @@ class IterableShardDataset(IterableDataset[Any]):
         self.rank_shard = rank_shard or RankShard()
         self._batched = batch_size is not None
         self._schedule = BatchSchedule(
-            self.order, 1 if batch_size is None else batch_size, self.rank_shard
+            self.order,
+            1 if batch_size is None else batch_size,
+            self.rank_shard,
+            repeats=row_repeats(self.dataset),
         )
         self._resume = ResumeState(self.dataset, self._schedule)
         self._loaded: Mapping[str, Any] | None = None
@@ -214,7 +218,8 @@ class IterableShardDataset(IterableDataset[Any]):
         if ahead:
             self.dataset.announce(np.concatenate(ahead))
         rows = np.concatenate([request.rows for request in requests])
-        with reading(ReadContext(self.order.seed, requests[0].epoch, repeats=())):
+        repeats = [number for request in requests for number in request.numbers]
+        with reading(ReadContext(self.order.seed, requests[0].epoch, repeats=repeats)):
             return self.dataset.__getitems__(rows)
 
 

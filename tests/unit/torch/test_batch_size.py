@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import threading
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import invoke, make_dataset, make_tree, png
+from helpers import DEADLINE, invoke, make_dataset, make_tree, png
 from torch import nn
 
 from shardkit import UsageError, find_batch_size
@@ -134,6 +138,67 @@ def test_a_device_s_free_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert batch_size._Step(small, 100).run(4)[:2] == (530, 90)
     assert batch_size._Step(small, 10_000).run(4)[:2] == (530, 540)
     assert fractions == [0.54, 0.09, 0.54]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)  # make() used the device
+    assert batch_size._Step(small, None).run(4)[:2] == (530, 585)
+
+
+class InThread:
+    """A process of trials, in this one, where the device is patched."""
+
+    exitcode = 0
+
+    def __init__(self, target: Any, args: Any, daemon: bool) -> None:
+        own = Connection(os.dup(args[0].fileno()))
+        self._thread = threading.Thread(target=target, args=(own, *args[1:]), daemon=daemon)
+        self.start = self._thread.start
+
+    def kill(self) -> None:
+        """Leave it to the closed connection."""
+
+    def join(self) -> None:
+        self._thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("largest", [1, 5, 1000])
+def test_a_device_that_is_out_of_memory_sets_the_limit(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    started: list[InThread] = []
+
+    def process(**given: Any) -> InThread:
+        started.append(InThread(**given))
+        return started[-1]
+
+    def move(batch: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        if len(batch) > largest:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB")
+        return batch.clone()
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=process)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(batch_size, "end_with_parent", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (900, 1000))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 800)
+    monkeypatch.setattr(torch.Tensor, "to", move)
+    monkeypatch.setattr(nn.Module, "to", lambda module, _: module)
+
+    found = find_batch_size(lambda: (nn.Linear(3, 2), torch.zeros(3)))
+
+    assert 0.96 * largest <= found.batch_size <= largest
+    assert (found.device, found.memory, found.used) == ("cuda", 810, 800)
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 7 GiB" in found.limit
+    assert len(started) > 1, "a step that failed may leave memory in use"
+
+
+def test_indices_stay_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "_limit_growth", lambda _: None)  # of this process
+
+    def words() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Embedding(9, 2), torch.tensor([3, 8])
+
+    assert batch_size._Step(words, 4096 * MIB).run(3)[2] == "cpu"
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from shardkit import (
     CenterCrop,
     CorruptRecord,
     DevicePrefetcher,
+    EpochBatchSampler,
     Field,
     ImageOp,
     IterableShardDataset,
@@ -526,6 +527,11 @@ def test_a_selection_reads_what_a_subset_reads(path: Path, engine: str) -> None:
         for each in (dataset.select(rows), Subset(dataset, rows))
     ]
     assert same(*found)
+    sampler = EpochBatchSampler(dataset.select(rows), 2, shuffle=True, seed=1)
+    plain = DataLoader(dataset.select(rows), batch_sampler=sampler, collate_fn=collate)
+    iterable = IterableShardDataset(dataset.select(rows), shuffle=True, seed=1, batch_size=2)
+    assert same(found[0], list(plain))
+    assert same(found[0], list(iterable))
     chosen = dataset.select([3, 3])
     first, second = next(iter(make_loader(chosen, 2, num_workers=0)))[0]
     assert not torch.equal(first, second)
