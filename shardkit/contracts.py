@@ -5,6 +5,7 @@ A source lists images and reads them; a format writes and reads shards.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,12 @@ class PackedEntries(Sequence[Entry]):
         """Return `Entry.stamp` of each entry."""
         return [*map(self._stamps.__getitem__, self._rows)]
 
+    def values_sums(self) -> list[int]:
+        """Return a checksum of label and `Entry.values` of each entry."""
+        text, ends, labels = self._text, self._ends, self._labels
+        pieces = ((row, text[self._values[row] : ends[row + 1]]) for row in self._rows)
+        return [_values_sum(labels[row], piece) for row, piece in pieces]
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -130,6 +137,11 @@ class PackedEntries(Sequence[Entry]):
                 own if isinstance(own, str) else own.decode(),
             )
         )
+
+
+def _values_sum(label: int, values: str | bytes) -> int:
+    data = values.encode() if isinstance(values, str) else values
+    return zlib.crc32(data, label & 0xFFFFFFFF)
 
 
 def _decoded(path: bytes) -> str:
@@ -253,6 +265,13 @@ class Images:
         if isinstance(entries, PackedEntries):
             return entries.stamps()
         return [entry.stamp for entry in entries]
+
+    def values_sums(self) -> Sequence[int]:
+        """Return a checksum of label and `Entry.values` of each image."""
+        entries = self.entries
+        if isinstance(entries, PackedEntries):
+            return entries.values_sums()
+        return [_values_sum(entry.label, entry.values) for entry in entries]
 
     def files(self) -> Sequence[bytes] | None:
         """Return the file of each image, if the source has `FileSource.files`."""

@@ -81,6 +81,7 @@ _SOURCES = _Registry(
         "lmdb": "shardkit.sources.lmdb:SOURCE",
         "mnist": "shardkit.sources.mnist:SOURCE",
         "npy": "shardkit.sources.npy:SOURCE",
+        "table": "shardkit.sources.table:SOURCE",
         "tfrecord": "shardkit.sources.tfrecord:SOURCE",
         "webdataset": "shardkit.sources.webdataset:SOURCE",
     },

@@ -132,10 +132,10 @@ class Plan:
             for problem in self.scan.problems.get(split.name, ()):
                 files[prefix + problem.path] = problem.reason
             source = split.source
-            for path, count, stamp in zip(
-                source.paths(), source.sizes(), source.stamps(), strict=True
+            for path, *facts in zip(
+                source.paths(), source.sizes(), source.stamps(), source.values_sums(), strict=True
             ):
-                files[prefix + path] = f"{count} {stamp}"
+                files[prefix + path] = "{} {} {}".format(*facts)
         return ConversionFingerprint(
             settings=self._settings(),
             images={split.name: split.images for split in self.splits},

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shardkit.contracts import Range
 from shardkit.errors import BadImage
 
 _HELD = 256 << 20
@@ -109,6 +110,13 @@ def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) ->
     return json.dumps([sizes, places, labels, places if name == image else names]).encode()
 
 
+def rows(path: str, stamp: int, group: int, piece: Range, columns: list[str]) -> bytes:
+    """Return as JSON the values of some rows of a group, as a list for each column."""
+    table = _open(path, stamp).group(group, columns).slice(*piece)
+    values = [table.column(name).to_pylist() for name in columns]
+    return json.dumps(values, default=_plain).encode()
+
+
 def read(path: str, stamp: int, row: int, columns: Sequence[str]) -> bytes:
     """Return the values of a row: a line of JSON, then all bytes end to end.
 
@@ -140,7 +148,7 @@ def _plain(value: object) -> object:
     if isinstance(value, np.floating):
         return float(value)
     if isinstance(value, bytes):
-        raise BadImage("it has bytes inside of a list")
+        raise BadImage("a value has bytes inside of it")
     return str(value)  # dates, times and decimals
 
 

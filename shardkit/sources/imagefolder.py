@@ -16,6 +16,7 @@ from typing import Any
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record, make_keys
+from shardkit.sources.image_files import open_at_once, read_file, require_machine
 from shardkit.sources.images import IMAGE_SUFFIXES, image_field_of, image_record
 from shardkit.system.files import as_name, as_text, read_small, require_local
 from shardkit.system.text import is_within
@@ -33,10 +34,6 @@ BROKEN_LINK = "a broken link"
 TOO_LARGE = f"it is larger than the limit of {MAX_BYTES:,} bytes"
 UNREADABLE_FOLDER = "the folder cannot be read"
 """Reasons (or the start of one) for which a scan cannot list a path as an image."""
-
-_LARGE = 1 << 20
-"""Size in bytes above which a file's header is checked before the rest is read."""
-
 
 _STORED = ("utf-8", "surrogateescape")
 """Encoding of names in datasets, whatever the locale."""
@@ -91,7 +88,7 @@ class ImageFolder:
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file."""
-        return image_record(entry, _read(self.locate(split, entry), entry))
+        return image_record(entry, read_file(self.locate(split, entry), entry.bytes, entry.stamp))
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the path of an image file."""
@@ -192,54 +189,8 @@ def _walk(path: str) -> list[tuple[bool, str]]:
     return [*((True, folder) for folder in folders), (False, name)]
 
 
-def _read(path: str, entry: Entry) -> bytes:
-    """Return the content of an image file; raise if it was replaced or changed since the scan."""
-    try:
-        descriptor = _at_once(
-            path, os.O_RDONLY
-        )  # creating a file object would take as long as reading
-        try:
-            found = os.fstat(descriptor)
-            data = _content(descriptor, entry.bytes) if stat.S_ISREG(found.st_mode) else b""
-        finally:
-            os.close(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    except OSError as error:
-        _require_machine(error)
-        raise BadImage(f"it cannot be read: {error.strerror or error}") from error
-    if found.st_mtime_ns != entry.stamp or len(data) != entry.bytes:
-        raise BadImage("it changed since the scan")
-    return data
-
-
-def _content(descriptor: int, expected: int) -> bytes:
-    """Return the content of a file, or one byte more than expected if it has grown."""
-    if expected > _LARGE:
-        with open(descriptor, "rb", closefd=False) as file:
-            image_field_of(file)  # raises before so much is read
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    data = os.read(descriptor, expected + 1)
-    while len(data) < expected and (more := os.read(descriptor, expected + 1 - len(data))):
-        data += more
-    return data
-
-
 def _open(path: str) -> BufferedReader:
-    return open(path, "rb", opener=_at_once)
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file; if it is a pipe, do not wait for the other end."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _require_machine(error: OSError) -> None:
-    """Raise ``error`` if the file is not the cause: all other files would fail too."""
-    if error.errno == errno.ENOMEM:
-        raise MemoryError(f"{error.filename}: {error.strerror}") from error
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        raise error
+    return open(path, "rb", opener=open_at_once)
 
 
 def _top_folders(root: Path) -> list[Path]:
@@ -375,7 +326,7 @@ class _Finder:
             self._ignore(path, "not an image")
             return False
         except OSError as error:
-            _require_machine(error)
+            require_machine(error)
             self._ignore(path, f"cannot be read: {error.strerror}")
             return False
         return True

@@ -24,6 +24,11 @@ IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 another suffix is an image if its content is one; otherwise it is left out and reported."""
 
 
+def has_image_suffix(name: str) -> bool:
+    """Return whether a name ends with the suffix of an image, or is one: ``a.JPG``, ``jpg``."""
+    return f".{name.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES
+
+
 def image_record(entry: Entry, data: bytes) -> Record:
     """Return the record of an encoded image, with its label and path.
 

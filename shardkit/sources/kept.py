@@ -11,10 +11,11 @@ import numpy as np
 
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import META_FIELD, Field, Record, check_schema, dump_json
+from shardkit.sources.images import has_image_suffix
 from shardkit.sources.npy_files import read_array
 from shardkit.sources.samples import pack
 
-_ITEM = re.compile(r"([a-z][a-z0-9_]*)=([^:,?]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
+_ITEM = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([^:,?=]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
 _NUMBERS = ("int64", "float64")
 KEPT_KINDS = ("text", "json", "array", "image", "mask", "bytes", "boxes", "keypoints", *_NUMBERS)
 """Kinds of kept fields, as users write them."""
@@ -33,6 +34,12 @@ class Kept(NamedTuple):
     optional: bool
     """Whether records may lack it."""
 
+    def __str__(self) -> str:
+        """Return it as `parse_keep` reads it."""
+        pointer = "" if self.pointer is None else f":/{self.pointer}"
+        kind = f":{self.kind}" if self.kind else ""
+        return f"{self.name}={self.source}{pointer}{kind}{'?' * self.optional}"
+
     def field(self, kind: str) -> Field:
         """Return the field, of a kind if the user gave none."""
         kind = self.kind or kind
@@ -43,18 +50,18 @@ def parse_keep(text: str | None) -> list[Kept]:
     """Return the fields of the option ``--keep``.
 
     Raises:
-        UsageError: If it is not a list of ``NAME=SOURCE[:/PATH][:KIND][?]``.
+        UsageError: If it is not a list of ``[NAME=]SOURCE[:/PATH][:KIND][?]``.
     """
     found = []
     for item in text.split(",") if text else ():
         match = _ITEM.match(item)
         if match is None or (match[4] and match[4] not in KEPT_KINDS):
             raise UsageError(
-                f"--keep {item} is not NAME=SOURCE[:KIND], such as caption=txt or age=json:/age:"
+                f"--keep {item} is not [NAME=]SOURCE[:KIND], such as caption=txt or age=json:/age:"
                 f"int64; kinds are {', '.join(KEPT_KINDS)}"
             )
         pointer = match[3][2:] if match[3] else None
-        found.append(Kept(match[1], match[2], pointer, match[4], bool(match[5])))
+        found.append(Kept(match[1] or match[2], match[2], pointer, match[4], bool(match[5])))
     try:
         check_schema({kept.name: Field("json") for kept in found})
     except ValueError as error:
@@ -62,6 +69,14 @@ def parse_keep(text: str | None) -> list[Kept]:
     if len({kept.name for kept in found}) < len(found):
         raise UsageError(f"--keep {text} names a field twice")
     return found
+
+
+def kind_of_suffix(name: str) -> str:
+    """Return the kind of field in a file, from the suffix of its name."""
+    if has_image_suffix(name):
+        return "image"
+    kinds = {"txt": "text", "json": "json", "npy": "array"}
+    return kinds.get(name.rpartition(".")[2].lower(), "bytes")
 
 
 def value_of(kept: Kept, field: Field, data: bytes) -> Any:
@@ -72,10 +87,7 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
     """
     try:
         if kept.pointer is not None:
-            value = json.loads(data)
-            for part in filter(None, kept.pointer.split("/")):
-                value = value[int(part) if isinstance(value, list) else part]
-            return value
+            return value_at(json.loads(data), kept.pointer)
         if field.kind in ("json", "boxes", "keypoints"):
             return json.loads(data)
         if field.kind == "text":
@@ -89,6 +101,17 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
             raise BadImage(f"{kept.name}: {error}") from error
         raise BadImage(f"{kept.name}: {kept.source} holds no {field.kind}: {error}") from error
     return data
+
+
+def value_at(value: Any, pointer: str) -> Any:
+    """Return the part of a JSON value at a path such as ``person/age``.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: If there is none.
+    """
+    for part in filter(None, pointer.split("/")):
+        value = value[int(part) if isinstance(value, list) else part]
+    return value
 
 
 def with_fields(record: Record, schema: Mapping[str, Field], values: Mapping[str, Any]) -> Record:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit.errors import UsageError
+from shardkit.errors import BadImage, UsageError
 from shardkit.record import NO_LABEL
 from shardkit.system.files import read_small
+from shardkit.system.text import quoted
 
 MAX_LABEL = (1 << 20) - 1
 """Maximum number that is a label itself; larger ones are most likely identifiers."""
@@ -113,6 +114,17 @@ def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
     if high > MAX_LABEL:
         raise UsageError(f"the label {high} is over {MAX_LABEL}; is it an identifier?")
     return [names[number] if names is not None else str(number) for number in numbers]
+
+
+def checked_label(value: object, where: str) -> Value:
+    """Return a label that a source states at ``where``.
+
+    Raises:
+        BadImage: If it is neither an integer nor a text.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
+    return value
 
 
 def read_classes(path: str | None) -> tuple[str, ...] | None:

@@ -37,6 +37,9 @@ class Listing:
     def __len__(self) -> int:
         return len(self._paths)
 
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
     def add(  # noqa: PLR0913, PLR0917 - the parts of an entry
         self, path: str, code: int, size: int, stamp: int, place: int, values: str = ""
     ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import NO_LABEL, Record
-from shardkit.sources.images import IMAGE_SUFFIXES, image_record
+from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.inputs import (
     CHANGED,
     View,
@@ -27,11 +27,10 @@ from shardkit.sources.inputs import (
     scanning,
     stem,
 )
-from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
-from shardkit.sources.labels import Value, read_classes
+from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of, with_fields
+from shardkit.sources.labels import Value, checked_label, read_classes
 from shardkit.sources.listing import FileSource, Listing, scan_of
 from shardkit.sources.tar_members import Member, content, members
-from shardkit.system.text import quoted
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 GROUPINGS = ("webdataset", "huggingface", "basename")
@@ -94,7 +93,10 @@ class WebDataset(FileSource):
         self._reopened = _reopened
         self._label = label or self._infer_label()
         self._keep = parse_keep(keep)
-        self._schema = {kept.name: kept.field(_kind_of(kept)) for kept in self._keep}
+        self._schema = {
+            kept.name: kept.field("json" if kept.pointer else kind_of_suffix(kept.source))
+            for kept in self._keep
+        }
         options = {
             "grouping": grouping,
             "image": image,
@@ -208,11 +210,11 @@ class WebDataset(FileSource):
         try:
             text = content(view, member).decode()
             if ":" not in self._label:
-                return _checked_label(text.strip(), self._label)
+                return checked_label(text.strip(), self._label)
             value = json.loads(text)
             for part in self._label.partition(":")[2].strip("/").split("/"):
                 value = value[int(part) if isinstance(value, list) else part]
-            return _checked_label(value, self._label)
+            return checked_label(value, self._label)
         except BadImage as error:
             return error
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
@@ -266,7 +268,7 @@ class WebDataset(FileSource):
                 raise BadImage(f"its sample has no member {self._image}; it has {has}")
             return self._image
         kept = {kept.source for kept in self._keep}
-        suffixes = [name for name in sample.fields if _is_image_suffix(name) and name not in kept]
+        suffixes = [name for name in sample.fields if has_image_suffix(name) and name not in kept]
         if len(suffixes) == 1:
             return suffixes[0]
         if suffixes:
@@ -342,25 +344,6 @@ def _by_four(numbers: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 def _plain(name: str) -> str:
     """Return a member's name without ``./`` or slashes in front."""
     return re.sub(r"\A(?:\.?/+)+", "", name) or name
-
-
-def _kind_of(kept: Kept) -> str:
-    """Return the kind of a field, from the suffix of its member."""
-    if kept.pointer is not None:
-        return "json"
-    last = kept.source.rpartition(".")[2].lower()
-    kinds = {"txt": "text", "json": "json", "npy": "array"}
-    return "image" if _is_image_suffix(kept.source) else kinds.get(last, "bytes")
-
-
-def _is_image_suffix(name: str) -> bool:
-    return f".{name.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES
-
-
-def _checked_label(value: object, where: str) -> Value:
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
-    return value
 
 
 SOURCE = SourceKind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -17,6 +18,8 @@ import h5py
 import lmdb
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 from tars import PRODUCERS
 from tfrecord import TFRecordWriter
@@ -313,6 +316,35 @@ def spoil_npz(path: Path, image: str) -> None:
     np.savez_compressed(path, **arrays)
 
 
+# Tables and annotations of image files
+
+
+def make_table(folder: Path, images: Images, suffix: str = "csv") -> Path:
+    """Write a table next to the folders of images."""
+    make_folder_of(folder, images)
+    rows = [{"path": name, "class": class_of(name)} for name in images]
+    return write_table(folder / f"table.{suffix}", rows)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows in the format that the suffix states."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(map(dict, rows))), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            dialect = "excel-tab" if path.suffix == ".tsv" else "excel"
+            writer = csv.DictWriter(file, list(rows[0]), dialect=dialect)
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def spoil_named(path: Path, image: str) -> None:
+    _spoil_file(path.parent, image)
+
+
 # The conformance suite's view of all of them
 
 
@@ -343,7 +375,7 @@ def _pictures(*shape: int, names: Sequence[str] = _NAMES) -> Callable[[], dict[s
 
 def make_folder_of(folder: Path, images: Images) -> Path:
     for name, data in images.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
 
@@ -355,6 +387,7 @@ def _spoil_file(path: Path, image: str) -> None:
 _DIGITS = tuple(f"{digit}/{number}.png" for number, digit in enumerate("301120"))
 _SMALL = _pictures(6, 5, 3)
 _TRAIN = {"split": "train"}
+_NAMED = {"image": "path", "label": "class"}
 
 MAKERS = {
     "imagefolder": Maker("imagefolder", make_folder_of, _spoil_file, _SMALL),
@@ -372,5 +405,6 @@ MAKERS = {
         "mnist", make_mnist, spoil_mnist, _pictures(28, 28, names=_DIGITS), _TRAIN, True
     ),
     "npy": Maker("npy", make_npy_folders, spoil_npy, _SMALL, pixels=True),
+    "table": Maker("table", make_table, spoil_named, _SMALL, _NAMED),
     "npz": Maker("npy", partial(make_npz, packed=True), spoil_npz, _SMALL, pixels=True),
 }

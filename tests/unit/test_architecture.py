@@ -103,9 +103,10 @@ INSIDE = {
     "sources": (
         "arrow_reader crc32c hdf5_reader images inputs labels library_process lmdb_reader "
         "tf_example",
-        "imagefolder listing npy_files samples tar_members tfrecord_file",
-        "kept",
-        "cifar hdf5 huggingface lmdb mnist npy tfrecord webdataset",
+        "image_files listing npy_files samples table_rows tar_members tfrecord_file",
+        "imagefolder kept",
+        "named_files",
+        "cifar hdf5 huggingface lmdb mnist npy table tfrecord webdataset",
     ),
     "system": (
         "bootstrap machine native safe_paths scratch text",

@@ -23,6 +23,7 @@ from foreign import (
     make_npz,
     make_parquet,
     make_saved,
+    make_table,
     make_tar,
     make_tfrecord,
     png_of,
@@ -58,6 +59,14 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "npy, arrays": ("npy", make_npy_arrays, {}),
     "npz": ("npy", make_npz, {}),
     "npz, compressed": ("npy", partial(make_npz, packed=True), {}),
+    **{
+        f"table, {suffix}": (
+            "table",
+            partial(make_table, suffix=suffix),
+            {"image": "path", "label": "class"},
+        )
+        for suffix in ("csv", "tsv", "jsonl", "parquet")
+    },
     "cifar": ("cifar", partial(make_cifar10, classes=CLASSES), {"split": "train"}),
     "mnist": ("mnist", make_mnist, {"split": "train"}),
     "mnist, compressed": ("mnist", partial(make_mnist, suffix=".gz"), {"split": "train"}),

@@ -264,7 +264,7 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
         tmp_path / "x.tar", ("a.png", A), ("a.json", b"{1}"), ("a.npy", b"x"), ("a.txt", b"\xff")
     )
     for keep, reason in (
-        ("caption", "is not NAME=SOURCE"),
+        ("Caption=txt", r"is not \[NAME=\]SOURCE"),
         ("caption=txt:story", "kinds are text, json"),
         ("label=txt", "cannot be of the kind json: rename it"),
         ("a=txt,a=json", "names a field twice"),

@@ -1,0 +1,293 @@
+"""Tables of image files: every kind of column, and all that is wrong with rows and names."""
+
+from __future__ import annotations
+
+import gc
+import os
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign import pixels_of, write_table
+from helpers import invoke, png
+
+from shardkit import UsageError, convert, repair, verify
+from shardkit.contracts import Scan
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import BadImages
+from shardkit.registry import get_source
+
+IMAGES = [png(8, 6, seed) for seed in range(3)]
+MASK = png(8, 6, 9, mode="L")
+
+
+def scan(path: str | Path, **options: Any) -> Scan:
+    return get_source("table").open(path, **options).scan()
+
+
+def problems(found: Scan) -> dict[str, str]:
+    return {problem.path: problem.reason for problem in found.problems[""]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with three images and a mask."""
+    (tmp_path / "files" / "a").mkdir(parents=True)
+    for number, data in enumerate(IMAGES):
+        (tmp_path / "files" / "a" / f"{number}.png").write_bytes(data)
+    (tmp_path / "files" / "mask.png").write_bytes(MASK)
+    return tmp_path / "files"
+
+
+def rows(**columns: list[Any]) -> list[dict[str, Any]]:
+    """Return a row for each image, with more columns."""
+    return [
+        {"path": f"a/{number}.png", **{name: values[number] for name, values in columns.items()}}
+        for number in range(3)
+    ]
+
+
+CELLS: dict[str, list[Any]] = {
+    "n": [7, -1, 2**40],
+    "x": [1.5, 2, -3e-7],
+    "caption": ["a, b", 'größe "x"', ""],
+    "code": ["007", "8", "9"],
+    "tags": ["k", "p|k", ""],
+    "found": ["[[1, 2, 3, 4]]", "[]", "[[0, 0, 2.5, 1], [1, 1, 1, 1]]"],
+    "what": ['["dog"]', "", '["cat", "dog"]'],
+    "mask": ["mask.png", "./mask.png", "mask.png"],
+}
+TYPED: dict[str, list[Any]] = {
+    **CELLS,
+    "tags": [["k"], ["p", "k"], None],
+    "found": [[[1, 2, 3, 4]], [], [[0, 0, 2.5, 1], [1, 1, 1, 1]]],
+    "what": [["dog"], None, ["cat", "dog"]],
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) -> None:
+    cells = CELLS if suffix in ("csv", "tsv") else TYPED
+    path = write_table(tmp_path / f"t.{suffix}", rows(**cells, unused=["", "", ""]))
+    found = scan(
+        path,
+        root=root,
+        image="path",
+        labels="tags",
+        boxes="found:xywh",
+        box_labels="what",
+        keep="n,x,caption,code",
+        file="mask=mask",
+    )
+    convert(found.source, tmp_path / "made", to="hdf5", shuffle=False)
+    shards = ShardSet(tmp_path / "made")
+    assert shards.column("n").tolist() == CELLS["n"]
+    assert shards.column("x").tolist() == CELLS["x"]
+    assert shards.column("caption").tolist() == CELLS["caption"]
+    assert shards.column("code").tolist() == CELLS["code"]
+    assert list(map(list, shards.column("labels"))) == [[0], [0, 1], []]
+    assert [record.meta["boxes"] for record in found.splits[""].read(range(3))] == [
+        [[1, 2, 4, 6, 1]],
+        [],
+        [[0, 0, 2.5, 1, 0], [1, 1, 2, 2, 1]],
+    ]
+    assert found.schema["boxes"].classes == ("cat", "dog")
+    assert found.schema["labels"].classes == ("k", "p")
+    assert [record.fields["mask.png"] for record in found.splits[""].read(range(3))] == [MASK] * 3
+    assert found.understood["n"] == "n: number of int64"
+    assert found.understood["x"] == "x: number of float64"
+    assert found.understood["code"] == "code: text"
+    assert found.understood["mask"] == "files of mask: mask"
+    assert found.understood["unused"] == "unused"
+    assert verify(tmp_path / "made", against=f"{path}@{root}").findings == []
+    (tmp_path / "made" / "shard-000000.h5").unlink()
+    assert repair(tmp_path / "made", path).findings == []  # the folder is below that of the table
+
+
+def test_parts_of_json_and_given_kinds_are_kept(root: Path, tmp_path: Path) -> None:
+    info = [{"class": "b", "ids": [1, 2]}, {"class": "a", "ids": []}, {"class": "b", "ids": [3]}]
+    table = rows(info=info, day=[date(2026, 1, 2)] * 3, yes=[True, False, True], odd=[1, None, 2])
+    path = write_table(tmp_path / "t.parquet", table)
+    keep = "ids=info:/ids:array,day,yes,n=odd:float64?,text=day:text"
+    found = scan(path, root=root, image="path", label="info:/class", keep=keep)
+    assert found.classes == ("a", "b")
+    assert [entry.label for entry in found.splits[""].entries] == [1, 0, 1]
+    first, second, _ = found.splits[""].read(range(3))
+    assert (first.meta["yes"], first.meta["n"]) == (True, 1.0)
+    assert "n" not in second.meta
+    assert first.fields["day.txt"] == b"2026-01-02"
+    wrong = scan(path, root=root, image="path", keep="n=info:int64").splits[""]
+    with pytest.raises(ValueError, match="n: it is not a number"):
+        wrong.read([0])
+
+
+def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_bytes(IMAGES[0])
+    (root / "link.png").symlink_to(tmp_path / "out.png")
+    (root / "inner.png").symlink_to(root / "a" / "0.png")
+    (root / "leads").symlink_to(tmp_path)
+    os.mkfifo(root / "pipe.png")
+    lines = [
+        "path,class,n",
+        "a/0.png,cat,1",
+        "a/0.png,cat,1",
+        "a/9.png,dog,1",
+        "../out.png,cat,1",
+        f"{tmp_path}/out.png,cat,1",
+        "link.png,cat,1",
+        "leads/out.png,cat,1",
+        "pipe.png,cat,1",
+        "a,cat,1",
+        "inner.png,bird,1",
+        "a/1.png,,1",
+        "a/2.png,cat,x",
+        ",cat,1",
+        "a/1.png,cat",
+        "",
+    ]
+    path = tmp_path / "t.csv"
+    path.write_bytes("\n".join(lines).encode() + b"\xff.png,cat,1\na/\0.png,cat,1\n")
+    found = scan(path, root=root, image="path", label="class", keep="n:int64")
+    reasons = problems(found)
+    plain = "is not a plain path below the root folder"
+    leads = "is a link that leads out of the root folder"
+    assert [entry.path for entry in found.splits[""].entries] == ["a/0.png", "inner.png"]
+    for name, reason in {
+        "t.csv:3": "another row also names 'a/0.png'",
+        "a/9.png": "'a/9.png' cannot be read: No such file or directory (t.csv:4)",
+        "../out.png": plain,
+        f"{tmp_path}/out.png": plain,
+        "link.png": leads,
+        "leads/out.png": leads,
+        "pipe.png": "is not a file",
+        "a": "is not a file",
+        "a/1.png": "its label at class is ''",
+        "a/2.png": "its n is 'x', not a number",
+        "t.csv:14": "it has no file name",
+        "t.csv:15": "it has 2 values; the header has 3",
+        "\udcff.png": "it is not UTF-8",
+        "a/\0.png": plain,
+    }.items():
+        assert reason in reasons.pop(name), name
+    assert reasons == {}
+    unused = {problem.path for problem in found.ignored[""]}
+    assert unused == {"a/1.png", "a/2.png", "leads", "link.png", "mask.png", "pipe.png"}
+
+
+def test_a_table_that_cannot_be_parsed_is_reported(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('path\na/0.png\n"a/1.png\na/2.png\n')
+    assert (
+        "this and all later rows are not read"
+        in problems(scan(path, root=root, image="path"))["t.csv:4"]
+    )
+    lines = tmp_path / "t.jsonl"
+    lines.write_bytes(b'{"path": "a/0.png"}\n[1]\n{"path": \n\xff\n{"path": 7}\n' + b"[" * 100_000)
+    reasons = problems(scan(lines, root=root, image="path"))
+    assert reasons.pop("t.jsonl:2") == "it is not a JSON object"
+    assert reasons.pop("t.jsonl:4") == "it is not UTF-8"
+    assert reasons.pop("t.jsonl:5") == "7 is not a file name"
+    assert all("it is not JSON" in reason for reason in reasons.values())
+    assert len(reasons) == 2
+
+
+def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", rows(n=[1, 2, 3]))
+    for options, reason in (
+        ({}, "choose the column of images with --image from path, n"),
+        ({"image": "name"}, "has no column name; it has path, n"),
+        ({"image": "path", "keep": "m"}, "has no column m"),
+        ({"image": "path", "keep": "m=n,m=path"}, "names a field twice"),
+        ({"image": "path", "keep": "n", "file": "n=n"}, "two fields are called n"),
+        ({"image": "path", "keep": "mask=n:mask"}, "a mask is a file of its own: use --file"),
+        ({"image": "path", "boxes": "n"}, "--boxes n is not COLUMN:xyxy or COLUMN:xywh"),
+        ({"image": "path", "label": "n", "labels": "n"}, "--label and --labels exclude"),
+        ({"image": "path", "root": tmp_path / "none"}, "none with the images does not exist"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            scan(path, **{"root": root, **options})
+    for name, content, reason in (
+        ("e.csv", b"", "has no rows"),
+        ("e.jsonl", b"", "has no rows"),
+        ("d.csv", b"a,a\n", "has two columns 'a'"),
+        ("u.csv", b"a,\n", "has no name for a column"),
+        ("p.parquet", b"PAR1 nothing PAR1", r"p\.parquet: .*[Pp]arquet"),
+        ("x.txt", b"", "its suffix is none of"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=reason):
+            scan(tmp_path / name, root=root, image="a")
+
+
+def test_a_dataset_does_not_name_a_folder_elsewhere(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    path = write_table(tmp_path / "lists" / "t.csv", rows())
+    found = scan(path, root=root, image="path")
+    described = dict(found.source.describe(""))
+    assert str(tmp_path) not in str(described)
+    (tmp_path / "lists" / "leads").symlink_to(root)
+    kind = get_source("table")
+    assert len(kind.find(Path(f"{path}@{root}"), {"": described}).scan().splits[""]) == 3
+    for name in (described["root"], "../files", str(root), "leads", "none"):
+        with pytest.raises(UsageError, match=r"name theirs too, as .*@ROOT|does not exist"):
+            kind.find(path, {"": {**described, "root": name}})
+
+
+def test_a_changed_table_is_not_resumed(root: Path, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", rows(n=[1, 2, 3]))
+    (root / "a" / "2.png").write_bytes(b"not an image")
+    source = get_source("table").open(path, root=root, image="path", keep="n")
+    with pytest.raises(BadImages):
+        convert(source, tmp_path / "made", to="lmdb", shard_samples=1)
+    write_table(path, rows(n=[1, 5, 3]))
+    with pytest.raises(UsageError, match=r"1 file changed \(a/1.png\)"):
+        convert(source, tmp_path / "made", to="lmdb", on_error="skip", shard_samples=1)
+
+
+def test_the_metadata_of_hugging_face_needs_no_options(root: Path, tmp_path: Path) -> None:
+    table = rows(mask_file_name=["../mask.png"] * 3, text=["a", "b", "c"])
+    for row in table:
+        row["file_name"] = row.pop("path").removeprefix("a/")
+    write_table(root / "a" / "metadata.csv", table)
+    shown = invoke(
+        "convert",
+        "table",
+        root / "a" / "metadata.csv",
+        tmp_path / "x",
+        "--to",
+        "lmdb",
+        "--keep",
+        "text",
+        "--dry-run",
+    )
+    assert shown.exit_code == 0
+    assert "'../mask.png' is not a plain path" in shown.output
+    for row in table:
+        row["mask_file_name"] = "0.png"
+    write_table(root / "a" / "metadata.jsonl", table)
+    found = scan(root / "a" / "metadata.jsonl", keep="text")
+    assert found.schema.keys() == {"image", "mask", "text"}
+    assert [entry.path for entry in found.splits[""].entries] == ["0.png", "1.png", "2.png"]
+    assert [problem.path for problem in found.ignored[""]] == ["metadata.csv"]
+
+
+@pytest.mark.slow  # it imports pandas
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets leaves the table open
+def test_the_rows_equal_those_of_the_datasets_package(root: Path, tmp_path: Path) -> None:
+    import datasets
+
+    table = [{"file_name": f"a/{n}.png", "text": f"größe {n}", "n": n} for n in range(3)]
+    write_table(root / "metadata.csv", table)
+    known = datasets.load_dataset(
+        "imagefolder", data_dir=str(root), cache_dir=str(tmp_path / "cache"), split="train"
+    )
+    rows_of = {row["text"]: row for row in known}
+    gc.collect()
+    found = scan(root / "metadata.csv", keep="text,n").splits[""]
+    for record in found.read(range(3)):
+        row = rows_of.pop(record.fields["txt"].decode())
+        assert record.meta["n"] == row["n"]
+        assert np.array_equal(pixels_of(record.fields["png"]), np.asarray(row["image"]))
+    assert rows_of == {}
