@@ -76,7 +76,7 @@ TASKS = {
         ),
     ),
     "Verifying": (
-        "Check a dataset against its manifest or its source, repair, compare and export it.",
+        "Check, repair, compare, export and examine datasets.",
         (
             "verify",
             "Verification",
@@ -92,6 +92,8 @@ TASKS = {
             "ChangedRecord",
             "export",
             "Exported",
+            "report",
+            "DatasetReport",
         ),
     ),
     "Measuring": (

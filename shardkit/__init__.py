@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardkit.measure.doctor.doctor import DoctorReport, doctor
     from shardkit.measure.tune.tune import TuneReport, tune
     from shardkit.record import Field
+    from shardkit.reporting.report import DatasetReport, report
     from shardkit.sampling.order import BlockShuffle, Order
     from shardkit.sampling.ranks import RankShard
     from shardkit.sources.samples import Sample
@@ -88,6 +89,7 @@ _WHERE = {
     "CorruptRecord": "shardkit.errors",
     "CorruptShard": "shardkit.errors",
     "DatasetDifference": "shardkit.verification.diff",
+    "DatasetReport": "shardkit.reporting.report",
     "DevicePrefetcher": "shardkit.torch.prefetch",
     "Differences": "shardkit.verification.diff",
     "DiskFull": "shardkit.errors",
@@ -146,6 +148,7 @@ _WHERE = {
     "open_dataset": "shardkit.torch.data.datasets",
     "reindex": "shardkit.verification.reindex",
     "repair": "shardkit.verification.repair",
+    "report": "shardkit.reporting.report",
     "tune": "shardkit.measure.tune.tune",
     "verify": "shardkit.verification.verify",
     "with_rng": "shardkit.torch.data.read_context",
@@ -169,6 +172,7 @@ __all__ = [
     "CorruptRecord",
     "CorruptShard",
     "DatasetDifference",
+    "DatasetReport",
     "DevicePrefetcher",
     "Differences",
     "DiskFull",
@@ -227,6 +231,7 @@ __all__ = [
     "open_dataset",
     "reindex",
     "repair",
+    "report",
     "tune",
     "verify",
     "with_rng",

@@ -62,6 +62,14 @@ class LazyGroup(click.Group):
             "shardkit.cli.export:export_command",
             "Write a dataset as a folder of images, tables or tar archives.",
         ),
+        "report": (
+            "shardkit.cli.report:report_command",
+            "Show what is in datasets, and what is wrong with it, on one page.",
+        ),
+        "show": (
+            "shardkit.cli.show_records:show_command",
+            "Show records of a dataset, or write a sheet of their pictures.",
+        ),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
         "doctor": (
             "shardkit.cli.doctor:doctor_command",

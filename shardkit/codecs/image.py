@@ -182,7 +182,7 @@ def inspect(data: bytes, field: str) -> ImageInfo:
     if field == "png" and (plain := plain_png(data)):
         _check_size(plain.width, plain.height)
         return ImageInfo(plain.width, plain.height, plain=plain)
-    with quiet(), _open(data, field) as image:
+    with quiet(), open_image(data, field) as image:
         with as_bad_image("its frames cannot be counted"):
             frames = _frames(image, data, field)
         kind = ""
@@ -205,7 +205,7 @@ def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
         with contextlib.suppress(ValueError, KeyError):  # Pillow supports more kinds
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
             return width, height
-    with quiet(), _open(data, field) as image:
+    with quiet(), open_image(data, field) as image:
         return image.size
 
 
@@ -409,7 +409,7 @@ def _loaded(
     if field == "png":
         with as_bad_image("it cannot be decoded"):
             check_png(data)
-    with quiet(), _open(data, field) as image:
+    with quiet(), open_image(data, field) as image:
         if field == "jpg" and min(at_least) > 0:
             image.draft(None, at_least)
         with as_bad_image("it cannot be decoded", image.width * image.height):
@@ -453,7 +453,12 @@ def _decode_jpeg(
     return None if cmyk else pixels  # Pillow's CMYK conversion differs by one
 
 
-def _open(data: bytes | memoryview, field: str) -> Image.Image:
+def open_image(data: bytes | memoryview, field: str) -> Image.Image:
+    """Open an encoded image with Pillow, after the checks that Pillow lacks; decode nothing.
+
+    Raises:
+        BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
+    """
     size = webp_size(data) if field == "webp" else None
     if size is not None:
         _check_size(*size)

@@ -21,6 +21,7 @@ from shardkit.conversion.fingerprint import ConversionFingerprint, differences, 
 from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
 from shardkit.dataset.manifest import (
+    FACTS_NAME,
     MANIFEST_NAME,
     SplitsManifest,
     dataset_directories,
@@ -398,4 +399,6 @@ def _files_of(target: Path) -> list[str]:
         manifest = load_manifest(directory)
         manifests.append(prefix + MANIFEST_NAME)
         others += [prefix + entry.name for entry in manifest.entries]
+        if is_file(directory, FACTS_NAME):  # derived from the old dataset
+            others.append(prefix + FACTS_NAME)
     return manifests + others

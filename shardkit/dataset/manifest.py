@@ -22,6 +22,10 @@ from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_loca
 from shardkit.system.safe_paths import LinkRefused, parts_of, require_no_link
 
 MANIFEST_NAME = "shardkit.json"
+
+FACTS_NAME = "facts.npy"
+"""The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
+
 FORMAT_VERSION = 1
 """Increased when readers of an older version would misread new datasets."""
 

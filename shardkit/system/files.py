@@ -63,6 +63,38 @@ def write_result(path: Path, content: bytes) -> None:
         raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def require_own_output(path: Path, option: str, mark: str) -> None:
+    """Refuse an output file that cannot be written, or that another program wrote.
+
+    Args:
+        path: The file.
+        option: The option that names it, for the error.
+        mark: Text such as "made by shardkit bench" in the first KiB of each file of that command.
+
+    Raises:
+        UsageError: If it is a folder or device, cannot be written, or has content without the mark.
+    """
+    if path.is_dir():
+        why = "this is a folder; name a file in it"
+    elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        why = f"the folder {path.parent} does not exist or cannot be written"
+    elif path.exists() and not _starts_with(path, mark.encode()):
+        command = mark.removeprefix("made by ")
+        why = f"{command} did not write this file; choose another name, or remove it"
+    else:
+        return
+    raise UsageError(f"{option} {path}: {why}")
+
+
+def _starts_with(path: Path, mark: bytes) -> bool:
+    """Return whether a file is empty, or has a mark in its first KiB."""
+    if not path.is_file():  # a device
+        return False
+    with open(path, "rb") as file:
+        head = file.read(1024)
+    return not head or mark in head
+
+
 @contextlib.contextmanager
 def published(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; on exit, sync it and rename it to ``path``.

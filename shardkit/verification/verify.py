@@ -11,6 +11,7 @@ from typing import Any
 
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index, require_counts
 from shardkit.dataset.manifest import (
+    FACTS_NAME,
     MANIFEST_NAME,
     Manifest,
     ShardEntry,
@@ -100,7 +101,8 @@ def verify(
     tasks: list[ShardCheck] = []
     for prefix, manifest in manifests.items():
         tasks += _check_files(directory, prefix, manifest, result)
-        named |= {prefix + MANIFEST_NAME, *(prefix + entry.name for entry in manifest.entries)}
+        names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
+        named |= {prefix + name for name in names}
     if result.datasets:
         result.extras = _others(directory, named)
     if against is not None and manifests:

@@ -19,7 +19,7 @@ LAYERS = (
     "dataset sampling",
     "conversion",
     "torch._compat",
-    "exporting verification torch.data",
+    "exporting reporting verification torch.data",
     "torch.engine",
     "torch",
     "measure.runner",
@@ -35,14 +35,15 @@ INSIDE = {
     "cli": (
         "console measure_options options",
         "main show",
-        "convert_report diff doctor_report export index info ladder repair verify",
+        "convert_report diff doctor_report export index info ladder repair report show_records "
+        "verify",
         "bench convert doctor tune",
     ),
     "codecs": (
         "decode_errors geometry quantizers quiet reduced resize structure",
         "foreign jpeg_faults turbo",
         "image",
-        "scaling",
+        "properties scaling",
     ),
     "conversion": (
         "disk exchange fingerprint geometry",
@@ -98,6 +99,15 @@ INSIDE = {
     "measure.tune": (
         "search",
         "tune",
+    ),
+    "reporting": (
+        "measures neighbors",
+        "facts",
+        "collection records",
+        "fields findings",
+        "pictures report",
+        "charts",
+        "page",
     ),
     "sampling": ("order ranks", "epochs weighted"),
     "sources": (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from html import escape
 from pathlib import Path
 
 from shardkit.errors import UsageError
 from shardkit.measure.bench.report import BenchReport
+from shardkit.system.files import require_own_output
 from shardkit.system.formatting import sample_words
 from shardkit.system.text import printable, shortened
 
@@ -111,22 +111,5 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 def require_output(path: Path, option: str) -> None:
     """Raise `UsageError` if ``path`` cannot be written, or shardkit bench did not write it."""
     if option == "--plot" and path.suffix.lower() != ".svg":
-        why = "a plot is a file named *.svg"
-    elif path.is_dir():
-        why = "this is a folder; name a file in it"
-    elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        why = f"the folder {path.parent} does not exist or cannot be written"
-    elif path.exists() and not _is_ours(path):
-        why = "shardkit bench did not write this file; choose another name, or remove it"
-    else:
-        return
-    raise UsageError(f"{option} {path}: {why}")
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether a file is empty, or a chart or page written here."""
-    if not path.is_file():  # a device
-        return False
-    with open(path, "rb") as file:
-        head = file.read(1024)
-    return not head or _MARK.encode() in head
+        raise UsageError(f"{option} {path}: a plot is a file named *.svg")
+    require_own_output(path, option, _MARK)

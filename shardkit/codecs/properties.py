@@ -1,0 +1,78 @@
+"""Properties of an encoded image that its header states, apart from its size."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.image import inspect, open_image
+from shardkit.codecs.quiet import quiet
+
+# The luminance table of the JPEG standard, Annex K, which most encoders scale by their quality.
+_LUMINANCE = np.array(
+    [
+        [16, 11, 10, 16, 24, 40, 51, 61],
+        [12, 12, 14, 19, 26, 58, 60, 55],
+        [14, 13, 16, 24, 40, 57, 69, 56],
+        [14, 17, 22, 29, 51, 87, 80, 62],
+        [18, 22, 37, 56, 68, 109, 103, 77],
+        [24, 35, 55, 64, 81, 104, 113, 92],
+        [49, 64, 78, 87, 103, 121, 120, 101],
+        [72, 92, 95, 98, 112, 100, 103, 99],
+    ]
+)
+_MOST_FRAMES = 65535
+
+
+class Properties(NamedTuple):
+    """What an image's header states."""
+
+    mode: bytes
+    """Pillow's name for the kind of pixels, such as ``b"RGB"`` or ``b"P"``."""
+    orientation: int
+    """EXIF orientation, 1 to 8; 1 is upright."""
+    frames: int
+    """Frames of an animation or pages, at most 65,535."""
+    icc: bool
+    """Whether it has an ICC color profile."""
+    quality: int
+    """Estimated JPEG quality, 1 to 100; 0 for other kinds."""
+
+
+def properties(data: bytes | memoryview, field: str) -> Properties:
+    """Read the properties of an encoded image.
+
+    Args:
+        data: The encoded image.
+        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS`.
+
+    Raises:
+        BadImage: If the header is damaged.
+    """
+    if field == "raw":
+        return Properties(b"RGB", 1, 1, icc=False, quality=0)
+    info = inspect(bytes(data), field)
+    with quiet(), open_image(data, field) as image:
+        tables = getattr(image, "quantization", None) if field == "jpg" else None
+        return Properties(
+            mode=image.mode.encode("ascii"),
+            orientation=info.orientation,
+            frames=min(info.frames, _MOST_FRAMES),
+            icc="icc_profile" in image.info,
+            quality=_quality(sum(tables[0])) if tables and 0 in tables else 0,
+        )
+
+
+def _quality(total: int) -> int:
+    """Return the quality whose scaled table has the sum closest to that of an image's table."""
+    return int(np.abs(_SUMS - total).argmin()) + 1
+
+
+def _table_sum(quality: int) -> int:
+    """Return the sum of the standard's table at a quality, as libjpeg scales it."""
+    scale = 5000 // quality if quality < 50 else 200 - 2 * quality
+    return int(np.clip((_LUMINANCE * scale + 50) // 100, 1, 255).sum())
+
+
+_SUMS = np.array([_table_sum(quality) for quality in range(1, 101)])

@@ -1,0 +1,1 @@
+"""Reports on the content of datasets: facts of each image, findings, and a page."""

@@ -1,0 +1,91 @@
+"""Charts of a report as SVG: histograms and class balance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from shardkit.reporting.report import Histogram
+from shardkit.system.formatting import significant
+from shardkit.system.text import printable, shortened
+
+_WIDTH, _HEIGHT, _LEFT, _TOP = 320, 150, 44, 10
+"""Size of a histogram's bars in units of its view box, and the space for the axis and the top."""
+
+_BAR, _LABELS, _BARS, _VALUES = 22, 150, 360, 110
+"""Height of a class's row, and width of its name, its longest bar and its numbers."""
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Six of Okabe and Ito's color-blind safe colors, for datasets and splits."""
+
+
+def histogram(found: Histogram) -> str:
+    """Return a histogram with labeled axes; its text alternative has median and range."""
+    edges, counts, most = found.edges, found.counts, max(found.counts)
+    step = _WIDTH / len(counts)
+    bars = "".join(
+        f"M{_LEFT + n * step:.1f} {_TOP + _HEIGHT}v{-_HEIGHT * count / most:.1f}"
+        f"h{step - 1:.1f}V{_TOP + _HEIGHT}z"
+        for n, count in enumerate(counts)
+        if count
+    )
+    ticks = [
+        _text(_LEFT + _WIDTH * place, _TOP + _HEIGHT + 16, significant(edge), anchor)
+        for place, edge, anchor in (
+            (0, edges[0], "start"),
+            (0.5, edges[len(counts) // 2], "middle"),
+            (1, edges[-1], "end"),
+        )
+    ]
+    said = (
+        f"{found.title}, {found.unit}: {significant(edges[0])} to {significant(edges[-1])}, "
+        f"median {significant(found.median)}"
+    )
+    foot = _TOP + _HEIGHT
+    return (
+        f'<svg viewBox="0 0 {_LEFT + _WIDTH + 6} {foot + 40}" role="img" '
+        f'aria-label="{escape(said)}">'
+        f'<path class="grid" d="M{_LEFT} {_TOP}h{_WIDTH}m0 {_HEIGHT / 2}h{-_WIDTH}"/>'
+        f'<path class="bar" d="{bars}"/><path class="axis" d="M{_LEFT} {foot}h{_WIDTH}"/>'
+        + _text(_LEFT - 5, _TOP + 5, f"{most:,}", "end")
+        + _text(_LEFT - 5, _TOP + _HEIGHT / 2, "images", "end")
+        + _text(_LEFT - 5, foot + 4, "0", "end")
+        + "".join(ticks)
+        + _text(_LEFT + _WIDTH / 2, foot + 34, found.unit, "middle")
+        + "</svg>"
+    )
+
+
+def class_bars(counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> str:
+    """Return a bar for each class, with a piece for each dataset or split.
+
+    Args:
+        counts: Number of images of each class in each part.
+        parts: Names of the datasets or splits.
+    """
+    most = max((sum(each) for each in counts.values()), default=0) or 1
+    drawn = []
+    for line, (name, each) in enumerate(counts.items()):
+        top = line * _BAR
+        left = float(_LABELS)
+        drawn.append(_text(_LABELS - 6, top + 15, shortened(name, 20), "end"))
+        for number, count in enumerate(each):
+            width = _BARS * count / most
+            color = COLORS[number % len(COLORS)]
+            drawn.append(
+                f'<rect x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="16" '
+                f'fill="{color}"/>'
+            )
+            left += width
+        numbers = " + ".join(f"{count:,}" for count in each)
+        drawn.append(_text(left + 6, top + 15, numbers, "start"))
+    said = f"Images of {len(counts):,} classes in {', '.join(map(printable, parts))}"
+    width = _LABELS + _BARS + _VALUES
+    return (
+        f'<svg class="wide" viewBox="0 0 {width} {_BAR * len(counts)}" role="img" '
+        f'aria-label="{escape(said)}">{"".join(drawn)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -1,0 +1,152 @@
+"""The images of several datasets as one table: labels, sizes and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.manifest import dataset_directories
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import UsageError
+from shardkit.record import IMAGE, STORED_KINDS
+from shardkit.reporting.facts import ABSENT_IMAGE, MEASURED, Facts, load_facts
+from shardkit.system.pool import Progress, Report
+
+
+class Part(NamedTuple):
+    """One dataset, or one split, in the table."""
+
+    name: str
+    shards: ShardSet
+    start: int
+    """Its first row in the table."""
+
+
+class Image(NamedTuple):
+    """Where an image is stored."""
+
+    part: Part
+    row: int
+    """Row in its dataset."""
+    key: str
+    path: str
+    """Path in the source."""
+
+
+class Collection:
+    """All rows of some datasets, one after another. Arrays have one element for each row.
+
+    Args:
+        directories: Datasets, or directories of splits.
+        workers: Number of processes that measure images.
+        on_progress: Called with the progress since the last call.
+
+    Raises:
+        UsageError: If there is no such dataset, it has no images, or is given twice.
+        CorruptDataset: If one is damaged.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[str | Path],
+        *,
+        workers: int = 1,
+        on_progress: Report | None = None,
+    ) -> None:
+        self.parts: list[Part] = []
+        start = 0
+        for name, place in _places(directories).items():
+            shards = ShardSet(place)
+            if IMAGE not in shards.schema:
+                raise UsageError(
+                    f"{place} has no images to report on; its fields are "
+                    f"{', '.join(shards.schema)}. `shardkit info` describes them."
+                )
+            self.parts.append(Part(name, shards, start))
+            start += len(shards)
+        if on_progress:
+            on_progress(Progress(total=start))
+        each = [
+            load_facts(part.shards, workers=workers, on_progress=on_progress) for part in self.parts
+        ]
+        self.facts: Facts = np.concatenate(each)
+        names = [part.shards.manifest.classes or () for part in self.parts]
+        self.classes: list[str] = list(dict.fromkeys(name for some in names for name in some))
+        """Names of all classes; equal names in several datasets are one class."""
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @cached_property
+    def part(self) -> npt.NDArray[np.int64]:
+        """Position in `parts`."""
+        counts = [len(part.shards) for part in self.parts]
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Position in `classes`, -1 without a label."""
+        number = {name: place for place, name in enumerate(self.classes)}
+        found = []
+        for part in self.parts:
+            own = [number[name] for name in part.shards.manifest.classes or ()]
+            found.append(np.array([*own, -1], np.int64)[part.shards.labels])
+        return np.concatenate(found)
+
+    @cached_property
+    def index(self) -> npt.NDArray[np.void]:
+        """The entries of the images in the index: `shardkit.dataset.index.ROW`."""
+        return np.concatenate([part.shards.rows for part in self.parts])
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Width and height in pixels: shape (N, 2)."""
+        columns = [self.index["width"], self.index["height"]]
+        return np.stack(columns, axis=1).astype(np.int64)
+
+    @cached_property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Whether the row has an image."""
+        return np.asarray(self.facts["state"] != ABSENT_IMAGE)
+
+    @cached_property
+    def measured(self) -> npt.NDArray[np.bool_]:
+        """Whether the row has an image that can be decoded."""
+        return np.asarray(self.facts["state"] == MEASURED)
+
+    def kind(self, row: int) -> str:
+        """Return the kind of a row's image: a name in `STORED_KINDS`."""
+        return STORED_KINDS[self.index["field"][row]]
+
+    def label(self, row: int) -> str | None:
+        """Return the class of a row."""
+        label = int(self.labels[row])
+        return None if label < 0 else self.classes[label]
+
+    def image(self, row: int) -> Image:
+        """Return where the image of a row is stored."""
+        part = self.parts[int(self.part[row])]
+        own = row - part.start
+        return Image(part, own, part.shards.keys[own], part.shards.paths[own])
+
+
+def _places(directories: Sequence[str | Path]) -> dict[str, Path]:
+    """Return the directory of each dataset and split, by a name that tells them apart."""
+    places: dict[str, Path] = {}
+    known: set[Path] = set()
+    for directory in map(Path, directories):
+        for split, place in dataset_directories(directory).items():
+            if len(directories) == 1:
+                name = split or directory.absolute().name
+            else:
+                name = str(directory / split)
+            if (real := place.resolve()) in known:
+                raise UsageError(f"{place} is given twice; name each dataset once")
+            known.add(real)
+            places[name] = place
+    return places

@@ -1,0 +1,123 @@
+"""Distributions of the fields of records, apart from images and primary labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.image import decode_mask
+from shardkit.dataset.columns import COLUMN_KINDS, Column
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import BadImage
+from shardkit.record import ABSENT, IMAGE, LABEL, Field
+from shardkit.reporting.collection import Collection
+from shardkit.system.formatting import significant
+
+_SEED = 0
+_SAMPLED = {"mask": 64}
+"""Masks to decode; of other fields, `_MOST` rows are read."""
+_MOST = 10_000
+
+
+def describe_fields(images: Collection) -> list[dict[str, Any]]:
+    """Return the distribution of each field of each dataset, from at most 10,000 of its rows.
+
+    Returns:
+        For each field: ``dataset``, ``name``, ``kind``, ``rows`` examined, ``what`` is counted, its
+        ``summary`` and, where there are classes, the ``counts`` of each.
+    """
+    found = []
+    for part in images.parts:
+        for name, field in part.shards.schema.items():
+            if name in (IMAGE, LABEL):
+                continue
+            described = _describe(part.shards, name, field)
+            if described:
+                found.append({"dataset": part.name, "name": name, "kind": field.kind, **described})
+    return found
+
+
+def sampled_rows(count: int, most: int, seed: int = _SEED) -> npt.NDArray[np.int64]:
+    """Return at most ``most`` rows, ascending; the same for the same arguments."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
+def _describe(shards: ShardSet, name: str, field: Field) -> dict[str, Any] | None:
+    rows = sampled_rows(len(shards), _SAMPLED.get(field.kind, _MOST))
+    if field.kind == "mask":
+        return _masks(shards, name, rows)
+    if field.kind not in COLUMN_KINDS or not len(rows):
+        return None
+    column = shards.values(name, rows)
+    values = [column.value(row) for row in range(column.rows) if column.has(row)]
+    lengths: list[float]
+    counts: npt.NDArray[np.int64] | None = None
+    if field.kind == "boxes":
+        lengths = [len(value[0] if isinstance(value, tuple) else value) for value in values]
+        what = "boxes per image"
+        counts = _class_counts(column)
+    elif field.kind in ("text", "labels"):
+        lengths = [len(value) for value in values]
+        what = "characters" if field.kind == "text" else "labels per image"
+        if field.kind == "labels":
+            counts = _class_counts(column)
+    elif field.kind in ("number", "label"):
+        lengths, what = [float(value) for value in values], "value"
+        if field.kind == "label":
+            lengths, what, counts = [1.0] * len(values), "labels per image", _class_counts(column)
+    else:
+        return None
+    described = {"rows": len(values), "what": what, "summary": _summary(lengths)}
+    if counts is not None and field.classes:
+        described["counts"] = dict(zip(field.classes, counts.tolist(), strict=True))
+    return described
+
+
+def _class_counts(column: Column) -> npt.NDArray[np.int64] | None:
+    values = column.labels if column.field.kind == "boxes" else column.values
+    if values is None or column.field.classes is None:
+        return None
+    known = values[(values >= 0) & (values < len(column.field.classes))]
+    return np.bincount(known, minlength=len(column.field.classes))
+
+
+def _summary(values: list[float]) -> str:
+    if not values:
+        return "no values"
+    low, middle, high = (float(each) for each in np.percentile(values, [0, 50, 100]))
+    return f"{significant(low)} to {significant(high)}, median {significant(middle)}"
+
+
+def _masks(shards: ShardSet, name: str, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return which fraction of the pixels of some masks has each value."""
+    pixels: dict[int, float] = {}
+    done = 0
+    for row in rows.tolist():
+        mask = read_mask(shards, name, row)
+        if mask is None:
+            continue
+        values, counts = np.unique(mask, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            pixels[value] = pixels.get(value, 0) + count / mask.size
+        done += 1
+    most = sorted(pixels.items(), key=lambda item: -item[1])
+    shown = [f"{value}: {100 * part / done:.1f}%" for value, part in most[:8]]
+    more = f" and {len(most) - 8:,} more" if len(most) > 8 else ""
+    summary = ", ".join(shown) + more if done else "no masks"
+    return {"rows": done, "what": "values of the pixels", "summary": summary}
+
+
+def read_mask(shards: ShardSet, name: str, row: int) -> npt.NDArray[Any] | None:
+    """Return the values of a mask; None if the row has none or it cannot be decoded."""
+    located = shards.find(np.array([row]), name)
+    if located.fields[0] == ABSENT:
+        return None
+    stored = located.read(0, memoryview(bytearray(located.longest)))
+    try:
+        return decode_mask(stored.data, stored.field)
+    except BadImage:
+        return None

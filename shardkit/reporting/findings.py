@@ -1,0 +1,316 @@
+"""Find what is wrong with images: equal ones, similar ones, and ones unlike all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.record import NO_LABEL
+from shardkit.reporting.collection import Collection
+from shardkit.reporting.facts import BROKEN, Facts
+from shardkit.reporting.neighbors import Pairs, near_pairs
+
+Rows = npt.NDArray[np.int64]
+
+KINDS = {
+    "leak": "The same or a similar picture is in several splits or datasets",
+    "label-conflict": "The same picture has different labels",
+    "exact-duplicate": "The same picture is stored several times",
+    "near-duplicate-classes": "Similar pictures are in different classes",
+    "near-duplicate": "Similar pictures are in one class",
+    "broken": "The image cannot be decoded",
+    "blank": "All pixels have nearly one color",
+    "dark": "Even the bright parts are dark",
+    "blurred": "The image is blurred",
+    "tiny": "The image is much smaller than most",
+    "odd-aspect": "The image is much longer or taller than most",
+    "rotated": "The EXIF orientation is not upright; readers do not apply it",
+    "wrong-suffix": "The file name has the suffix of another kind of image",
+    "size-outlier": "The size is unusual for the class",
+    "color-outlier": "The mean color is unusual for the class",
+}
+"""All kinds of findings, the worst first, each with its meaning."""
+
+DISTANCE = 6
+"""Default maximum distance of similar pictures: with it, 91 to 100% of the photographs are found
+again after JPEG compression, scaling, cropping 5% and a brightness of 130%."""
+
+_SIMILAR = "similar"
+"""Note of a group whose pixels differ, even if no bit of their hashes does."""
+
+_CHROMA, _LEVELS = 0.03, 0.45
+"""Maximum difference of similar pictures in their color, as a fraction of red, green and blue, and
+in the logarithms of brightness and contrast. It removes most pairs that are similar by chance."""
+
+_BLANK, _DARK, _BLURRED = 2.0, 64, 0.25
+"""Contrast and highlight in levels, and sharpness, below which an image is reported."""
+
+_TINY, _ODD = 4, 3
+"""Factors between an image's shorter side, or aspect ratio, and the median."""
+
+_FEW, _FAR = 20, 8.0
+"""Minimum images of a class to judge, and deviations from its median, in median deviations."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images that belong together, or one image alone."""
+
+    rows: list[int]
+    """Rows of the collection, ascending."""
+    distance: int | None = None
+    """Number of different bits of the most similar pair's hashes; 0 for equal pixels."""
+    note: str = ""
+
+
+@dataclass
+class Findings:
+    """All findings of one kind."""
+
+    kind: str
+    groups: list[Group] = field(default_factory=list)
+    """The most similar first, then by row."""
+    exclude: list[int] = field(default_factory=list)
+    """Rows to leave out so that the finding disappears, ascending."""
+    complete: bool = True
+    """Whether these are all groups; there may be too many similar pairs to list."""
+
+    @property
+    def rows(self) -> int:
+        """Number of images concerned."""
+        return len({row for group in self.groups for row in group.rows})
+
+
+def find_all(images: Collection, distance: int = DISTANCE) -> list[Findings]:
+    """Return the findings of all `KINDS`, also those without groups.
+
+    Args:
+        images: The datasets.
+        distance: Maximum number of different bits in the hashes of similar pictures.
+    """
+    found = {kind: Findings(kind) for kind in KINDS}
+    _find_equal(images, found)
+    _find_similar(images, distance, found)
+    for kind in ("leak", "near-duplicate", "near-duplicate-classes"):
+        found[kind].groups.sort(
+            key=lambda group: (group.distance, group.note == _SIMILAR, group.rows)
+        )
+    for kind, rows, notes in _faults(images):
+        found[kind].groups = [
+            Group([row], note=note) for row, note in zip(rows.tolist(), notes, strict=True)
+        ]
+        found[kind].exclude = rows.tolist()
+    return list(found.values())
+
+
+def _find_equal(images: Collection, found: dict[str, Findings]) -> None:
+    present = np.flatnonzero(images.present)
+    for rows in _equal(images.facts["pixels"][present]):
+        group = present[rows]
+        parts, labels = images.part[group], images.labels[group]
+        several = [group[parts == part] for part in np.unique(parts)]
+        for same in several:
+            if len(same) > 1:
+                note = _how_equal(images, same)
+                found["exact-duplicate"].groups.append(Group(same.tolist(), 0, note))
+                found["exact-duplicate"].exclude += same[1:].tolist()
+        if len(several) > 1:
+            found["leak"].groups.append(Group(group.tolist(), 0, _how_equal(images, group)))
+            found["leak"].exclude += _leaking(images, group)
+        if len(np.unique(labels[labels != NO_LABEL])) > 1:
+            found["label-conflict"].groups.append(
+                Group(group.tolist(), 0, _how_equal(images, group))
+            )
+            found["label-conflict"].exclude += group.tolist()
+    for finding in found.values():
+        finding.exclude.sort()
+
+
+def _equal(values: npt.NDArray[np.bytes_]) -> Iterator[Rows]:
+    """Yield the positions of each value that occurs several times, in order of the first one."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    borders = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
+    runs = [run for run in np.split(order, borders) if len(run) > 1]
+    yield from sorted(runs, key=lambda run: int(run[0]))
+
+
+def _how_equal(images: Collection, rows: Rows) -> str:
+    return "same bytes" if len(np.unique(images.facts["content"][rows])) == 1 else "same pixels"
+
+
+def _leaking(images: Collection, rows: Rows) -> list[int]:
+    """Return the rows to leave out: all but those in the smallest or last dataset or split."""
+    sizes = [len(part.shards) for part in images.parts]
+    parts = images.part[rows]
+    kept = min(np.unique(parts).tolist(), key=lambda part: (sizes[part], -part))
+    excluded: list[int] = rows[parts != kept].tolist()
+    return excluded
+
+
+def _find_similar(images: Collection, distance: int, found: dict[str, Findings]) -> None:
+    facts = images.facts
+    textured = images.measured & (facts["contrast"] >= _BLANK)  # of others, the hash is noise
+    rows = np.flatnonzero(textured)
+    # One row stands for all with the same pixels, dataset and label.
+    twins = np.zeros(len(rows), [("pixels", "S16"), ("part", "<i8"), ("label", "<i8")])
+    columns = {"pixels": facts["pixels"], "part": images.part, "label": images.labels}
+    for name, values in columns.items():
+        twins[name] = values[rows]
+    rows = rows[np.sort(np.unique(twins, return_index=True)[1])]
+    pairs = near_pairs(facts["hash"][rows], distance, queries=facts["crops"][rows])
+    first, second = rows[pairs.first], rows[pairs.second]
+    different = facts["pixels"][first] != facts["pixels"][second]
+    different &= _agree_in_color(facts[first], facts[second])
+    across = images.part[first] != images.part[second]
+    classes = images.labels[first] != images.labels[second]
+    for kind, chosen in (
+        ("leak", across),
+        ("near-duplicate-classes", ~across & classes),
+        ("near-duplicate", ~across & ~classes),
+    ):
+        those = np.flatnonzero(chosen & different)
+        some = Pairs(first[those], second[those], pairs.distance[those], pairs.complete)
+        groups = _components(some)
+        found[kind].groups += groups
+        found[kind].complete = pairs.complete
+        excluded = set(found[kind].exclude)
+        for group in groups if kind == "leak" else ():
+            excluded.update(_leaking(images, np.array(group.rows)))
+        if kind != "leak":
+            excluded |= _redundant(some)
+        found[kind].exclude = sorted(excluded)
+
+
+def _agree_in_color(one: Facts, other: Facts) -> npt.NDArray[np.bool_]:
+    agree = np.ones(len(one), np.bool_)
+    for name in ("brightness", "contrast"):
+        agree &= np.abs(np.log((one[name] + 2) / (other[name] + 2))) <= _LEVELS
+    chroma = [
+        (facts["mean"] + 1) / (facts["mean"].sum(1, keepdims=True) + 3) for facts in (one, other)
+    ]
+    agree &= (np.abs(chroma[0] - chroma[1]) <= _CHROMA).all(1)
+    return agree
+
+
+def _components(pairs: Pairs) -> list[Group]:
+    """Return the groups of rows that pairs connect, in order of their first row."""
+    above: dict[int, int] = {}
+
+    def top(row: int) -> int:
+        while (next_one := above.setdefault(row, row)) != row:
+            above[row] = row = above[next_one]
+        return row
+
+    for first, second in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True):
+        one, other = sorted((top(first), top(second)))
+        above[other] = one
+    members: dict[int, list[int]] = {}
+    for row in sorted(above):
+        members.setdefault(top(row), []).append(row)
+    least: dict[int, int] = {}
+    for first, distance in zip(pairs.first.tolist(), pairs.distance.tolist(), strict=True):
+        least[top(first)] = min(least.get(top(first), distance), distance)
+    return [Group(rows, least[row], _SIMILAR) for row, rows in members.items()]
+
+
+def _redundant(pairs: Pairs) -> set[int]:
+    """Return rows whose removal separates all pairs, keeping the first row of each."""
+    excluded: set[int] = set()
+    order = np.lexsort((pairs.second, pairs.first))
+    firsts, seconds = pairs.first[order].tolist(), pairs.second[order].tolist()
+    for first, second in zip(firsts, seconds, strict=True):
+        if first not in excluded:
+            excluded.add(second)
+    return excluded
+
+
+def _faults(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
+    """Yield each kind of fault of single images, the rows that have it, and a note for each."""
+    facts, seen = images.facts, images.measured
+    blank = seen & (facts["contrast"] < _BLANK)
+    dark = seen & ~blank & (facts["highlight"] < _DARK)
+    yield from _where("broken", facts["state"] == BROKEN)
+    yield from _where("blank", blank, facts["contrast"], "contrast {:.1f} of 255")
+    yield from _where("dark", dark, facts["highlight"], "99% of its pixels are below {} of 255")
+    blurred = seen & ~blank & ~dark & (facts["sharpness"] < _BLURRED)
+    yield from _where("blurred", blurred, facts["sharpness"], "sharpness {:.2f}")
+    shorter, longer = images.sizes.min(1), images.sizes.max(1)
+    median = np.median(shorter[seen]) if seen.any() else 0
+    yield from _where("tiny", seen & (shorter * _TINY <= median), shorter, "{} pixels")
+    aspect = longer / np.maximum(shorter, 1)
+    usual = np.median(aspect[seen]) if seen.any() else 1
+    yield from _where("odd-aspect", seen & (aspect > _ODD * usual), aspect, "{:.1f} to 1")
+    turned = seen & (facts["orientation"] > 1)
+    yield from _where("rotated", turned, facts["orientation"], "orientation {}")
+    yield from _wrong_suffixes(images)
+    yield from _outliers(images)
+
+
+def _where(
+    kind: str,
+    chosen: npt.NDArray[np.bool_],
+    values: npt.NDArray[np.generic] | None = None,
+    text: str = "",
+) -> Iterator[tuple[str, Rows, list[str]]]:
+    rows = np.flatnonzero(chosen)
+    notes = [""] * len(rows) if values is None else [text.format(value) for value in values[rows]]
+    yield kind, rows, notes
+
+
+def _wrong_suffixes(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
+    rows, notes = [], []
+    for part in images.parts:
+        recipe = part.shards.manifest.recipe
+        if recipe.get("encode") != "keep" or recipe.get("resize") or recipe.get("orient"):
+            continue  # the conversion may have changed the kind
+        for own, path in enumerate(part.shards.paths):
+            row = part.start + own
+            named = _NAMED.get(path.rpartition(".")[2].lower())
+            if named and images.present[row] and images.kind(row) != named:
+                rows.append(row)
+                notes.append(f"its content is {images.kind(row)}")
+    yield "wrong-suffix", np.array(rows, np.int64), notes
+
+
+_NAMED = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpg"),
+    **dict.fromkeys(("tif", "tiff"), "tiff"),
+    **dict.fromkeys(("ppm", "pgm", "pbm"), "ppm"),
+    **{name: name for name in ("png", "webp", "gif", "bmp")},
+}
+
+
+def _outliers(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
+    """Find images whose area or mean color is far from the median of their class."""
+    area = np.log2(np.maximum(images.sizes.prod(1), 1))[:, None]
+    color = images.facts["mean"].astype(np.float64)
+    unusual = _far_from_class(images, area, least=0.5)
+    yield from _where("size-outlier", unusual > 0, unusual, "{:.1f} times the usual difference")
+    unusual = _far_from_class(images, color, least=5)
+    yield from _where("color-outlier", unusual > 0, unusual, "{:.1f} times the usual difference")
+
+
+def _far_from_class(
+    images: Collection, values: npt.NDArray[np.float64], least: float
+) -> npt.NDArray[np.float64]:
+    """Return how far each image is from its class, in median distances; 0 unless it is unusual.
+
+    Args:
+        images: The datasets.
+        values: The compared values of each image: shape (N, D).
+        least: Median distance below which the images of a class count as equal.
+    """
+    far = np.zeros(len(images))
+    seen = np.flatnonzero(images.measured)
+    seen = seen[np.argsort(images.labels[seen], kind="stable")]
+    for rows in np.split(seen, np.flatnonzero(np.diff(images.labels[seen])) + 1):
+        if len(rows) < _FEW:
+            continue
+        distance = np.linalg.norm(values[rows] - np.median(values[rows], axis=0), axis=1)
+        ratio = distance / max(float(np.median(distance)), least)
+        far[rows] = np.where(ratio > _FAR, ratio, 0)
+    return far

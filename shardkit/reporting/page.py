@@ -1,0 +1,375 @@
+"""A report as one self-contained HTML page, without scripts."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from shardkit.record import NO_LABEL
+from shardkit.reporting.charts import COLORS, class_bars, histogram
+from shardkit.reporting.fields import sampled_rows
+from shardkit.reporting.findings import KINDS, Findings, Group
+from shardkit.reporting.pictures import data_uri, picture
+from shardkit.reporting.report import DatasetReport
+from shardkit.system.formatting import size
+from shardkit.system.text import printable
+
+MARK = "made by shardkit report"
+"""At the start of each page, so that only these are ever overwritten."""
+
+_SIDE = 128
+"""Side of a picture in pixels: about 3 KB."""
+
+_CLASSES, _PER_CLASS = 24, 8
+"""Maximum contact sheets, and pictures on each."""
+
+_GROUPS, _PER_GROUP = 12, 6
+"""Maximum groups of each finding to show, and pictures of each."""
+
+_BALANCE = 40
+"""Maximum classes in the chart of the class balance."""
+
+_LISTED = 2000
+"""Maximum keys in a list to download from the page."""
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="generator" content="{mark}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --line: #8884; --soft: #8881; --bar: #0072B2; --link: #005a8e; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --bar: #56B4E9; --link: #7cc4f0; }} }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 76rem; overflow-wrap: anywhere;
+  font: 16px/1.5 system-ui, sans-serif; background: Canvas; color: CanvasText; }}
+h1 {{ font-size: 1.6rem; margin: .5rem 0; }}
+h2 {{ font-size: 1.25rem; margin: 2.5rem 0 .75rem; border-bottom: 1px solid var(--line); }}
+h3 {{ font-size: 1rem; margin: 1rem 0 .4rem; }}
+a {{ color: var(--link); }}
+nav ul {{ display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; }}
+code, pre {{ font: .86em ui-monospace, "DejaVu Sans Mono", monospace; }}
+pre {{ overflow-x: auto; padding: .7rem; background: var(--soft); border: 1px solid var(--line);
+  border-radius: .4rem; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--line); overflow-wrap: normal; }}
+td.n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+.scroll + .scroll {{ margin-top: 1rem; }}
+.grid-of-charts {{ display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(18rem, 100%), 1fr)); }}
+.grid-of-charts figcaption {{ font-weight: 600; }}
+svg {{ width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: CanvasText; }}
+svg.wide {{ max-width: 46rem; }}
+.bar {{ fill: var(--bar); }} .grid, .axis {{ stroke: CanvasText; fill: none; opacity: .5; }}
+.grid {{ opacity: .12; }}
+figure {{ margin: 0; }}
+.pictures {{ display: flex; flex-wrap: wrap; gap: .75rem; padding: 0; margin: 0;
+  list-style: none; }}
+.pictures li {{ width: 9.5rem; font-size: .78rem; line-height: 1.3; }}
+.pictures .frame {{ display: flex; align-items: center; justify-content: center; height: 8rem;
+  background: var(--soft); border-radius: .3rem; }}
+.pictures img {{ max-width: 100%; max-height: 100%; display: block; }}
+.pictures .key {{ font-weight: 600; display: block; margin-top: .2rem; }}
+.groups {{ display: flex; flex-wrap: wrap; gap: .75rem; }}
+.group {{ padding: .6rem .8rem; border: 1px solid var(--line); border-radius: .4rem; }}
+.group p, .none {{ margin: 0 0 .3rem; font-size: .9rem; }}
+details {{ border: 1px solid var(--line); border-radius: .4rem; padding: .4rem .8rem;
+  margin: .5rem 0; }}
+summary {{ cursor: pointer; font-weight: 600; }}
+.swatch {{ display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }}
+@media (max-width: 36rem) {{ table {{ font-size: .85rem; }} td:nth-child(2) {{ min-width: 10rem; }}
+  .pictures li {{ width: calc(50% - .4rem); }} .group {{ width: 100%; }} }}
+:focus-visible {{ outline: 3px solid var(--link); outline-offset: 2px; }}
+</style>
+<body>
+<header>
+<h1>{title}</h1>
+<p>{summary}</p>
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+</header>
+<main>
+{sections}
+</main>
+</body>
+</html>
+"""
+
+
+def page(report: DatasetReport, seed: int = 0) -> str:
+    """Return a report as an HTML page of at most a few megabytes, however many images there are.
+
+    It makes no request and runs no script. It needs the datasets, whose images it shows.
+
+    Args:
+        report: The report.
+        seed: Seed of the choice of pictures for the contact sheets.
+
+    Raises:
+        CorruptDataset: If a dataset is damaged.
+    """
+    album = _Album(report)
+    sections = {
+        "Findings": _findings(report, album),
+        "Overview": _overview(report),
+        "Channel statistics": _channels(report),
+        "Distributions": _charts(report),
+        "Classes": _classes(report),
+        "Contact sheets": _sheets(report, album, seed),
+    }
+    if report.fields:
+        sections["Fields"] = _fields(report)
+    return _PAGE.format(
+        mark=MARK,
+        title=_safe(f"Report on {', '.join(part.name for part in report.images.parts)}"),
+        summary=_summary(report),
+        links="".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in sections),
+        sections="\n".join(
+            f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>\n{text}\n'
+            "</section>"
+            for name, text in sections.items()
+        ),
+    )
+
+
+def _id(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text, 300))
+
+
+def _summary(report: DatasetReport) -> str:
+    images = report.images
+    found = sum(bool(each.groups) for each in report.findings)
+    parts = f" in {len(images.parts)} datasets" if len(images.parts) > 1 else ""
+    classes = f", {_amount(len(images.classes), 'class')}" if images.classes else ""
+    kinds = _amount(found, "kind") + " of findings" if found else "no findings"
+    return f"{_amount(int(images.present.sum()), 'image')}{parts}{classes}; {kinds}."
+
+
+def _amount(count: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+class _Album:
+    """The pictures of a page, each made once."""
+
+    def __init__(self, report: DatasetReport) -> None:
+        self._images = report.images
+        self._several = len(report.images.parts) > 1
+        self._made: dict[int, str] = {}
+
+    def item(self, row: int, note: str = "") -> str:
+        """Return the item of a list that shows an image with its key, path, class and a note."""
+        image = self._images.image(row)
+        if row not in self._made:
+            shown = data_uri(picture(image.part.shards, image.row, _SIDE))
+            self._made[row] = f'src="{shown}" alt="{_safe(image.path)}"'
+        lines = [_safe(image.path)] if image.path != image.key else []
+        label = self._images.label(row)
+        where = image.part.name if self._several else ""
+        described = ", ".join(filter(None, (where, label and f"class {label}", note)))
+        if described:
+            lines.append(_safe(described))
+        text = f'<span class="key">{_safe(image.key)}</span>{"<br>".join(lines)}'
+        return f'<li><div class="frame"><img {self._made[row]}></div>{text}</li>'
+
+    def items(self, rows: Iterable[int]) -> str:
+        return f'<ul class="pictures">{"".join(map(self.item, rows))}</ul>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> str:
+    """Return a table; numbers are right-aligned."""
+
+    def cell(value: object) -> str:
+        if isinstance(value, int):
+            return f'<td class="n">{value:,}</td>'
+        return f"<td>{_safe(str(value))}</td>"
+
+    lines = ["".join(f'<th scope="col">{each}</th>' for each in head)]
+    lines += ["".join(map(cell, row)) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
+        f"<table>{body}</table></div>"
+    )
+
+
+def _overview(report: DatasetReport) -> str:
+    made = report.overview()
+    datasets = _table(
+        ("Dataset", "Format", "Rows", "Shards", "Bytes", "Digest"),
+        [
+            (
+                each["name"],
+                each["format"],
+                each["rows"],
+                each["shards"],
+                size(each["bytes"]),
+                each["digest"][:16],
+            )
+            for each in made["datasets"]
+        ],
+        "Datasets",
+    )
+    facts = [
+        ("Images", f"{made['images']:,}"),
+        ("Encoded size of images", size(made["image_bytes"])),
+        ("Classes", f"{len(made['classes']):,}"),
+        ("Kinds", _listed(made["kinds"])),
+        ("Pixel modes", _listed(made["modes"])),
+        ("With an ICC profile", f"{made['with_icc_profile']:,}"),
+        ("With several frames", f"{made['with_several_frames']:,}"),
+    ]
+    return datasets + _table(("Property", "Value"), facts, "Properties")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+
+
+def _channels(report: DatasetReport) -> str:
+    rows = [
+        (name, f"{mean:.4f}", f"{std:.4f}")
+        for name, mean, std in zip(("red", "green", "blue"), report.mean, report.std, strict=True)
+    ]
+    table = _table(("Channel", "Mean", "Standard deviation"), rows, "Channels")
+    return (
+        f"<p>From 0 to 1. Each image has the same weight.</p>{table}"
+        f'<p>To paste:</p><pre tabindex="0">{_safe(report.normalize)}</pre>'
+    )
+
+
+def _charts(report: DatasetReport) -> str:
+    figures = [
+        f"<figure><figcaption>{_safe(each.title)}</figcaption>{histogram(each)}</figure>"
+        for each in report.histograms
+    ]
+    return f'<div class="grid-of-charts">{"".join(figures)}</div>'
+
+
+def _classes(report: DatasetReport) -> str:
+    counts = report.class_counts
+    if not counts:
+        return "<p>The dataset has no labels.</p>"
+    ranked = sorted(counts.items(), key=lambda item: -sum(item[1]))
+    note = ""
+    if len(ranked) > _BALANCE:
+        half = _BALANCE // 2
+        ranked = ranked[:half] + ranked[-half:]
+        note = f"<p>The {half} largest and the {half} smallest of {len(counts):,} classes.</p>"
+    names = [part.name for part in report.images.parts]
+    legend = ""
+    if len(names) > 1:
+        swatches = [
+            f'<span class="swatch" style="background:{color}"></span>{_safe(name)}'
+            for name, color in zip(names, itertools.cycle(COLORS), strict=False)
+        ]
+        legend = f"<p>{''.join(swatches)}</p>"
+    return note + legend + class_bars(dict(ranked), names)
+
+
+def _sheets(report: DatasetReport, album: _Album, seed: int) -> str:
+    images = report.images
+    labels = np.where(images.present, images.labels, NO_LABEL - 1)
+    numbers = [*range(len(images.classes)), NO_LABEL]
+    present = [number for number in numbers if (labels == number).any()]
+    chosen = [present[n] for n in sampled_rows(len(present), _CLASSES, seed)]
+    parts = []
+    if len(chosen) < len(present):
+        parts.append(f"<p>{len(chosen)} of {len(present):,} classes, drawn with seed {seed}.</p>")
+    for number in chosen:
+        rows = np.flatnonzero(labels == number)
+        some = rows[sampled_rows(len(rows), _PER_CLASS, seed)]
+        name = "Without a label" if number == NO_LABEL else images.classes[number]
+        parts.append(f"<h3>{_safe(name)} ({_amount(len(rows), 'image')})</h3>")
+        parts.append(album.items(some.tolist()))
+    return "\n".join(parts)
+
+
+def _fields(report: DatasetReport) -> str:
+    rows = [
+        (each["dataset"], each["name"], each["kind"], each["rows"], each["what"], each["summary"])
+        for each in report.fields
+    ]
+    head = ("Dataset", "Field", "Kind", "Rows examined", "Counted", "Distribution")
+    parts = [_table(head, rows, "Fields")]
+    for each in report.fields:
+        counts = sorted(each.get("counts", {}).items(), key=lambda item: -item[1])[:_BALANCE]
+        if counts:
+            name = f"{each['name']}: {each['kind']} by class"
+            bars = class_bars({label: [count] for label, count in counts}, [each["name"]])
+            parts.append(f"<h3>{_safe(name)}</h3>{bars}")
+    return "".join(parts)
+
+
+def _findings(report: DatasetReport, album: _Album) -> str:
+    rows = [
+        (each.kind, KINDS[each.kind], len(each.groups), each.rows)
+        for each in report.findings
+        if each.groups
+    ]
+    none = [each.kind for each in report.findings if not each.groups]
+    parts = []
+    if rows:
+        head = ("Finding", "Meaning", "Groups", "Images")
+        parts.append(_table(head, rows, "Findings"))
+    parts.append(f'<p class="none">Nothing found: {_safe(", ".join(none) or "-")}.</p>')
+    parts += [_finding(report, each, album) for each in report.findings if each.groups]
+    return "\n".join(parts)
+
+
+def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
+    shown = finding.groups[:_GROUPS]
+    single = all(len(group.rows) == 1 for group in shown)
+    if single:
+        items = "".join(album.item(group.rows[0], group.note) for group in shown)
+        body = f'<ul class="pictures">{items}</ul>'
+    else:
+        body = f'<div class="groups">{"".join(_group(group, album) for group in shown)}</div>'
+    more = len(finding.groups) - len(shown)
+    if more:
+        body += f"<p>... and {more:,} more. <code>--json FILE</code> lists all.</p>"
+    if not finding.complete:
+        body += "<p>There are more similar pairs than can be listed. Use a lower --distance.</p>"
+    return (
+        f'<details open id="{finding.kind}">'
+        f"<summary>{finding.kind}: {_amount(finding.rows, 'image')}</summary>"
+        f"<p>{_safe(KINDS[finding.kind])}.</p>{body}{_downloads(report, finding)}</details>"
+    )
+
+
+def _group(group: Group, album: _Album) -> str:
+    distance = "" if group.distance is None else f"distance {group.distance}"
+    text = ", ".join(filter(None, (distance, group.note)))
+    if len(group.rows) > _PER_GROUP:
+        text += f"; {_PER_GROUP} of {len(group.rows):,} images"
+    return f'<div class="group"><p>{_safe(text)}</p>{album.items(group.rows[:_PER_GROUP])}</div>'
+
+
+def _downloads(report: DatasetReport, finding: Findings) -> str:
+    """Return links to the lists of keys to leave out, which are in the page."""
+    links = []
+    for part, keys in report.exclude(finding).items():
+        if len(keys) > _LISTED:
+            return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
+        content = base64.b64encode("".join(f"{key}\n" for key in keys).encode()).decode("ascii")
+        where = f" of {_safe(part)}" if len(report.images.parts) > 1 else ""
+        links.append(
+            f'<a download="exclude-{finding.kind}.txt" href="data:text/plain;base64,{content}">'
+            f"exclude.txt{where}</a> ({_amount(len(keys), 'key')})"
+        )
+    if not links:
+        return ""
+    return f"<p>To leave these out, <code>convert ... --exclude</code>: {', '.join(links)}</p>"

@@ -1,0 +1,255 @@
+"""Everything that a report states about datasets, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import UsageError
+from shardkit.record import NO_LABEL, STORED_KINDS
+from shardkit.reporting.collection import Collection
+from shardkit.reporting.fields import describe_fields
+from shardkit.reporting.findings import DISTANCE, KINDS, Findings, Group, find_all
+from shardkit.system.files import write_result
+from shardkit.system.pool import Report
+
+_BINS = 24
+
+_WIDE = 20
+"""Ratio of largest and smallest value from which the bins of a histogram grow with the value."""
+
+
+class Histogram(NamedTuple):
+    """The distribution of one property over all images."""
+
+    title: str
+    unit: str
+    edges: list[float]
+    """Borders of the bins: one more than bins."""
+    counts: list[int]
+    median: float
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """What is in some datasets, and what is wrong with it."""
+
+    images: Collection
+    findings: list[Findings]
+    """One for each kind, also those that found nothing."""
+    histograms: list[Histogram]
+    fields: list[dict[str, Any]]
+    """Distributions of all fields but images and labels."""
+    mean: list[float]
+    std: list[float]
+    """Of red, green and blue, over all pixels, from 0 to 1; each image has the same weight."""
+
+    @property
+    def normalize(self) -> str:
+        """The line that normalizes these images."""
+        mean, std = (", ".join(f"{each:.4f}" for each in some) for some in (self.mean, self.std))
+        return f"Normalize(mean=({mean}), std=({std}))"
+
+    @property
+    def class_counts(self) -> dict[str, list[int]]:
+        """Number of rows of each class in each dataset or split."""
+        images = self.images
+        shape = (len(images.parts), len(images.classes))
+        labeled = images.labels != NO_LABEL
+        flat = images.part[labeled] * shape[1] + images.labels[labeled]
+        counts = np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
+        return dict(zip(images.classes, counts.T.tolist(), strict=True))
+
+    def failed(self, kinds: Sequence[str]) -> list[str]:
+        """Return those of some kinds of findings that found something.
+
+        Raises:
+            UsageError: If a kind is unknown.
+        """
+        for kind in kinds:
+            if kind not in KINDS:
+                raise UsageError(f"the finding {kind!r} is unknown; choose from {', '.join(KINDS)}")
+        return [each.kind for each in self.findings if each.kind in kinds and each.groups]
+
+    def exclude(self, finding: Findings) -> dict[str, list[str]]:
+        """Return the keys to leave out so that a finding disappears, by dataset or split."""
+        keys: dict[str, list[str]] = {}
+        for row in finding.exclude:
+            image = self.images.image(row)
+            keys.setdefault(image.part.name, []).append(image.key)
+        return keys
+
+    def save_exclude(self, folder: Path) -> list[Path]:
+        """Write the keys of `exclude` to ``KIND.txt`` or, of several datasets, ``SPLIT-KIND.txt``.
+
+        Returns:
+            The files, one for each kind of finding and dataset; one key per line.
+
+        Raises:
+            ShardkitError: If one cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for finding in self.findings:
+            for part, keys in self.exclude(finding).items():
+                prefix = f"{part.replace('/', '-')}-" if len(self.images.parts) > 1 else ""
+                path = folder / f"{prefix}{finding.kind}.txt"
+                write_result(path, "".join(f"{key}\n" for key in keys).encode())
+                written.append(path)
+        return written
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the whole report as JSON values."""
+        return {
+            **self.overview(),
+            "mean": self.mean,
+            "std": self.std,
+            "normalize": self.normalize,
+            "histograms": [each._asdict() for each in self.histograms],
+            "fields": self.fields,
+            "findings": [self._finding(each) for each in self.findings],
+        }
+
+    def overview(self) -> dict[str, Any]:
+        """Return counts and sizes as JSON values."""
+        images, present = self.images, self.images.present
+        return {
+            "datasets": [
+                {
+                    "name": part.name,
+                    "format": (manifest := part.shards.manifest).format,
+                    "digest": manifest.digest,
+                    "rows": manifest.rows,
+                    "shards": len(manifest.shards),
+                    "bytes": manifest.bytes,
+                }
+                for part in images.parts
+            ],
+            "images": int(present.sum()),
+            "image_bytes": int(images.index["length"][present].sum()),
+            "kinds": _counted(images.index["field"][present], dict(enumerate(STORED_KINDS))),
+            "modes": _counted(images.facts["mode"][images.measured]),
+            "with_icc_profile": int(images.facts["icc"].sum()),
+            "with_several_frames": int((images.facts["frames"] > 1).sum()),
+            "classes": self.class_counts,
+        }
+
+    def _finding(self, finding: Findings) -> dict[str, Any]:
+        return {
+            "kind": finding.kind,
+            "meaning": KINDS[finding.kind],
+            "images": finding.rows,
+            "complete": finding.complete,
+            "groups": [self._group(each) for each in finding.groups],
+            "exclude": self.exclude(finding),
+        }
+
+    def _group(self, group: Group) -> dict[str, Any]:
+        found = [(row, self.images.image(row)) for row in group.rows]
+        return {
+            "distance": group.distance,
+            "note": group.note,
+            "images": [
+                {
+                    "dataset": image.part.name,
+                    "row": image.row,
+                    "key": image.key,
+                    "path": image.path,
+                    "class": self.images.label(row),
+                }
+                for row, image in found
+            ],
+        }
+
+
+def report(
+    *directories: str | Path,
+    distance: int = DISTANCE,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> DatasetReport:
+    """Examine the images of datasets: what is in them, and what is wrong.
+
+    Facts of each image are stored as ``facts.npy`` in each dataset's directory, so the next report
+    reads no images. They are not part of the dataset. The report does not depend on ``workers``.
+
+    Args:
+        directories: Datasets, or directories of splits, which are compared with each other.
+        distance: Maximum number of different bits, 0 to 16, in the 64-bit hashes of pictures that
+            count as similar.
+        workers: Number of processes.
+        on_progress: Called with the progress since the last call.
+
+    Returns:
+        The report. `shardkit.reporting.page.page` renders it as HTML.
+
+    Raises:
+        UsageError: If there is no dataset, or it has no images.
+        CorruptDataset: If one is damaged.
+    """
+    if not directories:
+        raise UsageError("name at least one dataset to report on")
+    if not 0 <= distance <= 16:
+        raise UsageError(f"distance={distance} is not from 0 to 16 bits")
+    images = Collection(directories, workers=workers, on_progress=on_progress)
+    facts = images.facts[images.measured]
+    mean = facts["mean"].astype(np.float64).reshape(-1, 3)
+    squares = (facts["std"].astype(np.float64) ** 2 + mean**2).mean(0) if len(mean) else np.zeros(3)
+    middle = mean.mean(0) if len(mean) else np.zeros(3)
+    return DatasetReport(
+        images=images,
+        findings=find_all(images, distance),
+        histograms=list(_histograms(images)),
+        fields=describe_fields(images),
+        mean=(middle / 255).tolist(),
+        std=(np.sqrt(np.maximum(squares - middle**2, 0)) / 255).tolist(),
+    )
+
+
+def _histograms(images: Collection) -> list[Histogram]:
+    measured = images.measured
+    facts, sizes = images.facts[measured], images.sizes[measured].astype(np.float64)
+    quality = facts["quality"][facts["quality"] > 0]
+    pixels = np.maximum(sizes.prod(1), 1)
+    found = (
+        ("Width", "pixels", sizes[:, 0]),
+        ("Height", "pixels", sizes[:, 1]),
+        ("Aspect ratio", "width / height", sizes[:, 0] / np.maximum(sizes[:, 1], 1)),
+        ("Size", "bytes per pixel", images.index["length"][measured] / pixels),
+        ("JPEG quality", "estimated, 1 to 100", quality),
+        ("Brightness", "mean luminance, 0 to 255", facts["brightness"]),
+        ("Contrast", "standard deviation of luminance", facts["contrast"]),
+        ("Sharpness", "0 blurred, 1 sharp", facts["sharpness"]),
+    )
+    return [
+        _histogram(title, unit, values.astype(np.float64))
+        for title, unit, values in found
+        if len(values)
+    ]
+
+
+def _histogram(title: str, unit: str, values: npt.NDArray[np.float64]) -> Histogram:
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / low > _WIDE:
+        edges = np.geomspace(low, high, _BINS + 1)
+        edges[[0, -1]] = low, high  # geomspace rounds
+        unit += ", logarithmic"
+    else:
+        edges = np.histogram_bin_edges(values, _BINS)
+    counts, _ = np.histogram(values, edges)
+    return Histogram(title, unit, edges.tolist(), counts.tolist(), float(np.median(values)))
+
+
+def _counted(values: npt.NDArray[Any], names: Mapping[int, str] | None = None) -> dict[str, int]:
+    """Return how often each value occurs, the most frequent first."""
+    found, counts = np.unique(values, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return {
+        names[int(found[n])] if names else found[n].decode("ascii", "replace"): int(counts[n])
+        for n in order.tolist()
+    }

@@ -1,0 +1,117 @@
+"""``shardkit report`` and ``shardkit show``: files, exit codes and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import encoded, invoke, make_dataset, make_tree, opened, run_main
+from PIL import Image
+from planted import scene
+
+from shardkit import report
+from shardkit.reporting.findings import KINDS
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reported")
+    files = {f"cat/{n}.jpg": encoded(scene(n)) for n in range(4)}
+    files |= {"cat/copy.jpg": files["cat/0.jpg"], "dog/9.jpg": encoded(scene(9, (90, 120)))}
+    return make_dataset(make_tree(folder / "photos", files), folder / "made", shuffle=False)
+
+
+def test_files_are_written(dataset: Path, tmp_path: Path) -> None:
+    page, data, lists = tmp_path / "page.html", tmp_path / "report.json", tmp_path / "lists"
+    options = ("-o", page, "--json", data, "--exclude", lists)
+    for _ in range(2):  # its own files are replaced
+        result = invoke("report", dataset, *options, "--workers", 1)
+        assert result.exit_code == 0
+    value = json.loads(data.read_text())
+
+    assert "exact-duplicate                 2  The same picture" in result.stdout
+    assert value == {
+        "generator": "made by shardkit report",
+        **json.loads(json.dumps(report(dataset).as_dict())),
+    }
+    assert page.read_text().startswith("<!doctype html>")
+    assert [path.name for path in lists.iterdir()] == ["exact-duplicate.txt"]
+    assert (lists / "exact-duplicate.txt").read_text() == "cat/copy\n"
+
+
+def test_json_is_printed(dataset: Path) -> None:
+    value = json.loads(invoke("report", dataset, "--json", "-").stdout)
+
+    assert [each["kind"] for each in value["findings"]] == [*KINDS]
+    assert value["images"] == 6
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"), [("leak,label-conflict", 0), ("leak, exact-duplicate", 1), ("", 0)]
+)
+def test_findings_may_fail_the_command(dataset: Path, kinds: str, code: int) -> None:
+    result = invoke("report", dataset, "--fail-on", kinds)
+
+    assert result.exit_code == code
+    assert ("found exact-duplicate (--fail-on)" in result.stderr) == bool(code)
+
+
+def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.html"
+    mine.write_text("<p>mine</p>")
+    for options, message in (
+        ((dataset, "--fail-on", "leaks"), "'leaks' is unknown; choose from leak,"),
+        ((dataset, "-o", mine), "shardkit report did not write this file"),
+        ((dataset, "--json", mine), "shardkit report did not write this file"),
+        ((dataset, "-o", tmp_path / "no/page.html"), "does not exist or cannot be written"),
+        ((tmp_path / "nothing",), "nothing"),
+        ((dataset, dataset), "is given twice"),
+        ((dataset, "--distance", 17), "17 is not in the range"),
+    ):
+        result = run_main("report", *options)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr
+    assert mine.read_text() == "<p>mine</p>"
+
+
+def test_a_record_is_shown(dataset: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "record.png"
+    by_row = invoke("show", dataset, "5", "-o", picture)
+    by_key = json.loads(invoke("show", dataset, "dog/9", "--json").stdout)
+
+    assert "row 5: dog/9" in by_row.stdout
+    assert (by_key["row"], by_key["class"], by_key["facts"]["mode"]) == (5, "dog", "RGB")
+    assert by_key["fields"]["image"]["height"] == 120
+    shown = np.asarray(opened(picture.read_bytes()), np.int64)
+    assert shown.shape == (120, 90, 3)
+    assert np.abs(shown - np.asarray(scene(9, (90, 120)))).mean() < 6
+
+
+def test_a_sheet_of_a_class_is_written(dataset: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        options = ("--class", "cat", "--random", 4, "-o", tmp_path / "sheet.png")
+        result = invoke("show", dataset, *options)
+    rows = [int(line.split()[0]) for line in result.stdout.splitlines()[2:6]]
+
+    assert len(rows) == 4
+    assert rows == sorted(rows)
+    assert 5 not in rows
+    assert opened((tmp_path / "sheet.png").read_bytes()).size == (332, 332)
+
+
+def test_show_names_mistakes(dataset: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.png"
+    Image.new("RGB", (2, 2)).save(mine)
+    for options, message in (
+        (("6",), "which has 6 rows; `key:6` names a key"),
+        (("cat/nix",), "has no record 'cat/nix'"),
+        (("--class", "cow"), "has no class 'cow'; `shardkit info` lists its classes"),
+        (("0", "--random", 3), "leave out --class and --random"),
+        (("0", "-o", mine), "shardkit show did not write this file"),
+        (("0", "-o", tmp_path / "x.jpg"), "named *.png"),
+    ):
+        result = run_main("show", dataset, *options)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr

@@ -1,0 +1,155 @@
+"""Facts of images: what they state, where they are stored, and when they are measured again."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from helpers import encoded, exif, make_dataset, make_tree, png, tree
+from PIL import Image, ImageFilter
+from planted import scene
+
+from shardkit import convert, verify
+from shardkit.codecs.properties import properties
+from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.manifest import FACTS_NAME
+from shardkit.dataset.shardset import ShardSet
+from shardkit.reporting import facts as facts_module
+from shardkit.reporting.facts import BROKEN, MEASURED, load_facts
+from shardkit.reporting.measures import measure
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    files = {f"cat/{n}.jpg": encoded(scene(n), quality=80) for n in range(5)}
+    files["cat/gray.png"] = png(30, 20, 3, "L")
+    source = make_tree(tmp_path / "photos", files)
+    return make_dataset(source, tmp_path / "made", shuffle=False)
+
+
+def test_facts_are_those_of_the_pixels(dataset: Path) -> None:
+    facts = load_facts(ShardSet(dataset))
+    content = (dataset.parent / "photos/cat/2.jpg").read_bytes()
+    pixels = np.asarray(Image.open(dataset.parent / "photos/cat/2.jpg"), np.float64)
+    fact = facts[2]
+
+    assert fact["state"] == MEASURED
+    assert fact["mean"] == pytest.approx(pixels.mean((0, 1)), abs=1e-3)
+    assert fact["std"] == pytest.approx(pixels.std((0, 1)), abs=1e-3)
+    assert (fact["quality"], fact["orientation"], fact["frames"]) == (80, 1, 1)
+    assert fact["content"] == hashlib.blake2b(content, digest_size=16).digest().rstrip(b"\0")
+    assert [*facts["mode"]] == [b"RGB"] * 5 + [b"L"]
+
+
+def test_facts_do_not_change_the_dataset(dataset: Path) -> None:
+    before = tree(dataset)
+    load_facts(ShardSet(dataset))
+    after = tree(dataset)
+    result = verify(dataset)
+
+    assert set(after) - set(before) == {FACTS_NAME}
+    assert before.items() <= after.items()
+    assert result.ok
+    assert result.extras == []
+
+
+def test_a_new_dataset_replaces_facts_too(dataset: Path) -> None:
+    load_facts(ShardSet(dataset))
+
+    convert(dataset.parent / "photos", dataset, to="hdf5", force=True)
+
+    assert not (dataset / FACTS_NAME).exists()
+
+
+def test_facts_do_not_depend_on_workers(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts_module, "_ROWS", 2)
+    alone = load_facts(ShardSet(dataset))
+    (dataset / FACTS_NAME).unlink()
+
+    assert load_facts(ShardSet(dataset), workers=2).tobytes() == alone.tobytes()
+
+
+def test_only_missing_facts_are_measured(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = load_facts(ShardSet(dataset))
+    measured: list[list[int]] = []
+    measure_rows = facts_module.measure_rows
+
+    def watch(shards: ShardSet, rows: npt.NDArray[np.int64]) -> facts_module.Facts:
+        measured.append(rows.tolist())
+        return measure_rows(shards, rows)
+
+    monkeypatch.setattr(facts_module, "measure_rows", watch)
+    load_facts(ShardSet(dataset))
+    assert measured == []
+    stored = np.load(dataset / FACTS_NAME)
+    stored["checksum"][1] ^= 1  # of another record
+    stored["version"][3] += 1
+    np.save(dataset / FACTS_NAME, stored)
+
+    assert load_facts(ShardSet(dataset)).tobytes() == facts.tobytes()
+    assert measured == [[1, 3]]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00garbage", None])
+def test_damaged_facts_are_measured_again(dataset: Path, content: bytes | None) -> None:
+    facts = load_facts(ShardSet(dataset))
+    path = dataset / FACTS_NAME
+    if content is None:  # a link out of the dataset
+        (dataset.parent / "elsewhere.npy").write_bytes(path.read_bytes())
+        path.unlink()
+        path.symlink_to(dataset.parent / "elsewhere.npy")
+    else:
+        path.write_bytes(content)
+
+    assert load_facts(ShardSet(dataset)).tobytes() == facts.tobytes()
+    assert not path.is_symlink()
+
+
+def test_a_dataset_that_cannot_be_written_has_facts(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(facts_module, "save_npy", refuse)
+
+    assert (load_facts(ShardSet(dataset))["state"] == MEASURED).all()
+    assert not (dataset / FACTS_NAME).exists()
+
+
+def test_an_image_that_cannot_be_decoded_is_broken(tmp_path: Path) -> None:
+    content = encoded(scene(1))
+    files = {"a.jpg": content, "b.jpg": content[: len(content) // 2], "c.png": png()[:60]}
+    source = make_tree(tmp_path / "photos", files)
+    place = make_dataset(source, tmp_path / "made", shuffle=False, recipe=Recipe(check="none"))
+
+    assert load_facts(ShardSet(place))["state"].tolist() == [MEASURED, BROKEN, BROKEN]
+
+
+@pytest.mark.parametrize("quality", [10, 50, 75, 90, 95, 100])
+def test_the_quality_of_a_jpeg_is_estimated(quality: int) -> None:
+    assert properties(encoded(quality=quality), "jpg").quality == quality
+
+
+def test_properties_are_those_of_the_header() -> None:
+    turned = properties(encoded(exif=exif(6)), "jpg")
+    profiled = properties(encoded(kind="PNG", icc_profile=b"profile"), "png")
+
+    assert (turned.orientation, turned.icc) == (6, False)
+    assert (profiled.icc, profiled.quality, profiled.mode) == (True, 0, b"RGB")
+
+
+def test_sharpness_falls_with_blur_and_not_with_contrast() -> None:
+    def sharpness(image: Image.Image) -> float:
+        return measure(np.asarray(image), image.size).sharpness
+
+    image = scene(3)
+    faint = image.point(lambda level: 100 + level // 4)
+    blurred = [sharpness(image.filter(ImageFilter.GaussianBlur(n))) for n in (1, 2, 4)]
+
+    assert [sharpness(image), *blurred] == sorted([sharpness(image), *blurred], reverse=True)
+    assert sharpness(faint) == pytest.approx(sharpness(image), abs=0.08)
+    assert sharpness(Image.new("RGB", (40, 40))) == 0

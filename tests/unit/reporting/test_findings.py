@@ -1,0 +1,127 @@
+"""Findings: each planted fault is found, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import encoded, make_dataset, make_tree
+from planted import FAULTS, planted, scene
+
+from shardkit import convert
+from shardkit.errors import CorruptRecord, UsageError
+from shardkit.reporting.report import DatasetReport, report
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted")
+    return make_dataset(planted(folder / "photos"), folder / "made")
+
+
+@pytest.fixture(scope="module")
+def made(dataset: Path) -> DatasetReport:
+    return report(dataset)
+
+
+def keys(found: dict[str, Any]) -> set[str]:
+    return {image["key"] for group in found["groups"] for image in group["images"]}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_planted_faults_are_found(made: DatasetReport, kind: str) -> None:
+    (found,) = (each for each in made.as_dict()["findings"] if each["kind"] == kind)
+
+    assert keys(found) == FAULTS[kind]
+    assert found["images"] == len(FAULTS[kind])
+    assert found["complete"]
+
+
+def test_leaving_out_the_listed_keys_removes_the_finding(made: DatasetReport) -> None:
+    excluded = {each.kind: made.exclude(each) for each in made.findings}
+
+    # Of duplicates the first is kept; of leaks, what is in the smaller split.
+    assert {each.split("/")[1] for each in excluded["exact-duplicate"]["train"]} <= {
+        "00",
+        "01",
+        "copy",
+    }
+    assert len(excluded["exact-duplicate"]["train"]) == 2
+    assert {*excluded["leak"]} == {"train"}
+    assert {*excluded["leak"]["train"]} == {"cat/02", "cat/03"}
+    assert len(excluded["near-duplicate"]["train"]) == 1
+    assert {*excluded["label-conflict"]["train"]} == FAULTS["label-conflict"]
+
+
+def test_findings_have_distances_and_notes(made: DatasetReport) -> None:
+    groups = {each.kind: each.groups for each in made.findings}
+
+    assert (groups["leak"][0].distance, groups["leak"][0].note) == (0, "same bytes")
+    assert groups["leak"][1].note == "similar"
+    assert all(0 <= (group.distance or 0) <= 6 for group in groups["near-duplicate"])
+    assert groups["rotated"][0].note == "orientation 6"
+    assert groups["wrong-suffix"][0].note == "its content is png"
+
+
+def test_the_same_pixels_in_other_bytes_are_an_exact_duplicate(tmp_path: Path) -> None:
+    contents = {
+        "a/x.png": encoded(scene(0), "PNG"),
+        "a/y.png": encoded(scene(0), "PNG", compress_level=1),
+        "a/z.png": encoded(scene(1), "PNG"),
+    }
+    place = make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made")
+    groups = next(each for each in report(place).findings if each.kind == "exact-duplicate").groups
+
+    assert [(len(group.rows), group.note) for group in groups] == [(2, "same pixels")]
+
+
+def test_datasets_are_compared_with_each_other(tmp_path: Path) -> None:
+    for name, seeds in (("one", (0, 1)), ("two", (1, 2))):
+        files = {f"cat/{n}.jpg": encoded(scene(n)) for n in seeds}
+        make_dataset(make_tree(tmp_path / name, files), tmp_path / f"made-{name}")
+    places = [tmp_path / "made-one", tmp_path / "made-two"]
+    (leak,) = (each for each in report(*places).as_dict()["findings"] if each["kind"] == "leak")
+
+    assert [image["dataset"] for image in leak["groups"][0]["images"]] == [*map(str, places)]
+    assert leak["exclude"] == {str(places[0]): ["cat/1"]}
+    with pytest.raises(UsageError, match="given twice"):
+        report(places[0], tmp_path / "one/../made-one")
+
+
+def test_channel_statistics_are_those_of_all_images(tmp_path: Path) -> None:
+    images = {f"{n}.png": scene(n, (40 + n, 30)) for n in range(4)}
+    files = {name: encoded(image, "PNG") for name, image in images.items()}
+    made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+    pixels = [np.asarray(image, np.float64) / 255 for image in images.values()]
+    mean = np.mean([each.mean((0, 1)) for each in pixels], 0)
+    square = np.mean([(each**2).mean((0, 1)) for each in pixels], 0)
+
+    assert made.mean == pytest.approx(mean, abs=1e-5)
+    assert made.std == pytest.approx(np.sqrt(square - mean**2), abs=1e-5)
+    assert made.normalize == NORMALIZE.format(*made.mean, *made.std)
+
+
+NORMALIZE = "Normalize(mean=({:.4f}, {:.4f}, {:.4f}), std=({:.4f}, {:.4f}, {:.4f}))"
+
+
+def test_a_dataset_without_images_is_refused(tmp_path: Path) -> None:
+    convert([{"number": n} for n in range(3)], tmp_path / "made", to="lmdb")
+
+    with pytest.raises(UsageError, match="has no images to report on; its fields are number"):
+        report(tmp_path / "made")
+
+
+def test_a_damaged_record_is_an_error(dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "made")
+    for path in tmp_path.rglob("facts.npy"):
+        path.unlink()
+    shard = next((tmp_path / "made/train").glob("shard-*"))
+    content = bytearray(shard.read_bytes())
+    content[content.index(b"\xff\xd8\xff") + 500] ^= 255
+    shard.write_bytes(content)
+
+    with pytest.raises(CorruptRecord, match="shardkit verify"):
+        report(tmp_path / "made")

@@ -1,0 +1,143 @@
+"""The page: self-contained, complete, small, and harmless with any names; also in a browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fields import make_fields
+from helpers import DEADLINE, encoded, make_dataset, make_tree
+from parsed import Parsed
+from PIL import Image
+from planted import FAULTS, planted, scene
+
+from shardkit.reporting import page as page_module
+from shardkit.reporting.charts import histogram
+from shardkit.reporting.page import page
+from shardkit.reporting.report import DatasetReport, Histogram, report
+
+SECTIONS = (
+    "Findings",
+    "Overview",
+    "Channel statistics",
+    "Distributions",
+    "Classes",
+    "Contact sheets",
+)
+HOSTILE = "<script>document.title='broken'<script> \x1b[31m & \"x\" {7}"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> DatasetReport:
+    folder = tmp_path_factory.mktemp("planted")
+    source = planted(folder / "photos", each=20)
+    content = encoded(scene(5000))
+    make_tree(source, {f"train/{HOSTILE}/{n}{HOSTILE}.jpg": content for n in range(2)})
+    return report(make_dataset(source, folder / "made"))
+
+
+@pytest.fixture(scope="module")
+def text(made: DatasetReport) -> str:
+    return page(made)
+
+
+def test_the_page_is_self_contained(text: str) -> None:
+    parsed = Parsed(text)
+
+    assert all(re.match(r"#|data:(image/webp|text/plain);base64,", link) for link in parsed.links)
+    assert not set(parsed.tags) & {"script", "iframe", "object", "embed", "base", "link", "form"}
+    assert "default-src 'none'" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_every_section_and_finding_is_shown(made: DatasetReport, text: str) -> None:
+    parsed = Parsed(text)
+
+    for name in SECTIONS:
+        assert f'<h2 id="{name.lower().replace(" ", "-")}">{name}</h2>' in text
+    assert {f"#{name.lower().replace(' ', '-')}" for name in SECTIONS} <= {*parsed.links}
+    for kind in FAULTS.keys() - {"broken"}:
+        assert f'<details open id="{kind}">' in text
+    assert made.normalize in parsed.text
+    assert text.count("<img ") == text.count(' alt="') > 40
+
+
+def test_lists_of_keys_are_in_the_page(made: DatasetReport, text: str) -> None:
+    listed = re.findall(
+        r'download="exclude-leak.txt" href="data:text/plain;base64,([^"]+)">([^<]+)<', text
+    )
+
+    assert [where for _, where in listed] == ["exclude.txt of train"]
+    assert {*base64.b64decode(listed[0][0]).decode().split()} == {"cat/02", "cat/03"}
+
+
+def test_names_are_text_and_nothing_else(text: str) -> None:
+    shown = Parsed(text).text
+
+    assert HOSTILE.replace("\x1b", "\\x1b") in shown
+    assert "\x1b" not in text
+
+
+def test_pictures_are_those_of_the_dataset(made: DatasetReport, text: str) -> None:
+    (red,) = {*re.findall(r'<img src="data:image/webp;base64,([^"]+)" alt="dog/red.jpg"', text)}
+    shown = Image.open(io.BytesIO(base64.b64decode(red)))
+
+    assert shown.size == (128, 96)
+    assert np.asarray(shown)[..., 0].mean() > 80 > np.asarray(shown)[..., 1:].mean()
+
+
+def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = len(page(made))
+    for name in ("_CLASSES", "_PER_CLASS", "_GROUPS", "_PER_GROUP", "_BALANCE", "_LISTED"):
+        monkeypatch.setattr(page_module, name, 1)
+    small = page(made)
+
+    assert len(small) < whole / 2
+    assert "more. <code>--json FILE</code> lists all" in small
+    assert "1 of 3 classes, drawn with seed 0" in small
+    assert "--exclude DIR" in small
+
+
+def test_fields_are_drawn_and_described(tmp_path: Path) -> None:
+    text = Parsed(page(report(make_fields(tmp_path / "made", to="lmdb")))).text
+
+    for part in ("boxes per image", "characters", "values of the pixels", "boxes: boxes by class"):
+        assert part in text
+
+
+def test_a_histogram_says_what_it_shows() -> None:
+    drawn = histogram(Histogram("Width", "pixels", [1.0, 2.0, 4.0], [10, 5], 1.5))
+
+    assert 'aria-label="Width, pixels: 1.00 to 4.00, median 1.50"' in drawn
+    assert re.findall(r"v-([0-9.]+)h", drawn) == ["150.0", "75.0"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path: Path) -> None:
+    # Its policy forbids scripts and requests; a violation is an error on the console.
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER,
+            *("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'p'}"),
+            *("--enable-logging=stderr", "--log-level=0", "--dump-dom"),
+            (tmp_path / "page.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+
+    assert "<title>Report on train, val</title>" in done.stdout
+    assert "broken</title>" not in done.stdout
+    assert "CONSOLE" not in done.stderr
