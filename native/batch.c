@@ -27,9 +27,6 @@
 /* Encoded images and pixels are read with this many bytes to spare after them. */
 #define SLACK 16
 
-/* Bytes of pixels from which on a helper that copies from maps takes less time than it saves. */
-#define LEAST_MAPPED ((size_t)4 << 20)
-
 typedef struct {
     int64_t offset;
     uint32_t length, checksum, width, height;
@@ -341,7 +338,7 @@ static size_t fill_mapped(const sk_batch *batch) {
 
     memset(batch->codes, SK_UNSUPPORTED, batch->count);
     if (!SK_COPIES_MAPPED || batch->maps == NULL || batch->verify_raw) return 0;
-    if (batch->count * sample_bytes(batch) < LEAST_MAPPED) return 0;
+    if (batch->count * sample_bytes(batch) < SK_LEAST_MAPPED) return 0;
     copies = malloc(batch->count * sizeof *copies);
     if (copies == NULL) return 0;
     for (size_t number = 0; number < batch->count; number++)
@@ -351,6 +348,18 @@ static size_t fill_mapped(const sk_batch *batch) {
             done += batch->codes[number] == SK_DONE;
     free(copies);
     return done;
+}
+
+uint32_t sk_length_of(const uint8_t *entry) { return u32(entry + 8); }
+
+void sk_read_stored(const sk_batch *batch, uint8_t *const *to) {
+    int announced = 0;
+    for (size_t number = 0; number < batch->count; number++) {
+        const entry image = entry_of(batch->entries + number * SK_ENTRY);
+        if (batch->mark != NULL) *batch->mark = batch->rows[number];
+        batch->codes[number] = (uint8_t)(image.offset < 0 ? SK_UNSUPPORTED
+                                         : read_image(batch, number, &image, &announced, to[number]));
+    }
 }
 
 size_t sk_fill(const sk_batch *batch) {

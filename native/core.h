@@ -131,8 +131,29 @@ typedef struct {
     uint8_t *codes;    /* sk_code for each image */
 } sk_batch;
 
+/* Bytes of a batch from which on a helper that copies from maps takes less time than it saves. */
+#define SK_LEAST_MAPPED ((size_t)2 << 20)
+
 /* Returns how many images were copied from maps. */
 size_t sk_fill(const sk_batch *batch);
+
+/* Read and check stored bytes, those of image n to `to[n]`, which has room for sk_length_of its entry. */
+void sk_read_stored(const sk_batch *batch, uint8_t *const *to);
+uint32_t sk_length_of(const uint8_t *entry);
+
+/* draws.c: the crops of RandomResizedCrop in shardkit/torch/data/ops.py. */
+typedef struct {
+    double scale[2], ratio[2], log_ratio[2], flip;
+} sk_random_crop;
+
+/* Draw the piece of each image.
+ *
+ * key: of the random numbers
+ * samples: numbers of the samples
+ * widths, heights: sizes of the images
+ * Returns 0 if a size is not from 1 to INT32_MAX. */
+int sk_draw_crops(const sk_random_crop *crop, uint64_t key, size_t count, const uint64_t *samples,
+                  const int64_t *widths, const int64_t *heights, sk_piece *pieces);
 
 /* Compare the check of each entry: 1 in `wrong` if it or the kind of the image is damaged. */
 void sk_check_entries(const uint8_t *entries, size_t count, int kinds, uint8_t *wrong);

@@ -8,7 +8,7 @@
 #include "module.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 6
+#define API 7
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -30,8 +30,32 @@ typedef struct {
     Py_buffer out, entries, files, pieces, rows, mark, codes;
 } batch_buffers;
 
+static int set_rows(sk_batch *batch, const batch_buffers *given) {
+    size_t count = (size_t)given->codes.len;
+    if ((size_t)given->entries.len != count * SK_ENTRY) {
+        PyErr_SetString(PyExc_ValueError, "entries do not have the size of the batch");
+        return 0;
+    }
+    if (!holds(&given->files, "files", count, sizeof(int32_t))) return 0;
+    if (given->mark.buf != NULL && (!holds(&given->mark, "mark", 1, sizeof(int64_t)) ||
+                                    !holds(&given->rows, "rows", count, sizeof(int64_t))))
+        return 0;
+    if (given->mark.buf != NULL && given->mark.readonly) {
+        PyErr_SetString(PyExc_ValueError, "mark is read-only");
+        return 0;
+    }
+    batch->count = count;
+    batch->entries = given->entries.buf;
+    batch->files = given->files.buf;
+    batch->rows = given->rows.buf;
+    batch->mark = given->mark.buf;
+    batch->codes = given->codes.buf;
+    return 1;
+}
+
 static int set_batch(sk_batch *batch, const batch_buffers *given) {
     size_t sample = batch->values, count = (size_t)given->codes.len;
+    if (!set_rows(batch, given)) return 0;
     if (!sample) {
         if (batch->height < 1 || batch->width < 1 || batch->height > 65535 ||
             batch->width > 65535) {
@@ -44,35 +68,22 @@ static int set_batch(sk_batch *batch, const batch_buffers *given) {
         PyErr_SetString(PyExc_ValueError, "out does not have the size of the batch");
         return 0;
     }
-    if ((size_t)given->entries.len != count * SK_ENTRY) {
-        PyErr_SetString(PyExc_ValueError, "entries do not have the size of the batch");
-        return 0;
-    }
-    if (!holds(&given->files, "files", count, sizeof(int32_t))) return 0;
     if (given->pieces.buf != NULL && !holds(&given->pieces, "pieces", count, sizeof(sk_piece)))
         return 0;
-    if (given->mark.buf != NULL && (!holds(&given->mark, "mark", 1, sizeof(int64_t)) ||
-                                    !holds(&given->rows, "rows", count, sizeof(int64_t))))
-        return 0;
-    if (given->mark.buf != NULL && given->mark.readonly) {
-        PyErr_SetString(PyExc_ValueError, "mark is read-only");
-        return 0;
-    }
-    batch->count = count;
-    batch->entries = given->entries.buf;
-    batch->files = given->files.buf;
     batch->pieces = given->pieces.buf;
-    batch->rows = given->rows.buf;
-    batch->mark = given->mark.buf;
     batch->out = given->out.buf;
-    batch->codes = given->codes.buf;
     return 1;
+}
+
+static void release(batch_buffers *given) {
+    Py_buffer *buffers[] = {&given->out,  &given->entries, &given->files, &given->pieces,
+                            &given->rows, &given->mark,    &given->codes};
+    for (size_t n = 0; n < sizeof buffers / sizeof *buffers; n++)
+        if (buffers[n]->obj != NULL) PyBuffer_Release(buffers[n]);
 }
 
 /* Fill a batch and release its buffers; return how many samples were copied from maps. */
 static PyObject *fill_batch(sk_batch *batch, batch_buffers *given, PyObject *given_maps) {
-    Py_buffer *buffers[] = {&given->out,  &given->entries, &given->files, &given->pieces,
-                            &given->rows, &given->mark,    &given->codes};
     sk_map *maps = NULL;
     size_t mapped = 0;
     int ready = set_batch(batch, given);
@@ -86,8 +97,7 @@ static PyObject *fill_batch(sk_batch *batch, batch_buffers *given, PyObject *giv
         mapped = sk_fill(batch);
         Py_END_ALLOW_THREADS
     }
-    for (size_t n = 0; n < sizeof buffers / sizeof *buffers; n++)
-        if (buffers[n]->obj != NULL) PyBuffer_Release(buffers[n]);
+    release(given);
     PyMem_Free(maps);
     return ready ? PyLong_FromSize_t(mapped) : NULL;
 }
@@ -126,6 +136,80 @@ static PyObject *fill_values(PyObject *module, PyObject *arguments) {
         return NULL;
     batch.values = size > 0 ? (size_t)size : 0; /* 0 is refused: a sample has a size */
     return fill_batch(&batch, &given, maps);
+}
+
+PyDoc_STRVAR(read_stored_doc,
+             "read_stored(entries, files, rows, mark, verify, codes)\n--\n\n"
+             "Return the stored bytes of a batch as a list; see shardkit/dataset/filling.py.");
+
+/* Return a list with new bytes for each entry, and where their content starts in `to`. */
+static PyObject *new_list(const sk_batch *batch, uint8_t **to) {
+    PyObject *list = PyList_New((Py_ssize_t)batch->count);
+    for (size_t n = 0; list != NULL && n < batch->count; n++) {
+        Py_ssize_t length = (Py_ssize_t)sk_length_of(batch->entries + n * SK_ENTRY);
+        PyObject *each = PyBytes_FromStringAndSize(NULL, length);
+        if (each == NULL) {
+            Py_CLEAR(list);
+        } else {
+            to[n] = (uint8_t *)PyBytes_AsString(each);
+            PyList_SetItem(list, (Py_ssize_t)n, each);
+        }
+    }
+    return list;
+}
+
+static PyObject *read_stored(PyObject *module, PyObject *arguments) {
+    batch_buffers given;
+    sk_batch batch = {0};
+    PyObject *list = NULL;
+    uint8_t **to;
+    (void)module;
+    memset(&given, 0, sizeof given);
+    if (!PyArg_ParseTuple(arguments, "y*y*z*z*pw*:read_stored", &given.entries, &given.files,
+                          &given.rows, &given.mark, &batch.verify_raw, &given.codes))
+        return NULL;
+    batch.verify_encoded = batch.verify_raw;
+    if (set_rows(&batch, &given)) {
+        if ((to = PyMem_Calloc(batch.count + 1, sizeof *to)) == NULL)
+            PyErr_NoMemory();
+        else if ((list = new_list(&batch, to)) != NULL) {
+            Py_BEGIN_ALLOW_THREADS
+            sk_read_stored(&batch, to);
+            Py_END_ALLOW_THREADS
+        }
+        PyMem_Free(to);
+    }
+    release(&given);
+    return list;
+}
+
+PyDoc_STRVAR(draw_crops_doc,
+             "draw_crops(key, samples, widths, heights, scale, ratio, log_ratio, flip, pieces)\n--\n\n"
+             "Draw the pieces of RandomResizedCrop; return whether all sizes are possible.");
+
+static PyObject *draw_crops(PyObject *module, PyObject *arguments) {
+    Py_buffer samples, widths, heights, pieces;
+    unsigned long long key;
+    sk_random_crop crop;
+    size_t count;
+    int fits, drawn = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Ky*y*y*(dd)(dd)(dd)dw*:draw_crops", &key, &samples, &widths,
+                          &heights, &crop.scale[0], &crop.scale[1], &crop.ratio[0], &crop.ratio[1],
+                          &crop.log_ratio[0], &crop.log_ratio[1], &crop.flip, &pieces))
+        return NULL;
+    count = (size_t)pieces.len / sizeof(sk_piece);
+    fits = holds(&pieces, "pieces", count, sizeof(sk_piece)) &&
+           holds(&samples, "samples", count, sizeof(uint64_t)) &&
+           holds(&widths, "widths", count, sizeof(int64_t)) &&
+           holds(&heights, "heights", count, sizeof(int64_t));
+    if (fits)
+        drawn = sk_draw_crops(&crop, key, count, samples.buf, widths.buf, heights.buf, pieces.buf);
+    PyBuffer_Release(&samples);
+    PyBuffer_Release(&widths);
+    PyBuffer_Release(&heights);
+    PyBuffer_Release(&pieces);
+    return fits ? PyBool_FromLong(drawn) : NULL;
 }
 
 PyDoc_STRVAR(check_entries_doc, "check_entries(entries, kinds, wrong)\n--\n\n"
@@ -226,9 +310,11 @@ static PyObject *crc32(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"check_entries", check_entries, METH_VARARGS, check_entries_doc},
     {"crc32", crc32, METH_VARARGS, crc32_doc},
+    {"draw_crops", draw_crops, METH_VARARGS, draw_crops_doc},
     {"fill", fill, METH_VARARGS, fill_doc},
     {"fill_values", fill_values, METH_VARARGS, fill_values_doc},
     {"map_file", sk_map_file, METH_VARARGS, map_file_doc},
+    {"read_stored", read_stored, METH_VARARGS, read_stored_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {"survey", survey, METH_VARARGS, survey_doc},
     {NULL, NULL, 0, NULL},
@@ -238,6 +324,7 @@ static int execute(PyObject *module) {
     sk_crc32_prepare();
     if (sk_add_convert(module)) return -1;
     if (PyModule_AddIntConstant(module, "API", API)) return -1;
+    if (PyModule_AddIntConstant(module, "LEAST_MAPPED", SK_LEAST_MAPPED)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_TURBO", sk_jpeg_version());
 }
 

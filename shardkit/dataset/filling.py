@@ -62,10 +62,10 @@ def fill(
         out,
         *out.shape[1:3],
         found.entries,
-        np.array(found.descriptors(), np.int32),
-        found.maps(),
+        found.descriptors(),
+        found.maps() if out.nbytes >= compiled.LEAST_MAPPED else None,
         numbers,
-        None if mark is None else np.array(found.rows),
+        None if mark is None else np.ascontiguousarray(found.array),
         mark,
         found.verifies,
         found.verifies,
@@ -76,6 +76,30 @@ def fill(
         codes,
     )
     return np.flatnonzero(codes).tolist() if codes.any() else []
+
+
+def read_stored(
+    found: LocatedRows, mark: npt.NDArray[np.int64] | None = None
+) -> tuple[list[bytes | None], Sequence[int]]:
+    """Return the stored bytes of a batch, and the positions left to Python, whose bytes are wrong.
+
+    Args:
+        found: Images, or other fields of bytes.
+        mark: As for `fill`.
+    """
+    compiled = native.module()
+    if compiled is None or found.survey is None:
+        return [None] * len(found), range(len(found))
+    codes = np.empty(len(found), np.uint8)
+    values = compiled.read_stored(
+        found.entries,
+        found.descriptors(),
+        None if mark is None else np.ascontiguousarray(found.array),
+        mark,
+        found.verifies,
+        codes,
+    )
+    return values, np.flatnonzero(codes).tolist() if codes.any() else []
 
 
 def fill_values(
@@ -99,9 +123,9 @@ def fill_values(
         out,
         out.shape[1],
         found.entries,
-        np.array(found.descriptors(), np.int32),
-        found.maps(),
-        None if mark is None else np.array(found.rows),
+        found.descriptors(),
+        found.maps() if out.nbytes >= compiled.LEAST_MAPPED else None,
+        None if mark is None else np.ascontiguousarray(found.array),
         mark,
         found.verifies,
         codes,

@@ -40,6 +40,9 @@ _SPAN = 32
 _AT_ONCE = 1 << 15
 """Rows read at a time (1 MiB) when all are requested."""
 
+_OPAQUE = np.dtype((np.void, ROW.itemsize))
+"""A row without its fields, which NumPy gathers in a fifth of the time."""
+
 _Column = TypeVar("_Column")
 
 
@@ -113,7 +116,7 @@ class IndexRows:
             root: The dataset.
         """
         self._root = root
-        self._held = held
+        self._held = None if held is None else held.view(_OPAQUE)
         self._path = path
         self._count = count
         self._identity = identity
@@ -127,8 +130,7 @@ class IndexRows:
             CorruptShard: If the file was truncated since it was checked, or cannot be read.
         """
         if self._held is not None:
-            found: Rows = self._held[rows]
-            return found
+            return self._held[rows].view(ROW)
         if not len(rows):
             return np.zeros(0, ROW)
         try:

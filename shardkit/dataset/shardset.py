@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -56,7 +56,7 @@ _RAW_CODE = IMAGE_FIELDS.index("raw")
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 _ARRAY_CODE = STORED_KINDS.index("npy")
 
-_DESCRIPTOR, _MAP = attrgetter("descriptor"), attrgetter("map")
+_MAP = attrgetter("map")
 
 _MAPPED = 64 << 30
 """Maximum bytes of a dataset to map: each process then needs up to 128 MiB of page tables."""
@@ -270,10 +270,10 @@ class ShardSet:
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        shards = self._starts.searchsorted(rows, side="right") - 1
         index = self.entries_of(field).read(rows)
         files = self._open_all(set(shards.tolist()))
-        found = LocatedRows(self, rows, index, [files[shard] for shard in shards.tolist()], field)
+        found = LocatedRows(self, rows, index, BatchShards(shards, files), field)
         found.survey = self._survey(found, shards)
         if found.survey is None:  # find out what is unusual
             found.require_intact()
@@ -524,6 +524,15 @@ def resolve_rows(
     return np.where(array < 0, array + count, array)
 
 
+class BatchShards(NamedTuple):
+    """The shards of the rows of a batch."""
+
+    places: npt.NDArray[np.int64]
+    """The number of each row's shard."""
+    files: Mapping[int, ShardFile]
+    """The open shards, by number."""
+
+
 class LocatedRows:
     """The images of some rows, located in the index and read one by one.
 
@@ -538,19 +547,19 @@ class LocatedRows:
         shards: ShardSet,
         rows: npt.NDArray[np.int64],
         index: Rows,
-        files: list[ShardFile],
+        files: BatchShards,
         name: str = IMAGE,
     ) -> None:
         self._shards = shards
         self._index = index
-        self._files = files
+        self._opened = files
         self.name = name
         """Name of the field."""
         self.verifies = shards.verifies(name)
         """Whether each read compares the record's checksum."""
         self.entries = memoryview(index.tobytes())
         """The entries of the rows in the index: one `ROW` each."""
-        self.rows: list[int] = rows.tolist()
+        self.array = rows
         self.survey: Survey | None = None
         """From the compiled module; None if it found nothing out."""
         self._announced = len(rows) == 1
@@ -571,6 +580,12 @@ class LocatedRows:
         """
         if (wrong := damaged_rows(self._index)).any():
             raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The rows in the dataset."""
+        values: list[int] = self.array.tolist()
+        return values
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -617,7 +632,7 @@ class LocatedRows:
         return max(self.lengths, default=0) if self.survey is None else self.survey.longest
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.array)
 
     def read(self, number: int, buffer: memoryview) -> EncodedImage:
         """Read one image into ``buffer``; the result is valid until ``buffer`` is overwritten.
@@ -641,9 +656,19 @@ class LocatedRows:
         size = self.widths[number], self.heights[number]
         return EncodedImage(data, self.fields[number], self.labels[number], *size)
 
-    def descriptors(self) -> list[int]:
+    @cached_property
+    def _files(self) -> list[ShardFile]:
+        """The shard of each row."""
+        shards, files = self._opened
+        return [files[shard] for shard in shards.tolist()]
+
+    def descriptors(self) -> npt.NDArray[np.int32]:
         """Return the file descriptor of each row's shard; they stay open as long as this object."""
-        return list(map(_DESCRIPTOR, self._files))
+        shards, files = self._opened
+        found = np.empty(max(files, default=0) + 1, np.int32)
+        for shard, file in files.items():
+            found[shard] = file.descriptor
+        return found[shards]
 
     def maps(self) -> list[Any] | None:
         """Return the map of each row's shard for raw pixels that can be copied from there."""

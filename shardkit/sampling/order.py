@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -234,6 +234,13 @@ class Draws:
     def below(self, limit: int) -> int:
         """Return an integer from 0 on, below ``limit``."""
         return self.bits() * limit >> 64
+
+
+class BatchDraws(NamedTuple):
+    """The random numbers of the samples of a batch: the arguments of their `Draws`."""
+
+    key: int
+    samples: list[int]
 
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 from helpers import Pixels
 
 from shardkit.codecs.turbo import Region
@@ -49,8 +50,9 @@ class Located:
             self.descriptor = os.dup(file.fileno())
             self.size = file.tell()
         self.entries = memoryview(bytearray(b"".join(packed)))
-        self.rows = list(range(100, 100 + len(packed)))
+        self.array = np.arange(100, 100 + len(packed))
         self.verifies = verifies
+        self.survey = ()
         compiled = native.module()
         self.map = compiled.map_file(self.descriptor, self.size) if compiled and mapped else None
 
@@ -58,10 +60,10 @@ class Located:
         os.close(self.descriptor)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.array)
 
-    def descriptors(self) -> list[int]:
-        return [self.descriptor] * len(self)
+    def descriptors(self) -> npt.NDArray[np.int32]:
+        return np.full(len(self), self.descriptor, np.int32)
 
     def maps(self) -> list[Any] | None:
         return None if self.map is None else [self.map] * len(self)

@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import WrongSizeError
+from shardkit.dataset.filling import read_stored
 from shardkit.dataset.shardset import LocatedRows, ShardSet
 from shardkit.errors import BadImage, TransformFailed
-from shardkit.record import IMAGE, LABEL
+from shardkit.record import ABSENT, IMAGE, LABEL
+from shardkit.sampling.order import BatchDraws
+from shardkit.system.scratch import scratch
 from shardkit.torch.data.ops import ImageOp, Piece
 from shardkit.torch.data.read_context import Context, raised
 
@@ -56,10 +59,30 @@ class BatchRows:
             found = self._located[name] = self.shards.find(self.array, name)
         return found
 
+    def stored(self, name: str) -> list[bytes | None]:
+        """Return the stored bytes of a field in each row, None where the row lacks it.
+
+        Raises:
+            CorruptRecord: If they changed.
+        """
+        found = self.located(name)
+        values, left = read_stored(found, self.context.mark)
+        if left:
+            with scratch(found.longest) as buffer:
+                for number in left:
+                    self.context.note(self.rows[number])
+                    lacks = found.fields[number] == ABSENT
+                    values[number] = None if lacks else bytes(found.read(number, buffer).data)
+        return values
+
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the label of each row, -1 where there is none; a new array."""
         found = self._located.get(IMAGE)
         return self.shards.labels_of(self.array) if found is None else found.targets()
+
+    def draws(self) -> BatchDraws:
+        """Return the random numbers of the samples."""
+        return BatchDraws(self.context.key, self.samples)
 
     def pieces(self, op: ImageOp, found: LocatedRows) -> list[Piece]:
         """Return the piece of each image that ``op`` selects.

@@ -75,7 +75,7 @@ class ImageReader:
         """The `pieces` for the compiled module, if it exists and they can be made all at once."""
         if not isinstance(self.decode, ImageOp) or self.found.survey is None:
             return None
-        return numbered_pieces(self.decode, *self.found.sizes())
+        return numbered_pieces(self.decode, *self.found.sizes(), self.rows.draws)
 
     @cached_property
     def size(self) -> tuple[int, int] | None:
@@ -100,11 +100,21 @@ class ImageReader:
             CorruptRecord: If the bytes of an image changed.
             BadImage: If an image cannot be decoded.
         """
+        if self.decode == "bytes":
+            return Values(self._stored())
         self._check_sizes()
         if self.size is not None and self.transform is None:
-            return self._block((len(self.found.rows), *self.size, 3))
+            return self._block((len(self.found), *self.size, 3))
         with self._lent():
             return Values(self._each(self._image))
+
+    def _stored(self) -> list[Any]:
+        """Return the stored bytes, or what the transform makes of them."""
+        values, transform = self.rows.stored(self.name), self.transform
+        if transform is None:
+            return values
+        numbered = enumerate(values)
+        return [self.rows.transformed(self.name, transform, each, n) for n, each in numbered]
 
     def _each(self, read: Callable[[int], Any]) -> list[Any]:
         """Return what ``read`` returns for each position; None where the row lacks the image."""
@@ -125,7 +135,7 @@ class ImageReader:
         The decoder compares all other sizes later.
         """
         # Otherwise, the sizes in the index do not determine how much memory is allocated.
-        if self.decode in ("pil", "bytes") or self._all_small():
+        if self.decode == "pil" or self._all_small():
             return
         with self._lent():
             for number in self._inflated():
@@ -195,11 +205,7 @@ class ImageReader:
 
         The transform runs right after decoding, while the image is in the CPU cache.
         """
-        image: Any
-        if self.decode == "bytes":
-            image = bytes(self.found.read(number, self._buffer).data)
-        else:
-            image = self._pixels(number)
+        image: Any = self._pixels(number)
         if self.decode == "pil":
             image = Image.fromarray(image)
         elif self.decode == "torch" or isinstance(self.decode, ImageOp):
@@ -235,9 +241,11 @@ class MaskReader(ImageReader):
             CorruptRecord: If the bytes of a mask changed.
             BadImage: If a mask cannot be decoded.
         """
+        if self.decode == "bytes":
+            return Values(self._stored())
         self._check_sizes()
         with self._lent():
-            if self.transform is None and self.decode not in ("pil", "bytes"):
+            if self.transform is None and self.decode != "pil":
                 return self._stacked(self._each(self._mask))
             return Values(self._each(self._image))
 
@@ -253,11 +261,7 @@ class MaskReader(ImageReader):
         return Values(block.numpy() if self.decode == "numpy" else block, block)
 
     def _image(self, number: int) -> Any:
-        mask: Any
-        if self.decode == "bytes":
-            mask = bytes(self.found.read(number, self._buffer).data)
-        else:
-            mask = self._typed(self._mask(number))
+        mask = self._typed(self._mask(number))
         return self.rows.transformed(self.name, self.transform, mask, number)
 
     def _mask(self, number: int) -> Mask:

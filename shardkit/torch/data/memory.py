@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import re
 import weakref
@@ -48,14 +49,14 @@ class BlockPool:
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialized uint8 tensor of ``shape``."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         try:
             buffer = self._free[size].pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
-        lent, number = buffer[:], id(buffer)
+        lent, number = buffer.reshape(shape), id(buffer)
         self._lent[number] = weakref.ref(lent, lambda _: self._take_back(number)), buffer
-        return torch.from_numpy(lent).view(shape)
+        return torch.from_numpy(lent)
 
     def _take_back(self, number: int) -> None:
         _, buffer = self._lent.pop(number)
@@ -78,7 +79,7 @@ class OwnedBlocks:
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialized uint8 tensor of ``shape``."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         try:
             block = self._free.setdefault(size, []).pop()
         except IndexError:

@@ -25,7 +25,8 @@ from shardkit.dataset.decode import Decoding, Part, decode_part, enclosing
 from shardkit.dataset.filling import PIECE_NUMBERS, Pieces
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import UsageError
-from shardkit.sampling.order import Draws
+from shardkit.sampling.order import BatchDraws, Draws
+from shardkit.system import native
 
 FILTERS = ("bilinear", "bicubic")
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -107,13 +108,17 @@ class ImageOp(ABC):
         return [known[size] for size in sizes]
 
     def numbers(
-        self, widths: npt.NDArray[np.int64], heights: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64] | None:
+        self,
+        widths: npt.NDArray[np.int64],
+        heights: npt.NDArray[np.int64],
+        draws: Callable[[], BatchDraws],
+    ) -> npt.NDArray[np.integer[Any]] | None:
         """Return `pieces` as `shardkit.dataset.filling.Pieces` has them, all at once.
 
         Args:
             widths: Widths of the stored images, from 1 on.
             heights: Heights of the stored images, from 1 on.
+            draws: Returns the random numbers of the samples.
 
         Returns:
             None if this is not implemented, or the samples may differ in size.
@@ -188,7 +193,10 @@ class Resize(ImageOp):
         return Piece(0, 0, width, height, _resized(self.size, width, height))
 
     def numbers(
-        self, widths: npt.NDArray[np.int64], heights: npt.NDArray[np.int64]
+        self,
+        widths: npt.NDArray[np.int64],
+        heights: npt.NDArray[np.int64],
+        draws: Callable[[], BatchDraws],
     ) -> npt.NDArray[np.int64] | None:
         """Return the whole images, scaled to one size."""
         if self.fixed_size is None or type(self).piece is not Resize.piece:
@@ -239,7 +247,10 @@ class CenterCrop(ImageOp):
         return Piece(left, top, crop_width, crop_height, size, whole=whole)
 
     def numbers(
-        self, widths: npt.NDArray[np.int64], heights: npt.NDArray[np.int64]
+        self,
+        widths: npt.NDArray[np.int64],
+        heights: npt.NDArray[np.int64],
+        draws: Callable[[], BatchDraws],
     ) -> npt.NDArray[np.int64] | None:
         """Return the centers."""
         if type(self).piece is not CenterCrop.piece:
@@ -308,6 +319,31 @@ class RandomResizedCrop(ImageOp):
         elif width > self.ratio[1] * height:
             across = max(1, round(height * self.ratio[1]))
         return Piece((width - across) // 2, (height - down) // 2, across, down, size, flip)
+
+    def numbers(
+        self,
+        widths: npt.NDArray[np.int64],
+        heights: npt.NDArray[np.int64],
+        draws: Callable[[], BatchDraws],
+    ) -> npt.NDArray[np.int32] | None:
+        """Return the pieces that `piece` draws, from the compiled module."""
+        compiled = native.module()
+        if compiled is None or type(self).piece is not RandomResizedCrop.piece:
+            return None
+        (key, samples), found = draws(), np.empty((len(widths), PIECE_NUMBERS), np.int32)
+        logs = math.log(self.ratio[0]), math.log(self.ratio[1])
+        done = compiled.draw_crops(
+            key,
+            np.array([sample % 2**64 for sample in samples], np.uint64),
+            widths,
+            heights,
+            tuple(self.scale),
+            tuple(self.ratio),
+            logs,
+            self.flip,
+            found,
+        )
+        return found if done else None
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -390,14 +426,17 @@ def compiled_pieces(op: ImageOp, pieces: list[Piece]) -> Pieces | None:
 
 
 def numbered_pieces(
-    op: ImageOp, widths: npt.NDArray[np.uint32], heights: npt.NDArray[np.uint32]
+    op: ImageOp,
+    widths: npt.NDArray[np.uint32],
+    heights: npt.NDArray[np.uint32],
+    draws: Callable[[], BatchDraws],
 ) -> Pieces | None:
     """Return the pieces of images for the compiled module, all at once; None if `op` cannot."""
     if type(op).render is not ImageOp.render or not len(widths):
         return None
     if not widths.all() or not heights.all():  # not checked when they were converted
         return None
-    found = op.numbers(widths.astype(np.int64), heights.astype(np.int64))
+    found = op.numbers(widths.astype(np.int64), heights.astype(np.int64), draws)
     if found is None or found.max() > _MOST or found.min() < -_MOST:
         return None
     return Pieces(found.astype(np.int32), op.filter == "bicubic", float(op.oversample))

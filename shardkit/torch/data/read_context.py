@@ -68,14 +68,17 @@ class NumberedRows(list[int]):
 _READING: ContextVar[ReadContext | None] = ContextVar("reading", default=None)
 
 
-@contextlib.contextmanager
-def reading(current: ReadContext) -> Iterator[None]:
+class reading:  # noqa: N801 - a generator would take three times as long, twice for each batch
     """Set the context of all datasets in this thread, until the end of the block."""
-    token = _READING.set(current)
-    try:
-        yield
-    finally:
-        _READING.reset(token)
+
+    def __init__(self, current: ReadContext) -> None:
+        self._current = current
+
+    def __enter__(self) -> None:
+        self._token = _READING.set(self._current)
+
+    def __exit__(self, *_: object) -> None:
+        _READING.reset(self._token)
 
 
 def new_block(
@@ -178,7 +181,8 @@ class Context:
             self.mark[0] = row
 
     @cached_property
-    def _key(self) -> int:
+    def key(self) -> int:
+        """The key of the random numbers of image operations."""
         if self._stated is None:
             return int(torch.randint(2**63 - 1, ()).item())
         epoch, seed = self._stated
@@ -186,7 +190,7 @@ class Context:
 
     def draws(self, sample: int) -> Draws:
         """Return the random numbers of a sample."""
-        return Draws(self._key, sample)
+        return Draws(self.key, sample)
 
     def apply(
         self, function: Callable[..., Any], values: Sequence[Any], sample: int, field: str = IMAGE
@@ -209,8 +213,8 @@ class Context:
     def _bits(self, sample: int, field: str) -> int:
         """Return a seed for a transform, different from that of an image operation."""
         if field not in (IMAGE, LABEL):
-            return Draws(derive_key(f"transform {field}", self._key, 0), sample).bits()
-        draws = Draws(~self._key, sample)
+            return Draws(derive_key(f"transform {field}", self.key, 0), sample).bits()
+        draws = Draws(~self.key, sample)
         return (draws.bits(), draws.bits())[field == LABEL]
 
     def globals_kept(

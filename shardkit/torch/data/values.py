@@ -49,13 +49,7 @@ def read_array(rows: BatchRows, name: str, field: Field) -> Values:
 
 def read_bytes(rows: BatchRows, name: str) -> Values:
     """Return the bytes of each row."""
-    found = rows.located(name)
-    values = []
-    with scratch(found.longest) as buffer:
-        for number, kind in enumerate(found.fields):
-            rows.context.note(found.rows[number])
-            values.append(None if kind == ABSENT else bytes(found.read(number, buffer).data))
-    return Values(values)
+    return Values(rows.stored(name))
 
 
 def read_column(rows: BatchRows, name: str) -> Values:

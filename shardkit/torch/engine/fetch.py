@@ -73,6 +73,12 @@ class Fetch:
         A shardkit dataset seeds them for each sample. This method does so for other datasets and
         for the collate function.
         """
+        if not stated.alone and isinstance(self.dataset, ShardDataset):  # the usual case
+            with reading(stated._replace(repeats=request.numbers)):
+                samples: Any = self.dataset.__getitems__(request.rows)
+            with reading(stated):
+                batch = self.collate(samples)
+            return self._add_rows(batch, request) if self._with_rows else batch
         rows, key = request.rows.tolist(), derive_key("fetch", request.seed, request.epoch)
         repeats = request.numbers
 
@@ -84,7 +90,7 @@ class Fetch:
         found = nested.pieces(self.dataset, rows)
         if len(found) > 1:  # several blocks: the batch cannot be sent as one
             stated = stated._replace(allocate=_allocate)
-        samples: Any = [None] * len(rows)
+        samples = [None] * len(rows)
         for dataset, own, places in found:
             known = isinstance(dataset, ShardDataset)
             counts = [repeats[place] for place in places] if repeats else ()

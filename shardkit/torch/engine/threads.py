@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import os
 import queue
 import threading
@@ -15,9 +16,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +46,7 @@ class ThreadEngine:
         self._fetch = fetch
         self._threads = settings.num_workers
         self._prefetch = settings.thread_prefetch
-        self._timeout = options.timeout or None
+        self._timeout = options.timeout
         self._in_order = options.in_order
         self._pinned = settings.pinned
         self._pool = BlockPool((self._prefetch + 2) * fetch.views)
@@ -62,49 +60,41 @@ class ThreadEngine:
         """
         if self._threads == 0:
             for request in requests:
-                job = _Job(request, self._new_blocks())
+                job = self._new_job(request)
                 yield request, self._batch(job, alone=True)
                 job.release()
             return
-        threads, owner = _WorkerThreads(self._threads), os.getpid()
+        threads, owner = _WorkerThreads(self._threads, self._make), os.getpid()
         jobs: deque[_Job] = deque()
         try:
             for request in itertools.islice(requests, self._prefetch):
-                jobs.append(self._submit(threads, request))
+                jobs.append(self._new_job(request))
+                threads.tasks.put(jobs[-1])
             while jobs:
-                job = self._next(jobs)
-                try:
-                    batch = [job.future.result(self._timeout)]
-                except FutureTimeout:
-                    raise LoaderFailed(self._late(job.request)) from None
-                job.future = Future()  # keep no batch that its user has released
+                job = self._next(jobs, threads.finished)
+                batch = [job.take()]
                 for request in itertools.islice(requests, 1):
-                    jobs.append(self._submit(threads, request))
+                    jobs.append(self._new_job(request))
+                    threads.tasks.put(jobs[-1])
                 yield job.request, batch.pop()
                 job.release()
         finally:
             if os.getpid() == owner:  # a fork has no threads, but may have copied their locks
-                for job in jobs:
-                    job.future.cancel()
                 threads.stop()
                 threads.join(_STOP_SECONDS)
 
     def close(self) -> None:
         """Do nothing: an engine holds no thread between iterations."""
 
-    def _submit(self, threads: _WorkerThreads, request: Request) -> _Job:
-        job = _Job(request, self._new_blocks())
-        threads.tasks.put(partial(self._make, job, job.future))
-        return job
+    def _new_job(self, request: Request) -> _Job:
+        return _Job(request, None if self._owned is None else OwnedBlocks(self._owned))
 
-    def _make(self, job: _Job, future: Future[Any]) -> None:
+    def _make(self, job: _Job) -> None:
         """Make a batch; runs in a thread."""
-        if not future.set_running_or_notify_cancel():
-            return
         try:
-            future.set_result(self._batch(job, alone=False))
+            job.batch = self._batch(job, alone=False)
         except BaseException as error:  # re-raised where the batch is awaited
-            future.set_exception(error)
+            job.error = error
 
     def _batch(self, job: _Job, *, alone: bool) -> Any:
         if self._pinned:
@@ -112,23 +102,25 @@ class ThreadEngine:
         allocate = self._pool.new if job.blocks is None else job.blocks.new
         return self._fetch(job.request, allocate=allocate, alone=alone)
 
-    def _new_blocks(self) -> OwnedBlocks | None:
-        return None if self._owned is None else OwnedBlocks(self._owned)
-
-    def _next(self, jobs: deque[_Job]) -> _Job:
-        if self._in_order:
-            return jobs.popleft()
-        futures = [job.future for job in jobs]
-        if not wait(futures, self._timeout, return_when=FIRST_COMPLETED).done:
-            raise LoaderFailed(self._late(jobs[0].request))
-        done = next(job for job in jobs if job.future.done())
-        jobs.remove(done)
-        return done
+    def _next(self, jobs: deque[_Job], finished: queue.SimpleQueue[_Job]) -> _Job:
+        """Wait for the next batch, and remove its job from ``jobs``."""
+        first, end = jobs[0], time.monotonic() + (self._timeout or math.inf)
+        while not first.arrived:
+            left = max(0.0, end - time.monotonic())
+            try:
+                job = finished.get(timeout=None if left == math.inf else left)
+            except queue.Empty:
+                raise LoaderFailed(self._late(first.request)) from None
+            job.arrived = True
+            if not self._in_order:
+                first = job
+        jobs.remove(first)
+        return first
 
     def _late(self, request: Request) -> str:
         first = self._fetch.name(int(request.rows[0]))
         return (
-            f"no batch arrived for {self._timeout or 0:g} s: a thread is stuck in the batch of "
+            f"no batch arrived for {self._timeout:g} s: a thread is stuck in the batch of "
             f"{len(request.rows)} samples that starts with {first}. {LATE_REMEDY}"
         )
 
@@ -139,7 +131,17 @@ class _Job:
     def __init__(self, request: Request, blocks: OwnedBlocks | None) -> None:
         self.request = request
         self.blocks = blocks
-        self.future: Future[Any] = Future()
+        self.batch: Any = None
+        self.error: BaseException | None = None
+        self.arrived = False
+        """Whether the loader knows that the batch is ready."""
+
+    def take(self) -> Any:
+        """Return the batch, and keep none that its user may release; or raise its error."""
+        if self.error is not None:
+            raise self.error
+        batch, self.batch = self.batch, None
+        return batch
 
     def release(self) -> None:
         """Reclaim the memory of the batch with ``reuse_buffers``."""
@@ -153,10 +155,13 @@ class _WorkerThreads:
     They are daemons: a transform that hangs must not block interpreter shutdown.
     """
 
-    def __init__(self, threads: int) -> None:
-        self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    def __init__(self, threads: int, make: Callable[[_Job], None]) -> None:
+        # A Future for each batch would take about 50 us more of the GIL.
+        self.tasks: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self.stopped = False
         self._threads = [
-            threading.Thread(target=_work, args=(self,), name="shardkit-decode", daemon=True)
+            threading.Thread(target=_work, args=(self, make), name="shardkit-decode", daemon=True)
             for _ in range(threads)
         ]
         _RUNNING.add(self)
@@ -164,7 +169,8 @@ class _WorkerThreads:
             thread.start()
 
     def stop(self) -> None:
-        """Make each thread exit after its current task."""
+        """Make each thread exit after its current batch."""
+        self.stopped = True
         for _ in self._threads:
             self.tasks.put(None)
 
@@ -175,11 +181,13 @@ class _WorkerThreads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _work(threads: _WorkerThreads) -> None:
+def _work(threads: _WorkerThreads, make: Callable[[_Job], None]) -> None:
     # This reference keeps `threads` in _RUNNING until the last thread has exited.
-    while (task := threads.tasks.get()) is not None:
-        task()
-        del task  # hold no batch while waiting
+    while (job := threads.tasks.get()) is not None:
+        if not threads.stopped:
+            make(job)
+            threads.finished.put(job)
+        del job  # hold no batch while waiting
 
 
 _RUNNING: weakref.WeakSet[_WorkerThreads] = weakref.WeakSet()

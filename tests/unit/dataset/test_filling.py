@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,11 +37,11 @@ from shardkit import (
 from shardkit.codecs.image import stated_size
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.decode import EXACT, Decoding
-from shardkit.dataset.filling import fill, fill_values
-from shardkit.sampling.order import Draws
+from shardkit.dataset.filling import fill, fill_values, read_stored
+from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import native
 from shardkit.torch.data import images
-from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
+from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces, numbered_pieces
 from shardkit.torch.data.read_context import ReadContext, reading
 
 SAMPLES = Path(__file__).parents[3] / "sample_data"
@@ -244,7 +245,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     compiled, counts = native.module(), list[int]()
     assert compiled is not None
     spied = SimpleNamespace(
-        fill=lambda *given: counts.append(compiled.fill(*given)), map_file=compiled.map_file
+        fill=lambda *given: counts.append(compiled.fill(*given)),
+        map_file=compiled.map_file,
+        LEAST_MAPPED=compiled.LEAST_MAPPED,
     )
     monkeypatch.setattr(native, "module", lambda: spied)
     return counts
@@ -354,7 +357,62 @@ def test_the_row_being_read_is_noted() -> None:
 
     fill(found.as_rows(), np.empty((3, 28, 30, 3), np.uint8), EXACT, None, mark)
 
-    assert mark.tolist() == [found.rows[-1]]
+    assert mark.tolist() == [found.array[-1]]
+
+
+def test_stored_bytes_are_read_in_one_call() -> None:
+    images = [Stored(each.data, each.width, each.height) for each in kinds().values()]
+    found, mark = Located([*images, Stored(b"", 0, 0)]), np.full(1, -1)
+
+    values, left = read_stored(found.as_rows(), mark)
+
+    assert values == [*(each.data for each in images), b""]
+    assert (left, mark[0]) == ([], found.array[-1])
+    found.entries[12] ^= 1  # the checksum of the first
+    found.entries[32 : 32 + 8] = (1 << 40).to_bytes(8, "little")  # the offset of the second
+    found.entries[64 : 64 + 8] = (-1).to_bytes(8, "little", signed=True)
+    values, left = read_stored(found.as_rows())
+    assert left == [0, 1, 2]
+    assert values[3:] == [*(each.data for each in images[3:]), b""]
+
+
+def random_op(random: Random) -> RandomResizedCrop:
+    low = random.choice([0.08, 0.5, 1.0, random.random() + 1e-9])
+    return RandomResizedCrop(
+        24,
+        scale=(low, low * random.choice([1, 1.5, 12.5])),
+        ratio=random.choice([(3 / 4, 4 / 3), (1, 1), (0.1, 10.0), (2.5, 3), (0.01, 0.02)]),
+        flip=random.choice([0, 0.5, 1]),
+    )
+
+
+def test_crops_are_drawn_as_python_draws_them() -> None:
+    random = Random(7)
+    for _ in range(40):
+        op, key = random_op(random), random.getrandbits(64)
+        samples = [random.getrandbits(random.choice([8, 40, 63, 80])) for _ in range(32)]
+        sizes = [
+            random.choice([1, 2, random.randint(1, 9), random.randint(1, 4000)]) for _ in "ab" * 32
+        ]
+        widths, heights = np.array(sizes, np.uint32).reshape(2, 32)
+
+        found = numbered_pieces(op, widths, heights, partial(BatchDraws, key, samples))
+
+        draws = [Draws(key, sample) for sample in samples]
+        pieces = op.pieces(widths.tolist(), heights.tolist(), draws.__getitem__)
+        expected = compiled_pieces(op, pieces)
+        assert found is not None
+        assert expected is not None
+        np.testing.assert_array_equal(found.numbers, expected.numbers)
+
+
+def test_an_operation_with_its_own_piece_is_not_drawn_by_the_module() -> None:
+    class Top(RandomResizedCrop):
+        def piece(self, width: int, height: int, draws: Draws) -> Piece:
+            return Piece(0, 0, 8, 8, (24, 24))
+
+    sides = np.full(3, 50, np.uint32)
+    assert numbered_pieces(Top(24), sides, sides, partial(BatchDraws, 0, [0, 1, 2])) is None
 
 
 def test_threads_fill_at_once() -> None:
