@@ -34,7 +34,17 @@ _SHOWN_METHODS = ("__getitems__",)
 TASKS = {
     "Converting": (
         "Convert a folder of images to a dataset. `shardkit convert` does the same.",
-        ("convert", "Converted", "Field", "Sample", "Plan", "Manifest", "Progress", "Source"),
+        (
+            "convert",
+            "Converted",
+            "Field",
+            "Sample",
+            "Plan",
+            "Manifest",
+            "Progress",
+            "Source",
+            "upload",
+        ),
     ),
     "Reading": (
         "Open a dataset as a PyTorch dataset, and decode only what you need.",

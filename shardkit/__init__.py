@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardkit.contracts import Source
     from shardkit.conversion.convert import Converted, convert
     from shardkit.conversion.plan import Plan
+    from shardkit.conversion.upload import upload
     from shardkit.dataset.manifest import Manifest
     from shardkit.errors import (
         BadImage,
@@ -150,6 +151,7 @@ _WHERE = {
     "repair": "shardkit.verification.repair",
     "report": "shardkit.reporting.report",
     "tune": "shardkit.measure.tune.tune",
+    "upload": "shardkit.conversion.upload",
     "verify": "shardkit.verification.verify",
     "with_rng": "shardkit.torch.data.read_context",
 }
@@ -233,6 +235,7 @@ __all__ = [
     "repair",
     "report",
     "tune",
+    "upload",
     "verify",
     "with_rng",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from buckets import Bucket, running
 from helpers import make_folder
 from hypothesis import settings
 from tqdm import tqdm
@@ -51,3 +52,20 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def folder(tmp_path: Path) -> Path:
     """An image folder with the classes cat and dog, three images each."""
     return make_folder(tmp_path / "photos")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Bucket]:
+    """An S3 server for all tests of a process; use `bucket`."""
+    pytest.importorskip("moto", reason="needs the extra dev")
+    with running() as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket of an S3 server without faults, whose variables are set."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.clear()

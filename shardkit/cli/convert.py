@@ -31,6 +31,7 @@ from shardkit.conversion.recipe import (
 )
 from shardkit.errors import BadImages, UsageError
 from shardkit.registry import DEFAULT_SOURCE, format_names, get_source, source_names
+from shardkit.stores.urls import as_url
 from shardkit.system.machine import usable_cpus
 
 
@@ -185,6 +186,12 @@ def convert_group() -> None:
     help="Number of processes; the result does not depend on it.  [default: number of CPUs]",
 )
 @click.option("--force", is_flag=True, help="Replace the dataset in DST once the new one is ready.")
+@click.option(
+    "--staging",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @click.option("--quiet", is_flag=True, help="Print only --json output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -215,6 +222,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     limit: int | None,
     workers: int | None,
     force: bool,
+    staging: Path | None,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -246,6 +254,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
                 workers=workers or usable_cpus(),
                 force=force,
                 dry_run=dry_run,
+                staging=staging,
                 on_progress=tally,
             )
     except BadImages as error:
@@ -254,15 +263,16 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
         else:
             show_bad(error)
         raise
+    shown = as_url(dst) or dst
     if dry_run:
         if as_json:
             emit(plan_as_json(made.plan))
         else:
-            show_plan(src, dst, made.plan)
+            show_plan(src, shown, made.plan)
     elif as_json:
-        emit(made_as_json(dst, made, tally))
+        emit(made_as_json(shown, made, tally))
     elif not quiet:
-        show_made(src, dst, made, tally)
+        show_made(src, shown, made, tally)
 
 
 _COMMON = click.command()(_convert)

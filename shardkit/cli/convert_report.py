@@ -26,7 +26,7 @@ _FIRST = 3
 """Images to show of each split, so that the user can check paths and classes."""
 
 
-def show_plan(src: Path, dst: Path, plan: Plan) -> None:
+def show_plan(src: Path, dst: Path | str, plan: Plan) -> None:
     """Print the plan of a conversion."""
     say(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
     for term, text in plan.scan.understood.items():
@@ -103,7 +103,7 @@ def bad_as_json(error: BadImages) -> dict[str, Any]:
     return {"bad": _problems_as_json(error.problems)}
 
 
-def show_made(src: Path, dst: Path, made: Converted, tally: Tally) -> None:
+def show_made(src: Path, dst: Path | str, made: Converted, tally: Tally) -> None:
     """Print the summary of a conversion."""
     if made.unchanged:
         say(f"{dst} already holds the result of this command; nothing to do")
@@ -143,10 +143,10 @@ def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
         line("ignored", _by_reason(scan.ignored[name]))
 
 
-def made_as_json(dst: Path, made: Converted, tally: Tally) -> dict[str, Any]:
+def made_as_json(dst: Path | str, made: Converted, tally: Tally) -> dict[str, Any]:
     """Return the summary of a conversion, by split."""
     datasets = {
-        name: {"path": str(dst / name), **summarize(manifest)}
+        name: {"path": f"{dst}/{name}".rstrip("/"), **summarize(manifest)}
         for name, manifest in made.manifests.items()
     }
     return {

@@ -53,6 +53,7 @@ class LazyGroup(click.Group):
             "shardkit.cli.repair:repair_command",
             "Rebuild damaged files of a dataset from its source.",
         ),
+        "upload": ("shardkit.cli.upload:upload_command", "Upload a dataset to an object store."),
         "info": (
             "shardkit.cli.info:info_command",
             "Show a dataset's format, sizes, classes and recipe.",

@@ -17,6 +17,7 @@ from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar, some
 from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories, load_manifest
 from shardkit.errors import ShardkitError, UsageError
+from shardkit.stores.urls import as_url
 from shardkit.system.formatting import size
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import printable
@@ -77,7 +78,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Check every byte of DATASET against its manifest and index.
+    """Check every byte of DATASET, a folder or URL, against its manifest and index.
 
     Each damaged record is reported with its key, shard and source file. With --against SRC, verify
     also proves that the dataset contains each file of SRC once, no other file, and exactly what
@@ -90,6 +91,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit verify dataset --level decode --json
       shardkit verify dataset --against photos --write-receipt receipt.json
       shardkit verify dataset --check-receipt receipt.json
+      shardkit verify s3://bucket/dataset
     """
     started = time.monotonic()
     _check_options(level, against, write_receipt, check_receipt)
@@ -112,7 +114,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
         report = {"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)}
         emit({**report, "receipt": known and {"time": known["time"], "holds": result.ok}})
     elif not quiet:
-        _show(dataset, result, seconds)
+        _show(as_url(dataset) or dataset, result, seconds)
     if write_receipt is not None and result.ok:
         save_receipt(write_receipt, dataset, result)  # after the report: the disk may be full
     if not quiet and not as_json:
@@ -146,7 +148,7 @@ def _count(dataset: Path) -> int:
         return 0  # verify reports the damage
 
 
-def _show(dataset: Path, result: Verification, seconds: float) -> None:
+def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     for finding in result.findings[:_LISTED]:
         say(f"  {_kind(finding)}: {_describe(finding)}", err=True)
     if len(result.findings) > _LISTED:
@@ -162,7 +164,7 @@ def _show(dataset: Path, result: Verification, seconds: float) -> None:
         say(f"  not part of the dataset: {some(result.extras)}")
     if result.findings and all(finding.source for finding in result.findings):
         line("note", "the dataset is unchanged; its source has changed")
-    elif any(
+    elif isinstance(dataset, Path) and any(
         finding.file != MANIFEST_NAME and _kind(finding) == "damaged" for finding in result.findings
     ):
         line("next", f"shardkit repair {shlex.quote(str(dataset))} --from SRC")

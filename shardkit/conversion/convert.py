@@ -28,6 +28,7 @@ from shardkit.conversion.options import (
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
 from shardkit.conversion.recipe import TOO_SMALL, Recipe
 from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
+from shardkit.conversion.upload import require_access, upload
 from shardkit.dataset.index import Index, join_parts, save_index
 from shardkit.dataset.manifest import (
     FieldEntry,
@@ -42,6 +43,7 @@ from shardkit.errors import BadImages, DiskFull, Problem, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
 from shardkit.sources.samples import Samples
+from shardkit.stores.urls import as_url
 from shardkit.system.files import as_name, sha256_of, sync
 from shardkit.system.pool import Progress, Report, run_tasks
 from shardkit.system.text import quoted
@@ -103,6 +105,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     workers: int = 1,
     force: bool = False,
     dry_run: bool = False,
+    staging: str | Path | None = None,
     on_progress: Report | None = None,
 ) -> Converted:
     """Convert a folder of images to a dataset, or to one dataset for each split.
@@ -117,7 +120,8 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
             ``[number]`` that returns dicts, `shardkit.Sample` objects or tuples of images (bytes,
             paths, PIL images), arrays, tensors, numbers and texts.
         target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
-            old dataset stays intact until the new one is ready.
+            old dataset stays intact until the new one is ready. Or a URL in an object store
+            (``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``.
         to: Storage format: ``lmdb``, ``hdf5`` or ``webdataset``.
         schema: Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the
             first sample.
@@ -149,6 +153,8 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         workers: Number of processes.
         force: Replace a dataset in ``target``, or discard another unfinished conversion.
         dry_run: Check and plan, but write nothing.
+        staging: A local folder for a conversion to a URL, used like ``target``: the dataset is
+            built there, then uploaded. It remains there; remove it when you like.
         on_progress: Called with the work done since the last call.
 
     Returns:
@@ -195,6 +201,15 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         limit=limit,
         on_error=on_error,
     )
+    url = as_url(target)
+    if (url is None) != (staging is None):
+        raise UsageError(
+            f"{target} is local; staging is for conversions to a URL"
+            if url is None
+            else f"{url} is written from a local copy of the dataset; name a folder for it: "
+            "--staging DIR"
+        )
+    target = target if staging is None else staging
     if not isinstance(source, (str, Path)) and not hasattr(source, "scan"):
         source = Samples(source, schema=schema, fields=fields)
     elif schema is not None or fields is not None:
@@ -206,9 +221,14 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     scan = source.scan()
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
-    return convert_scan(
+    if url is not None:
+        require_access(url)
+    made = convert_scan(
         scan, target, options, force=force, workers=workers, on_progress=on_progress
     )
+    if url is not None and upload(target, url):
+        made = replace(made, unchanged=False)
+    return made
 
 
 def plan_scan(

@@ -7,13 +7,7 @@ import re
 from PIL import ImageColor
 
 from shardkit.errors import UsageError
-
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
+from shardkit.system import formatting
 
 
 def refuse_without_resize(
@@ -62,12 +56,12 @@ def parse_bytes(size: int | str) -> int:
     Raises:
         UsageError: If it is not a size.
     """
-    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(size).lower())
-    if match is None or match[2] not in _UNITS:
+    found = formatting.parse_bytes(size)
+    if found is None:
         raise UsageError(
             f"--shard-size {str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
         )
-    return int(float(match[1]) * _UNITS[match[2]])
+    return found
 
 
 def parse_color(color: str | tuple[int, int, int]) -> tuple[int, int, int]:

@@ -93,6 +93,16 @@ class ShardFile:
             return None
         return compiled.map_file(self.descriptor, self._size)
 
+    def touch(self) -> None:
+        """Note that the file is used, in its time of modification."""
+        with contextlib.suppress(OSError):  # of another user
+            os.utime(self.descriptor)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has no name any more, so that closing it frees its space."""
+        return os.fstat(self.descriptor).st_nlink == 0
+
     def read_cached(self, offset: int, buffer: memoryview) -> bool:
         """Fill ``buffer`` if all of it is in the page cache; return whether it was.
 
@@ -211,6 +221,17 @@ class _Pool:
         with self._lock:
             self._open.pop(key, None)
 
+    def has(self, key: tuple[object, ...]) -> bool:
+        """Return whether the handle of ``key`` is open."""
+        return key in self._open
+
+    def drop_removed(self) -> None:
+        """Drop all files that were removed."""
+        with self._lock:
+            for key, handle in [*self._open.items()]:
+                if isinstance(handle, ShardFile) and handle.is_removed:
+                    self._open.pop(key)
+
     def reset(self) -> None:
         """Drop all handles and the lock in a forked child: a lost thread may hold the lock."""
         self.__init__()  # type: ignore[misc]
@@ -233,6 +254,16 @@ def shard_file(path: Path, size: int, identity: str, root: Path | None = None) -
         CorruptShard: If it is missing or of another size.
     """
     return _POOL.get((path, identity), lambda: ShardFile(path, size, root))
+
+
+def is_open(path: Path, identity: str) -> bool:
+    """Return whether the shard at ``path`` is open as a file."""
+    return _POOL.has((path, identity))
+
+
+def drop_removed() -> None:
+    """Close all shards whose files were removed, once their readers are done."""
+    _POOL.drop_removed()
 
 
 def forget(path: Path, identity: str) -> None:

@@ -194,7 +194,16 @@ def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
     """
     require_local(directory)
     path = directory / MANIFEST_NAME
-    content = _read(path)
+    return parse_manifest(_read(path), str(path))
+
+
+def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
+    """Return the manifest that ``content`` states; ``path`` names it in messages.
+
+    Raises:
+        UsageError: If it is of a newer version.
+        CorruptDataset: If shardkit did not write it, or it was changed since.
+    """
     value = _parse(path, content)
     version = value.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:
@@ -277,7 +286,7 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-def _parse(path: Path, content: bytes) -> dict[str, Any]:
+def _parse(path: str, content: bytes) -> dict[str, Any]:
     try:
         value = load_json(content)
     except ValueError as error:

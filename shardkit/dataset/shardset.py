@@ -32,6 +32,7 @@ from shardkit.dataset.index import (
 )
 from shardkit.dataset.index_reader import IndexReader, IndexRows
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
+from shardkit.dataset.remote import CachedShards
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.record import (
     ABSENT,
@@ -84,14 +85,18 @@ class ShardSet:
         directory: The dataset.
         verify: Whether each read compares the record's checksum. None means only for encoded
             images: for raw pixels it costs more than reading them.
+        cached: The shards, if they are not in the directory.
 
     Raises:
         UsageError: If ``directory`` is not a dataset.
         CorruptDataset: If its manifest is damaged.
     """
 
-    def __init__(self, directory: Path, *, verify: bool | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, verify: bool | None = None, cached: CachedShards | None = None
+    ) -> None:
         require_local(directory)
+        self._cached = cached
         self.directory = directory.expanduser().absolute()
         self._stamp = _stamp(self.directory)
         self.manifest: Manifest = load_manifest(self.directory)
@@ -104,7 +109,7 @@ class ShardSet:
         return self.manifest.rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.directory, self._verify_option, self.manifest.digest)
+        return _reopen, (self.directory, self._verify_option, self.manifest.digest, self._cached)
 
     @cached_property
     def keys(self) -> StringTable:
@@ -219,6 +224,14 @@ class ShardSet:
     @property
     def _index(self) -> IndexReader:
         return IndexReader(self.directory, self.manifest, verify=self._verify_option)
+
+    @property
+    def lookahead(self) -> int:
+        """Rows to `announce` before they are read: 0 if the shards are local.
+
+        So two shards are fetched while another one is read.
+        """
+        return 0 if self._cached is None else 2 * max(s.rows for s in self.manifest.shards)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
@@ -335,11 +348,15 @@ class ShardSet:
     def announce(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> None:
         """Issue readahead for the images of ``rows``, counted from 0, without waiting.
 
-        Neighboring images share one call. A problem with a shard is reported when it is read.
+        Neighboring images share one call. From an object store, their shards are fetched into the
+        cache instead. A problem with a shard is reported when it is read.
         """
         rows = np.unique(rows)
         entries = self.entries_of(field).read(rows)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
+        if self._cached is not None:
+            self._cached.fetch_ahead(self.manifest.shards[each] for each in np.unique(shards))
+            return
         order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
         shards, starts = shards[order], entries["offset"][order].astype(np.int64)
         ends = starts + entries["length"][order]
@@ -357,7 +374,9 @@ class ShardSet:
         """Return the path of a shard, by its number."""
         path = self._paths.get(shard)
         if path is None:  # cached: building a path takes as long as reading an image
-            path = self._paths[shard] = self.directory / self.manifest.shards[shard].name
+            entry, cached = self.manifest.shards[shard], self._cached
+            path = self.directory / entry.name if cached is None else cached.path(entry)
+            self._paths[shard] = path
         return path
 
     @cached_property
@@ -378,6 +397,10 @@ class ShardSet:
     def _open_all(self, shards: Collection[int]) -> dict[int, ShardFile]:
         """Return the files of some shards, after checking that the dataset was not replaced."""
         entries = self.manifest.shards
+        if (cached := self._cached) is not None:
+            if len(shards) > 1:
+                cached.fetch_ahead(entries[shard] for shard in shards)
+            return {shard: cached.open(entries[shard]) for shard in shards}
 
         def open_all() -> dict[int, ShardFile]:
             return {
@@ -474,10 +497,12 @@ class ShardSet:
             key, source = self.keys[row], self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
+        remedy = f"To list all damage, run `shardkit verify {self.directory}`."
+        if self._cached is not None:
+            remedy = f"Remove that file from the cache, to fetch it again from {self._cached.url}."
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
-            f"{offset} is damaged: {reason}. To list all damage, run "
-            f"`shardkit verify {self.directory}`."
+            f"{offset} is damaged: {reason}. {remedy}"
         )
 
 
@@ -694,9 +719,11 @@ class LocatedRows:
         return self._shards.corrupt(self.rows[number], self._offsets[number], reason)
 
 
-def _reopen(directory: Path, verify: bool | None, digest: str) -> ShardSet:
+def _reopen(
+    directory: Path, verify: bool | None, digest: str, cached: CachedShards | None
+) -> ShardSet:
     """Reopen an unpickled dataset, unless another one has replaced it."""
-    opened = ShardSet(directory, verify=verify)
+    opened = ShardSet(directory, verify=verify, cached=cached)
     _require_digest(opened.manifest, digest, directory)
     return opened
 

@@ -343,8 +343,8 @@ def require_local(path: str | Path) -> None:
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise UsageError(
-            f"{path} is a URL; only local paths are supported. Download or mount the data, then "
-            "pass the local folder."
+            f"{path} is a URL; only local paths are supported here. Download or mount the data, "
+            "then pass the local folder."
         )
 
 

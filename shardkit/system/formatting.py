@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from shardkit.system.text import printable
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def parse_bytes(text: int | str) -> int | None:
+    """Return a number of bytes, given as one or as ``256MiB`` or ``1GB``; None if it is neither."""
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(text).lower())
+    if match is None or match[2] not in _UNITS:
+        return None
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def size(count: float) -> str:

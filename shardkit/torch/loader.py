@@ -143,6 +143,7 @@ def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
     order = make_order(dataset, shuffle, seed, sampler)
     epochs = Epochs(samples_per_epoch=samples_per_epoch, aug_repeats=aug_repeats, views=views)
     schedule = BatchSchedule(order, batch_size, rank_shard, epochs, nested.row_repeats(dataset))
+    schedule.lookahead = getattr(dataset, "lookahead", 0)
     fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows, views=views)
     by = "requested" if tuned is None else f"tuned, in {tuned}"
     return Loader(fetch, schedule, options, by, endless=endless)

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,19 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import describe_schema, dump_json, load_json
+from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import as_name, as_text, sha256_of
 from shardkit.system.pool import Report, run_tasks
 from shardkit.system.safe_paths import is_file, status_of
 from shardkit.verification.record_comparison import ComparisonResult
-from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
+from shardkit.verification.remote import RemoteChecks, mirrored
+from shardkit.verification.shard_check import CheckedShard, Finding, ShardCheck, check_shard
 from shardkit.verification.source_comparison import SourceReport, attach_source, report_source
 
 _SAID = ("format", "classes", "schema", "raw_shape", "recipe", "source")
 """Entries of the manifest that each shard repeats in its metadata."""
+
+_Run = Callable[[list[ShardCheck]], Iterator[tuple[ShardCheck, CheckedShard]]]
 
 LEVELS = ("quick", "full", "decode")
 
@@ -72,7 +77,8 @@ def verify(
     """Check the dataset in ``directory``, or all of its splits.
 
     Args:
-        directory: The dataset.
+        directory: The dataset, or its URL in an object store: shards are fetched to a temporary
+            folder, one for each worker at a time.
         level: ``quick`` checks manifests, the index, and presence and size of all files; ``full``
             also each shard's SHA-256 and each record; ``decode`` also decodes each image.
         against: The folder, or the Python samples, that the dataset was made from. The dataset
@@ -87,11 +93,35 @@ def verify(
         UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
             cannot be its source.
     """
-    directory = Path(directory)
     if level not in LEVELS:
         raise UsageError(f"level={level!r} is unknown; choose from {', '.join(LEVELS)}")
     if against is not None and level == "quick":
         raise UsageError("against requires level='full' or 'decode': 'quick' reads no records")
+    url = as_url(directory)
+    if url is None:
+        run = partial(run_tasks, check_shard, workers=workers, on_progress=on_progress)
+        return _verify(Path(as_local(directory)), level, against, run)
+    remote = RemoteChecks(url)
+    run = partial(run_tasks, remote.check, workers=workers, on_progress=on_progress)
+    with mirrored(url) as place:
+        result = _verify(place, level, against, run, remote.stored_digests)
+        result.findings = [
+            replace(each, reason=each.reason.replace(str(place), url)) for each in result.findings
+        ]
+    return result
+
+
+def _verify(
+    directory: Path,
+    level: str,
+    against: Any,
+    run: _Run,
+    check_quickly: Callable[[list[ShardCheck]], list[Finding]] = lambda _: [],
+) -> Verification:
+    """Verify a local dataset, or the mirror of a remote one.
+
+    ``run`` checks each shard completely, and ``check_quickly`` all of them without reading them.
+    """
     result = Verification(level=level)
     left_out = 0
     manifests = dict(_manifests(directory, result))
@@ -110,9 +140,11 @@ def verify(
         tasks, left_out = attached.tasks, attached.left_out
         result.findings += [replace(finding, source=True) for finding in attached.findings]
     if level != "quick":
-        compared = _examine(tasks, result, workers, on_progress)
+        compared = _examine(run, tasks, result)
         if against is not None and result.ok:
             result.source = report_source(against, compared, left_out)
+    else:
+        result.findings += check_quickly(tasks)
     result.findings.sort(
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
     )
@@ -120,12 +152,12 @@ def verify(
 
 
 def _examine(
-    tasks: list[ShardCheck], result: Verification, workers: int, on_progress: Report | None
+    run: _Run, tasks: list[ShardCheck], result: Verification
 ) -> dict[str, ComparisonResult]:
     """Check all shards; return the comparison of each split with its source."""
     twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
     compared: dict[str, ComparisonResult] = {}
-    for task, examined in run_tasks(check_shard, tasks, workers=workers, on_progress=on_progress):
+    for task, examined in run(tasks):
         result.records += examined.records
         result.findings += examined.findings
         if examined.sha256 != task.entry.sha256:

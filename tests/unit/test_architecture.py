@@ -15,7 +15,7 @@ LAYERS = (
     "system",
     "record contracts registry",
     "codecs",
-    "formats sources",
+    "formats sources stores",
     "dataset sampling",
     "conversion",
     "torch._compat",
@@ -36,7 +36,7 @@ INSIDE = {
         "console measure_options options",
         "main show",
         "convert_report diff doctor_report export index info ladder repair report show_records "
-        "verify",
+        "upload verify",
         "bench convert doctor tune",
     ),
     "codecs": (
@@ -48,7 +48,7 @@ INSIDE = {
     "conversion": (
         "disk exchange fingerprint geometry",
         "recipe",
-        "bulk command lock options plan",
+        "bulk command lock options plan upload",
         "build",
         "staging",
         "finished",
@@ -57,7 +57,7 @@ INSIDE = {
     "dataset": (
         "columns handles manifest reports",
         "index",
-        "index_builder index_reader",
+        "index_builder index_reader remote",
         "shardset",
         "decode",
         "filling",
@@ -118,6 +118,7 @@ INSIDE = {
         "named_files",
         "cifar hdf5 huggingface lmdb mnist npy table tfrecord webdataset",
     ),
+    "stores": ("cache client process urls", "fetch write"),
     "system": (
         "bootstrap machine native safe_paths scratch text",
         "files formatting pool",
@@ -156,7 +157,7 @@ INSIDE = {
     "verification": (
         "diff record_comparison reindex",
         "shard_check",
-        "source_match",
+        "remote source_match",
         "describe repair source_comparison",
         "verify",
         "receipt",
@@ -173,6 +174,7 @@ HEAVY = {
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
     "pyarrow": ("exporting.parquet", "sources.arrow_reader"),
+    "obstore": ("stores.client",),
 }
 """Libraries that only these packages or modules import."""
 

@@ -75,8 +75,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ids=lambda page: page.name,
 )
 def test_each_code_block_runs_or_is_excused(
-    page: Path, place: Path, environment: dict[str, str]
+    page: Path, place: Path, environment: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
+    if page.name == "stores.md":
+        environment = {**environment, **request.getfixturevalue("bucket").environment}
     for block in blocks_of(page):
         if block.kind not in _RUN_KINDS or block.mark.startswith(("not run: ", "file: ")):
             continue

@@ -19,10 +19,13 @@ from shardkit.codecs.image import WHITE
 from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.remote import open_remote
 from shardkit.dataset.shardset import ShardSet, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.record import IMAGE, LABEL, STORED_APART, Field, Schema
 from shardkit.sampling.order import check_integer
+from shardkit.stores.urls import as_local, as_url
+from shardkit.system.formatting import parse_bytes
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
@@ -86,11 +89,14 @@ class ShardDataset(Dataset[Sample]):
         verify: bool | None = None,
         view: int = 0,
         split: str | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> None:
         """Open a dataset.
 
         Args:
-            path: The dataset's directory, or the directory of its splits.
+            path: The dataset's directory, or the directory of its splits; or its URL in an object
+                store: ``s3://``, ``gs://``, ``az://`` or ``https://``.
             transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A
                 mapping sets the transform of each field, or of several together:
                 ``{("image", "mask"): function}`` calls ``function(image, mask)``, which returns
@@ -114,9 +120,11 @@ class ShardDataset(Dataset[Sample]):
             view: Number of this view, from 0 on. Datasets over the same images draw different
                 random numbers if their views differ, such as two crops of each image.
             split: Name of a split, such as ``train``: the folder of that name in ``path``.
+            cache: A local folder, for a dataset in an object store: whole shards are fetched there,
+                ahead of need and once for all processes.
+            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used
+                for the longest time are evicted. None means no limit.
         """
-        if split is not None:
-            path = Path(path) / split
         if isinstance(transform, ImageOp):
             if decode not in ("pil", "torch"):
                 raise UsageError(
@@ -130,7 +138,7 @@ class ShardDataset(Dataset[Sample]):
         self.target_transform = target_transform
         self.decode = decode
         self.jpeg = jpeg
-        self._shards = ShardSet(Path(path), verify=verify)
+        self._shards = _open_shards(path, split, verify, cache, cache_limit)
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self._layout = _layout(self.schema, fields, as_dict, self.path)
@@ -257,8 +265,15 @@ class ShardDataset(Dataset[Sample]):
         stated = self._epoch.get()
         return None if stated is None else stated[0]
 
+    @property
+    def lookahead(self) -> int:
+        """Samples to `announce` before they are read: 0 unless they come from an object store."""
+        return self._shards.lookahead
+
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Issue readahead for the images of ``rows``, and return without waiting.
+
+        Of a dataset in an object store, fetch their shards into the cache.
 
         Args:
             rows: Rows, from 0 on; int64 of shape (N,).
@@ -531,6 +546,31 @@ def _transformed_together(
     return {name: Values([each[place] for each in made]) for place, name in enumerate(names)}
 
 
+def _open_shards(
+    path: str | PathLike[str],
+    split: str | None,
+    verify: bool | None,
+    cache: str | PathLike[str] | None,
+    limit: int | str | None,
+) -> ShardSet:
+    """Open a dataset in a local folder or in an object store.
+
+    Raises:
+        UsageError: If there is none, or ``cache`` or ``limit`` is invalid.
+    """
+    most = None if limit is None else parse_bytes(limit)
+    if limit is not None and most is None:
+        raise UsageError(f"cache_limit={limit!r} is not a size such as '50GB' or 50_000_000_000")
+    url = as_url(path)
+    if url is not None:
+        directory, cached = open_remote(f"{url}/{split}" if split else url, cache, most)
+        return ShardSet(directory, verify=verify, cached=cached)
+    if cache is not None or limit is not None:
+        raise UsageError(f"{path} is local; cache= and cache_limit= are for object stores")
+    place = Path(as_local(path))
+    return ShardSet(place if split is None else place / split, verify=verify)
+
+
 class _Taken(Sequence[str]):
     """The texts of some rows."""
 
@@ -632,11 +672,13 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
     verify: bool | None = None,
     view: int = 0,
     split: str | None = None,
+    cache: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
 ) -> ShardDataset:
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
 
     Args:
-        path: The dataset's directory, or the directory of its splits.
+        path: The dataset's directory or URL, or that of its splits.
         transform: Applied to each image, or a mapping by field or fields.
         target_transform: Applied to each label.
         decode: Type of the images, or of each field of images.
@@ -646,13 +688,17 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         verify: Whether each read compares the record's checksum.
         view: Number of this view.
         split: Name of a split, such as ``train``: the folder of that name in ``path``.
+        cache: A local folder for the shards of a dataset in an object store.
+        cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``.
 
     Returns:
         A dataset of the class of its format, or a `ShardDataset` for a format of another package.
 
     Raises:
-        UsageError: If there is no dataset at ``path``, or an option is unknown.
+        UsageError: If there is no dataset at ``path``, an option is unknown, or an object store
+            denies access.
         CorruptDataset: If the dataset's manifest is damaged.
+        ShardkitError: If an object store cannot be read.
     """
     dataset = ShardDataset(
         path,
@@ -665,6 +711,8 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         verify=verify,
         view=view,
         split=split,
+        cache=cache,
+        cache_limit=cache_limit,
     )
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     # They differ in their names only; creating another would read the manifest twice.

@@ -123,6 +123,7 @@ class IterableShardDataset(IterableDataset[Any]):
             self.rank_shard,
             repeats=row_repeats(self.dataset),
         )
+        self._schedule.lookahead = self.dataset.lookahead
         self._resume = ResumeState(self.dataset, self._schedule)
         self._loaded: Mapping[str, Any] | None = None
         self._given = 0

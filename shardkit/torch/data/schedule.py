@@ -65,6 +65,10 @@ class BatchSchedule:
         UsageError: If ``batch_size`` is not an integer from 1 on.
     """
 
+    lookahead = 0
+    """Samples to announce before they are read, in the order of the epoch; 0 leaves it to the
+    order."""
+
     def __init__(
         self,
         order: Order,
@@ -139,8 +143,17 @@ class BatchSchedule:
         strided = self.epochs.aug_repeats > 1
         remaining = steps(self.size, self.batch_size, self.rank_shard, consumed, strided=strided)
         at_once = max(1, _AT_ONCE // self.batch_size)
+        announced = 0
         while several := list(itertools.islice(remaining, at_once)):
-            yield from self._look_up(epoch, several)
+            for request in self._look_up(epoch, several):
+                if not self.lookahead or not len(request.rows):
+                    yield request
+                    continue
+                stop = min(request.consumed + self.lookahead, self.size)
+                start = max(announced, request.consumed - self.batch_size)
+                announced = max(start, stop)
+                places = np.arange(start, announced)
+                yield request._replace(ahead=self.epochs.rows(self.order, epoch, places))
 
     def _look_up(self, epoch: int, several: list[Step]) -> Iterator[Request]:
         size = self.size

@@ -1,0 +1,114 @@
+"""Upload a dataset to an object store. The manifest comes last, and only if there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    SplitsManifest,
+    dataset_directories,
+    load_any_manifest,
+    load_manifest,
+)
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.record import dump_json
+from shardkit.stores.process import call
+from shardkit.stores.urls import as_url
+from shardkit.system.files import SMALL_BYTES, as_text, read_small, sha256_of
+from shardkit.system.pool import Progress, Report
+
+_CLAIM = ".shardkit-upload.json"
+"""Names the dataset that is being uploaded, so that no other one writes to the same place."""
+
+
+def upload(
+    directory: str | os.PathLike[str], url: str, *, on_progress: Report | None = None
+) -> bool:
+    """Upload a dataset, or a folder of splits, to an object store.
+
+    Repeat an interrupted call to resume it. Of several uploads of different datasets to one URL,
+    exactly one succeeds; readers see a dataset only once it is complete.
+
+    Args:
+        directory: The dataset. Each file is compared with its SHA-256 before it is sent.
+        url: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``, where no dataset is yet.
+        on_progress: Called with the records and bytes uploaded since the last call.
+
+    Returns:
+        Whether anything was uploaded; False if the URL held this dataset already.
+
+    Raises:
+        UsageError: If there is no dataset, or the URL holds another one, or one whose upload is
+            unfinished; or if access is denied.
+        CorruptDataset: If a file differs from the manifest.
+        ShardkitError: If the store cannot be used.
+    """
+    place, root = as_url(url), Path(directory)
+    if place is None or place.startswith("http"):
+        raise UsageError(f"{url} is not a URL to write to; give s3://, gs:// or az://")
+    top = load_any_manifest(root)
+    content = read_small(root / MANIFEST_NAME)
+    claim = dump_json({"manifest": hashlib.sha256(content).hexdigest()})
+    if not call("write:create", place, _CLAIM, claim):
+        raise UsageError(
+            f"another upload to {place} is running or was interrupted. Wait for it or repeat it; "
+            f"to give it up, delete {place}/{_CLAIM}"
+        )
+    # Only now: an upload that finished before our claim has written its manifest.
+    found = call("fetch:get", place, MANIFEST_NAME, SMALL_BYTES)
+    if found is None:
+        files = _files(root, top)
+        if on_progress:
+            on_progress(Progress(total=sum(rows for _, _, rows in files)))
+        present = call("write:sizes", place)
+        for name, entry, rows in files:
+            _send(root, place, name, entry, present.get(name))
+            if on_progress:
+                on_progress(Progress(images=rows, bytes=entry.bytes))
+        if not call("write:create", place, MANIFEST_NAME, content):
+            found = b""
+    call("write:delete", place, _CLAIM)
+    if found not in (None, content):
+        raise UsageError(f"{place} already holds another dataset; choose another URL")
+    return found is None
+
+
+def require_access(url: str) -> None:
+    """Check that a URL can be read, before the work of a conversion.
+
+    Raises:
+        UsageError: If access is denied, or the bucket does not exist.
+        ShardkitError: If the store cannot be used.
+    """
+    call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
+
+
+def _files(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:
+    """Return the name, entry and records of each file but the top manifest."""
+    found: list[tuple[str, FileEntry, int]] = []
+    for split, directory in dataset_directories(root).items():
+        manifest, prefix = load_manifest(directory), f"{split}/" if split else ""
+        found += [(prefix + entry.name, entry, entry.rows) for entry in manifest.shards]
+        found += [(prefix + entry.name, entry, 0) for entry in manifest.files]
+        if isinstance(top, SplitsManifest):
+            path = directory / MANIFEST_NAME
+            entry = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
+            found.append((prefix + MANIFEST_NAME, entry, 0))
+    return found
+
+
+def _send(root: Path, url: str, name: str, entry: FileEntry, size: int | None) -> None:
+    """Upload a file, unless an earlier attempt did."""
+    if size == entry.bytes and call("write:digest", url, name) == entry.sha256:
+        return
+    path = root / name
+    if sha256_of(path, root) != entry.sha256:
+        raise CorruptDataset(
+            f"{path} differs from the manifest: its SHA-256 does not match. To list all damage, "
+            f"run `shardkit verify {root}`."
+        )
+    call("write:put", url, as_text(name), path, entry.sha256)

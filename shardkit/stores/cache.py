@@ -1,0 +1,232 @@
+"""A local folder with files of object stores, named by their SHA-256 and shared by processes.
+
+A file is fetched under a temporary name, verified, synced and renamed. So what has its final name
+is right, whenever a process is killed. Locks belong to open files, so they end with their process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.system.files import read_small, sha256_of, sync, write_atomically
+
+_TAG = "CACHEDIR.TAG"
+"""Marks a folder as a cache, for us and for backup programs (bford.info/cachedir)."""
+_TAGGED = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of shardkit.\n"
+
+_SHARD = re.compile(r"[0-9a-f]{64}(\.part)?")
+_POLL_SECONDS = 0.02
+_STALLED_SECONDS = 300.0
+"""Seconds without progress after which another process that fetches the same file counts as
+stopped: more than a failing request may take."""
+_ATTEMPTS = 3
+"""Fetches of one file before other content than expected counts as damage."""
+
+
+class RemoteFile(NamedTuple):
+    """A file in an object store."""
+
+    url: str
+    """The folder's URL."""
+    name: str
+    size: int
+    sha256: str
+
+
+Fill = Callable[[int], None]
+"""Writes the content of a file to an open descriptor."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache folder; make it with `open_cache`."""
+
+    folder: Path
+    limit: int | None = None
+    """Maximum bytes of all shards, exceeded by one at most; None means no limit."""
+
+    def shard(self, sha256: str) -> Path:
+        """Return the path of a shard."""
+        return self.folder / "shards" / sha256
+
+    def dataset(self, name: str) -> Path:
+        """Return the folder of a dataset's manifest and index."""
+        return self.folder / "datasets" / name
+
+    def fetch(self, file: RemoteFile, path: Path, fill: Fill) -> None:
+        """Create the file at ``path`` unless it exists; only one process fetches it.
+
+        Args:
+            file: What is fetched.
+            path: Where, in a folder that exists.
+            fill: Called again if the content differs.
+
+        Raises:
+            CorruptShard: If the content differs every time.
+            ShardkitError: If the process that fetches it stops, or ``fill`` raises.
+        """
+        part = _part(path)
+        seen, since = -1, time.monotonic()
+        while not path.exists():
+            with _opened(part, os.O_RDWR | os.O_CREAT) as descriptor:
+                if not _lock(descriptor):  # another process fetches it
+                    blocks = os.fstat(descriptor).st_blocks
+                    if blocks != seen:
+                        seen, since = blocks, time.monotonic()
+                    if time.monotonic() - since > _STALLED_SECONDS:
+                        raise ShardkitError(
+                            f"the process that fetches {part} makes no progress; end it and retry"
+                        )
+                    time.sleep(_POLL_SECONDS)
+                elif _is_at(descriptor, part):
+                    self._complete(descriptor, file, path, fill)
+
+    def _complete(self, descriptor: int, file: RemoteFile, path: Path, fill: Fill) -> None:
+        """Fetch a file whose lock we hold."""
+        part = _part(path)
+        try:
+            if path.exists():  # completed between our check and our lock
+                part.unlink()
+                return
+            self._reserve(descriptor, file.size, path)
+            for _ in range(_ATTEMPTS):
+                fill(descriptor)
+                if os.fstat(descriptor).st_size == file.size and sha256_of(part) == file.sha256:
+                    break
+            else:
+                raise CorruptShard(
+                    f"{file.url}/{file.name} differs from the manifest: its SHA-256 does not "
+                    "match. Upload the dataset again."
+                )
+            os.fsync(descriptor)
+            os.rename(part, path)
+            sync(path.parent)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _reserve(self, descriptor: int, size: int, path: Path) -> None:
+        """Give the file its size, which counts from then on; evict shards first if needed.
+
+        Nothing but shards in this cache is ever removed: regular files named by a SHA-256. One that
+        is being handed to a reader is locked, and stays. A reader keeps what it has open.
+        """
+        os.ftruncate(descriptor, 0)
+        if self.limit is None or path != self.shard(path.name):
+            os.ftruncate(descriptor, size)
+            return
+        while True:
+            with _opened(self.folder / "lock", os.O_RDWR | os.O_CREAT) as room:
+                fcntl.flock(room, fcntl.LOCK_EX)
+                shards = sorted(self._shards(), reverse=True)
+                used = sum(each for _, each, _ in shards)
+                while shards and used + size > self.limit:
+                    _, freed, victim = shards.pop()
+                    used -= freed if _evict(victim) else 0
+                # Beyond the limit, all others are being fetched or handed over. Only one more.
+                if used <= self.limit:
+                    os.ftruncate(descriptor, size)
+                    return
+            time.sleep(_POLL_SECONDS)
+
+    def _shards(self) -> Iterator[tuple[int, int, Path]]:
+        """Yield the time of last use, size and path of each shard, also of unfinished ones."""
+        for entry in os.scandir(self.folder / "shards"):
+            if _SHARD.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        yield status.st_mtime_ns, status.st_size, Path(entry.path)
+
+
+def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:
+    """Return the cache in ``folder``, which is new, empty, or a cache already.
+
+    Raises:
+        UsageError: If it holds other files, which a cache could be mistaken to own, or cannot be
+            written.
+    """
+    place = Path(folder).expanduser().absolute()
+    try:
+        for each in (place / "shards", place / "datasets"):
+            if not (place / _TAG).is_file() and place.exists() and _others(place):
+                raise UsageError(
+                    f"cache={place} holds other files ({', '.join(_others(place)[:3])}); choose a "
+                    "new or empty folder"
+                )
+            each.mkdir(parents=True, exist_ok=True)
+        if not (place / _TAG).is_file():
+            write_atomically(place / _TAG, _TAGGED)
+        if read_small(place / _TAG) != _TAGGED:
+            raise UsageError(f"cache={place} is the cache of another program; choose a new folder")
+    except OSError as error:
+        raise UsageError(f"cache={place} cannot be used: {error.strerror}") from error
+    return Cache(place, limit)
+
+
+def _others(place: Path) -> list[str]:
+    """Return the entries of a folder that are not those of a cache that is just being created."""
+    own = ("shards", "datasets")
+    return sorted(each for each in os.listdir(place) if each not in own and _TAG not in each)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def pin(path: Path) -> int | None:
+    """Lock a shard against eviction; return the open descriptor, or None if it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    if _lock(descriptor, fcntl.LOCK_SH) and _is_at(descriptor, path):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _evict(path: Path) -> bool:
+    """Remove a shard, unless it is being fetched or handed to a reader; return whether it is."""
+    try:
+        with _opened(path, os.O_RDONLY) as descriptor:
+            if not _lock(descriptor):
+                return False
+            path.unlink()
+    except FileNotFoundError:
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file still has this name."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return False

@@ -1,0 +1,96 @@
+"""What the helper process does for readers: fetch files of an object store into a cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from shardkit.errors import ShardkitError
+from shardkit.stores.cache import Cache, RemoteFile, pin
+from shardkit.stores.client import PART, Store, open_store
+
+_CONNECTIONS = 4
+"""Requests at a time for one file."""
+
+_pinned: list[int] = []
+"""Descriptors of shards that are being handed to the reader."""
+
+_asked: set[RemoteFile] = set()
+_lock = threading.Lock()
+
+
+def get(url: str, name: str, most: int) -> bytes | None:
+    """Return a small object, or None if it does not exist."""
+    return open_store(url).get(name, most)
+
+
+def fetch(cache: Cache, file: RemoteFile, path: Path) -> None:
+    """Fetch a file into the cache, unless it is there."""
+    try:
+        cache.fetch(file, path, partial(_fill, open_store(file.url), file.name, file.size))
+    except OSError as error:
+        raise ShardkitError(
+            f"the cache {cache.folder} cannot be written: {error.strerror}. Free some space, set a "
+            "smaller cache_limit, or choose another folder."
+        ) from error
+
+
+def shard(cache: Cache, file: RemoteFile) -> None:
+    """Fetch a shard unless it is in the cache, and keep it there until `release`.
+
+    Otherwise other processes could evict it again and again before the reader opens it.
+    """
+    path = cache.shard(file.sha256)
+    while (pinned := pin(path)) is None:
+        fetch(cache, file, path)
+    _pinned.append(pinned)
+
+
+def release() -> None:
+    """Let the shards be evicted that were handed over."""
+    while _pinned:
+        os.close(_pinned.pop())
+
+
+def ahead(cache: Cache, file: RemoteFile) -> None:
+    """Fetch a shard unless that is being done or fails: the reader will then see the error."""
+    with _lock:
+        if file in _asked:
+            return
+        _asked.add(file)
+    try:
+        fetch(cache, file, cache.shard(file.sha256))
+    finally:
+        with _lock:
+            _asked.discard(file)
+
+
+def download(url: str, name: str, path: Path) -> None:
+    """Write an object of any content over the file ``path``, whose size it must have."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _fill(open_store(url), name, os.fstat(descriptor).st_size, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fill(store: Store, name: str, size: int, descriptor: int) -> None:
+    """Write an object of a known size to a file, by requests for its parts."""
+
+    def part(start: int) -> None:
+        data = store.read(name, start, min(start + PART, size))
+        while data:
+            written = os.pwrite(descriptor, data, start)
+            start, data = start + written, data[written:]
+
+    with ThreadPoolExecutor(_CONNECTIONS) as threads:
+        waiting = [threads.submit(part, start) for start in range(0, size, PART)]
+        try:
+            for done in waiting:
+                done.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

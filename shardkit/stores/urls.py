@@ -1,0 +1,53 @@
+"""URLs of datasets in object stores."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from shardkit.errors import UsageError
+
+SCHEMES = ("az", "gs", "https", "s3")
+_TEST_SCHEMES = ("http",)
+"""Read without encryption, so for servers on this machine only."""
+
+
+def as_url(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that ``path`` states, without a slash at its end; None for a local path.
+
+    A `Path` has lost one of the slashes after ``s3:``.
+
+    Raises:
+        UsageError: If the scheme is unknown, or the URL holds credentials, which would be logged.
+    """
+    found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
+    if found is None or found[1].lower() == "file":
+        return None
+    url = f"{found[1].lower()}://{found[2].rstrip('/')}"
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        raise UsageError("the URL is not valid: its host cannot be read") from None
+    if "@" in parts.netloc or parts.query or parts.fragment:  # never repeated in a message
+        raise UsageError(
+            f"the {parts.scheme}:// URL holds a user, a query or a fragment; give only "
+            f"{parts.scheme}://BUCKET/PATH, and set credentials in the environment"
+        )
+    local = host in ("127.0.0.1", "localhost", "::1")
+    if parts.scheme not in SCHEMES and not (parts.scheme in _TEST_SCHEMES and local):
+        raise UsageError(
+            f"{url} cannot be used: shardkit reads {', '.join(f'{each}://' for each in SCHEMES)} "
+            "and local paths. Download or mount other data."
+        )
+    if not host:
+        raise UsageError(f"{url} names no bucket or host: {parts.scheme}://BUCKET/PATH")
+    return url
+
+
+def as_local(path: str | os.PathLike[str]) -> str:
+    """Return the local path of a ``file://`` URL; other texts are returned as they are."""
+    text = os.fspath(path)
+    found = re.fullmatch(r"file:(?://(?:localhost)?)?(/.*)", text, re.IGNORECASE | re.DOTALL)
+    return unquote(found[1]) if found else text

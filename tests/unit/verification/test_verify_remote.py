@@ -1,0 +1,108 @@
+"""`verify` finds damage in an object store, and does not take a fault on the way for damage."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from buckets import BUCKET, Bucket
+from helpers import make_dataset, make_folder, run_main
+
+from shardkit.conversion.convert import convert
+from shardkit.conversion.upload import upload
+from shardkit.errors import UsageError
+from shardkit.stores.process import call
+from shardkit.verification.verify import Verification, verify
+
+URL = f"s3://{BUCKET}/data"
+
+
+@pytest.fixture
+def dataset(folder: Path, tmp_path: Path, bucket: Bucket) -> Path:
+    """A dataset of two shards, uploaded."""
+    place = make_dataset(folder, tmp_path / "data", to="webdataset")
+    upload(place, URL)
+    return place
+
+
+def places(result: Verification) -> set[tuple[str, int | None]]:
+    return {(finding.file, finding.row) for finding in result.findings}
+
+
+def test_an_intact_dataset_is_read_completely(
+    dataset: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    result = verify(URL, against=folder)
+
+    assert result.ok
+    assert (result.shards, result.records) == (2, 6)
+    assert result.manifests == verify(dataset).manifests
+    assert not list(temporary.iterdir())
+    done = run_main("verify", URL, "--level", "quick")
+    assert (done.returncode, f"{URL}: intact" in done.stdout) == (0, True)
+
+
+def test_damage_is_found(dataset: Path, bucket: Bucket) -> None:
+    damaged = bytearray((dataset / "shard-000000.tar").read_bytes())
+    damaged[2000] ^= 1
+    bucket.put("data/shard-000000.tar", bytes(damaged))
+    bucket.put("data/shard-000001.tar", b"short")
+    bucket.put("data/index/rows.npy", bytes((dataset / "index" / "rows.npy").stat().st_size))
+    bucket.put("data/extra/x", b"")
+
+    quick, full = verify(URL, "quick"), verify(URL)
+
+    assert places(quick) == {("shard-000001.tar", None), ("index/rows.npy", None)}
+    assert places(full) > places(quick) | {("shard-000000.tar", None)}
+    assert full.extras == ["extra/x"]
+    assert not any("/tmp" in finding.reason for finding in full.findings)
+    assert run_main("verify", URL).returncode == 1
+
+
+def test_a_replaced_shard_of_the_same_size_is_found_quickly(
+    dataset: Path, bucket: Bucket, tmp_path: Path
+) -> None:
+    size = (dataset / "shard-000000.tar").stat().st_size
+    fake = tmp_path / "fake"
+    fake.write_bytes(bytes(size))
+    call("write:put", URL, "shard-000000.tar", fake, "0" * 64)
+
+    assert places(verify(URL, "quick")) == {("shard-000000.tar", None)}
+
+
+def test_a_missing_file_and_a_damaged_manifest_are_found(dataset: Path, bucket: Bucket) -> None:
+    bucket.ask("DELETE", "data/shard-000000.tar")
+    assert ("shard-000000.tar", None) in places(verify(URL, "quick"))
+
+    bucket.put("data/shardkit.json", b"{}")
+
+    assert places(verify(URL)) == {("shardkit.json", None)}
+
+
+@pytest.mark.parametrize("fault", ["busy", "reset", "short", "wrong"])
+def test_faults_on_the_way_are_no_damage(fault: str, dataset: Path, bucket: Bucket) -> None:
+    bucket.rates = {fault: 0.15}
+
+    assert verify(URL).ok
+
+
+def test_splits_are_verified(bucket: Bucket, tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos" / "train")
+    make_folder(tmp_path / "photos" / "val")
+    convert(tmp_path / "photos", URL, to="lmdb", staging=tmp_path / "staging")
+
+    assert verify(URL).ok
+    bucket.put("data/val/shardkit.json", b"")
+    assert places(verify(URL)) == {("val/shardkit.json", None)}
+
+
+def test_what_cannot_be_verified_is_refused(bucket: Bucket) -> None:
+    with pytest.raises(UsageError, match=r"contains no shardkit.json"):
+        verify(URL)
+    with pytest.raises(UsageError, match="does not list its files"):
+        verify("https://host/data")
