@@ -325,6 +325,14 @@ class Scan:
     known: bool = True
     """Whether entries state labels and sizes. Otherwise only records state labels (entries have
     `shardkit.record.NO_LABEL`), and sizes are estimates."""
+    records: bool = False
+    """Whether the source reads finished records of a dataset. By default a conversion keeps
+    their order, and stores them unchanged."""
+    raw_shape: tuple[int, int, int] | None = None
+    """Height, width and channels of raw pixels in such records; None without."""
+    whole: bool = True
+    """Whether a dataset made from the source has all of these images, not a selection that the
+    source does not know."""
     exact_sizes: bool = True
     """Whether `Entry.bytes` is the size of the record's image, unlike where the source encodes it
     from pixels."""

@@ -75,6 +75,7 @@ _SOURCES = _Registry(
     SourceKind,
     {
         "cifar": "shardkit.sources.cifar:SOURCE",
+        "dataset": "shardkit.dataset.source:SOURCE",
         "hdf5": "shardkit.sources.hdf5:SOURCE",
         "huggingface": "shardkit.sources.huggingface:SOURCE",
         "imagefolder": "shardkit.sources.imagefolder:SOURCE",

@@ -170,10 +170,9 @@ def convert_group() -> None:
 )
 @click.option(
     "--shuffle/--no-shuffle",
-    default=True,
-    show_default=True,
+    default=None,
     help="Store images in random order, so that sequential reading is well mixed, or in the "
-    "folder's order.",
+    "source's order.  [default: shuffle, unless the source is a dataset]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random order.")
 @click.option(
@@ -217,7 +216,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     on_error: str,
     shard_size: str,
     shard_samples: int | None,
-    shuffle: bool,
+    shuffle: bool | None,
     seed: int,
     limit: int | None,
     workers: int | None,

@@ -88,6 +88,8 @@ def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:
 
 
 def _recipe(recipe: dict[str, Any]) -> str:
+    if recipe.get("copy"):
+        return "records unchanged"
     parts = []
     if recipe["resize"]:
         height, width = recipe["resize"]

@@ -99,7 +99,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     splits: bool | None = None,
     shard_size: int | str = DEFAULT_SHARD_BYTES,
     shard_samples: int | None = None,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
     seed: int = 0,
     limit: int | None = None,
     workers: int = 1,
@@ -147,7 +147,8 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         splits: Whether the folders of ``source`` are splits. None decides by their names.
         shard_size: Approximate bytes of images in a shard, as a number or as ``"256MiB"``.
         shard_samples: Images in a shard, instead of ``shard_size``.
-        shuffle: Store images in random order instead of the folder's.
+        shuffle: Store images in random order instead of the source's. None does so unless the
+            source is a dataset.
         seed: Seed of the random order.
         limit: Convert only this many images of each split.
         workers: Number of processes.

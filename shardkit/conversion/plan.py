@@ -52,8 +52,9 @@ class ConvertOptions:
     """Approximate bytes of images in a shard."""
     shard_samples: int | None = None
     """Images in a shard, instead of ``shard_bytes``."""
-    shuffle: bool = True
-    """Whether to store images in random order instead of the source's."""
+    shuffle: bool | None = None
+    """Whether to store images in random order instead of the source's; None means the source's
+    for a dataset, else random. A `Plan` states which."""
     seed: int = 0
     """Seed of the random order."""
     limit: int | None = None
@@ -174,6 +175,7 @@ class Plan:
 
 def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
     """Return the plan for converting the images of ``scan``."""
+    options = _completed(options, scan)
     storage = get_format(options.to)
     return Plan(
         storage=storage,
@@ -184,6 +186,18 @@ def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
         ),
         software=software_of(storage, options.recipe),
     )
+
+
+def _completed(options: ConvertOptions, scan: Scan) -> ConvertOptions:
+    """Return the options with the defaults of a source: a dataset is copied."""
+    recipe = options.recipe
+    if scan.records and recipe.keeps_bytes:
+        recipe = replace(recipe, copy=True, check="none")
+        if scan.raw_shape:
+            size = scan.raw_shape[:2]
+            recipe = replace(recipe, encode="raw", resize=size, resize_mode="crop")
+    shuffle = not scan.records if options.shuffle is None else options.shuffle
+    return replace(options, recipe=recipe, shuffle=shuffle)
 
 
 def stored_order(paths: Iterable[str], seed: int) -> list[int]:

@@ -124,6 +124,8 @@ class Recipe:
     """One of `CHECKS`: depth of validation of images that are stored unchanged."""
     tolerate_damage: bool = False
     """Whether to store a JPEG that lost data, if Pillow can decode it."""
+    copy: bool = False
+    """Whether records come from a dataset and are stored unchanged and unchecked."""
 
     def __post_init__(self) -> None:
         _choose("encode", self.encode, ENCODINGS)
@@ -183,16 +185,19 @@ class Recipe:
     @property
     def keeps_bytes(self) -> bool:
         """Whether no image can change, so the stored sizes equal the file sizes."""
-        return self.encode == "keep" and not (self.resize or self.orient or self.quality)
+        return self.copy or (
+            self.encode == "keep" and not (self.resize or self.orient or self.quality)
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the recipe as JSON values, for the manifest.
 
-        ``resizer``, ``dct_scaling`` and ``tolerate_damage`` are omitted at their defaults.
+        ``resizer``, ``dct_scaling``, ``tolerate_damage`` and ``copy`` are omitted at their
+        defaults.
         """
         value = asdict(self)
-        omitted = (("resizer", "pillow"), ("dct_scaling", False), ("tolerate_damage", False))
-        for name, default in omitted:
+        flags = ("dct_scaling", "tolerate_damage", "copy")
+        for name, default in (("resizer", "pillow"), *dict.fromkeys(flags, False).items()):
             if value[name] == default:
                 del value[name]
         value["resize"] = list(self.box) if self.box else None
@@ -242,15 +247,18 @@ class Recipe:
         Raises:
             BadImage: As for `apply`.
         """
-        field = record.image_field or FOREIGN_FIELD
         others = _others(schema)
-        if not others and field in record.fields:
+        if self.copy:
+            return record, _notes_in(record.meta, others)
+        field = record.image_field or FOREIGN_FIELD
+        if not others and field in record.fields and field != "raw":
             made = self._convert(record.fields[field], field)
             return _stored(record, field, made), made.notes
-        fields, meta = dict(record.fields), record.meta
+        fields = dict(record.fields)
+        meta = {name: value for name, value in record.meta.items() if name not in NOTES}
         view, notes = None, dict[str, int]()
         if field in fields:
-            made = self._convert(fields.pop(field), field)
+            made = self._convert(*_as_file(fields.pop(field), field, meta))
             fields[made.field] = made.content
             meta |= made.described
             notes |= made.notes
@@ -287,7 +295,7 @@ class Recipe:
         stored = image_field(fields, name) or f"{name}.{FOREIGN_FIELD}"
         if stored not in fields:
             return {}
-        data, kind = fields.pop(stored), stored.rpartition(".")[2]
+        data, kind = _as_file(fields.pop(stored), stored.rpartition(".")[2], meta.get(name))
         made = self._convert(data, kind) if field.kind == "image" else self._mask(data, kind, view)
         fields[f"{name}.{made.field}"] = made.content
         meta[name] = made.described
@@ -535,6 +543,26 @@ def _others(schema: Schema) -> list[str]:
     ]
 
 
+def _notes_in(meta: Mapping[str, Any], others: Iterable[str]) -> dict[str, int]:
+    """Return the notes in the metadata of a record of a dataset."""
+    described = [meta, *(meta[name] for name in others if isinstance(meta.get(name), dict))]
+    return {name: 1 for each in described for name in NOTES if name in each}
+
+
+def _as_file(data: bytes, field: str, described: Any) -> tuple[bytes, str]:
+    """Return an image and its kind; raw pixels, whose size is in the metadata, as a PPM file.
+
+    Raises:
+        BadImage: If the size is missing.
+    """
+    if field != "raw":
+        return data, field
+    try:
+        return b"P6 %d %d 255\n" % (described["width"], described["height"]) + data, "ppm"
+    except (KeyError, TypeError) as error:
+        raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error
+
+
 def _stored(record: Record, image: str, made: _Made) -> Record:
     """Return a record with one image, changed."""
     fields = {name: value for name, value in record.fields.items() if name != image}
@@ -544,7 +572,8 @@ def _stored(record: Record, image: str, made: _Made) -> Record:
         # Parsing and encoding again takes twice as long as all other work on a small file.
         meta = b'{"height":%d,%b,"width":%d}' % (size[1], meta[1:-1], size[0])
     else:
-        meta = dump_json({**record.meta, **made.described})
+        kept = {name: value for name, value in record.meta.items() if name not in NOTES}
+        meta = dump_json({**kept, **made.described})
     return Record(record.key, {**fields, made.field: made.content, META_FIELD: meta})
 
 

@@ -16,11 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from shardkit.contracts import ShardReader
 from shardkit.errors import CorruptShard, ShardkitError
-from shardkit.record import Record
 from shardkit.system import native
 from shardkit.system.safe_paths import open_plain, opened
 
@@ -33,6 +31,7 @@ _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
 
 _Handle = TypeVar("_Handle")
+_Read = TypeVar("_Read")
 
 
 class ShardFile:
@@ -180,17 +179,24 @@ class ShardFile:
             )
 
 
-class LockedReader:
-    """A shard open through its format's reader, for one thread at a time."""
+class _Reads(Protocol[_Read]):
+    """What a `LockedReader` locks."""
 
-    def __init__(self, reader: ShardReader) -> None:
+    def read(self, rows: Sequence[int]) -> list[_Read]: ...
+    def close(self) -> None: ...
+
+
+class LockedReader(Generic[_Read]):
+    """A shard open through a reader, such as its format's, for one thread at a time."""
+
+    def __init__(self, reader: _Reads[_Read]) -> None:
         self._reader = reader
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
         self._reader.close()
 
-    def read(self, rows: Sequence[int]) -> list[Record]:
+    def read(self, rows: Sequence[int]) -> list[_Read]:
         """Return the records of ``rows`` in that order, including duplicates."""
         with self._lock:
             return self._reader.read(rows)
@@ -270,17 +276,21 @@ def forget(path: Path, identity: str) -> None:
     """Reopen the shard at ``path`` at its next use."""
     _POOL.drop((path, identity))
     _POOL.drop((path, identity, "library"))
+    _POOL.drop((path, identity, "records"))
 
 
-def shard_reader(path: Path, identity: str, read: Callable[[Path], ShardReader]) -> LockedReader:
-    """Return the shard at ``path``, open through its format's reader.
+def shard_reader(
+    path: Path, identity: str, read: Callable[[Path], _Reads[_Read]], kind: str = "library"
+) -> LockedReader[_Read]:
+    """Return the shard at ``path``, open through a reader.
 
     Args:
         path: The shard.
         identity: Its SHA-256, from the manifest.
-        read: The format's function to open a shard.
+        read: The function that opens a shard, such as its format's.
+        kind: What ``read`` returns: ``library`` for its format's reader, or ``records``.
 
     Raises:
         CorruptShard: If it is not an intact shard of its format.
     """
-    return _POOL.get((path, identity, "library"), lambda: LockedReader(read(path)))
+    return _POOL.get((path, identity, kind), lambda: LockedReader(read(path)))

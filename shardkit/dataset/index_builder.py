@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardReader
 from shardkit.dataset.columns import Packed, build_column, columns_of, value_in
-from shardkit.dataset.index import ROW, IndexPart, Rows, apart_of, as_rows, pack_row
+from shardkit.dataset.index import (
+    INDEX_DIRECTORY,
+    ROW,
+    ROWS_NAME,
+    IndexPart,
+    Rows,
+    apart_of,
+    as_rows,
+    column_files,
+    entries_file,
+    pack_row,
+)
 from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
 from shardkit.record import (
@@ -167,11 +178,12 @@ _NO_PIECE = FilePiece(b"", 0)
 class ShardRecords:
     """The records of a shard, read through its format and compared with its byte ranges."""
 
-    def __init__(self, reader: ShardReader, path: Path, descriptor: int) -> None:
+    def __init__(self, reader: ShardReader, path: Path) -> None:
         self._reader = reader
-        self._ranges = reader.ranges()
         self._path = path
-        self._descriptor = descriptor
+        self._file = path.open("rb", buffering=0)
+        self._descriptor = self._file.fileno()
+        self._ranges = reader.ranges()
         # A reader that itself reads by its ranges needs no comparison with them.
         self._compares = not reads_its_ranges(reader)
         try:
@@ -185,6 +197,11 @@ class ShardRecords:
 
     def __len__(self) -> int:
         return len(self._reader)
+
+    def close(self) -> None:
+        """Release the shard."""
+        self._file.close()
+        self._reader.close()
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -370,12 +387,54 @@ def open_records(
     Raises:
         CorruptShard: If it is not an intact shard of its format.
     """
+    with contextlib.closing(shard_records(storage, path, part)) as records:
+        yield records
+
+
+def shard_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
+    """Do what `open_records` does, for a caller that closes the result."""
     if part and storage.pieces:
         reader = storage.pieces.read(path, part.start, part.stop)
     else:
         reader = storage.read(path)
     try:
-        with path.open("rb", buffering=0) as file:
-            yield ShardRecords(reader, path, file.fileno())
-    finally:
+        return ShardRecords(reader, path)
+    except BaseException:
         reader.close()
+        raise
+
+
+def difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
+    """Return how a record differs from the index ("" if it does not), and which index file."""
+    if index is None or row >= len(index.keys):
+        return ("", "") if index is None else ("it is not in the index", ROWS_NAME)
+    if found.path != index.paths[row]:
+        return _name(found), f"{INDEX_DIRECTORY}/paths.npy"
+    if found.record.key != index.keys[row]:
+        return _name(found), f"{INDEX_DIRECTORY}/keys.npy"
+    wrong = [
+        name
+        for name in ("checksum", "label", "length", "width", "height", "field", "offset")
+        if found.row[name][0] != index.rows[name][row]
+    ]
+    if "checksum" in wrong:
+        reason = "its image, label or size has changed: the checksum differs"
+        return reason, ROWS_NAME
+    if wrong:
+        return f"the index has another {', another '.join(wrong)} for it", ROWS_NAME
+    return _other_difference(found.others, row, index) if found.others else ("", "")
+
+
+def _other_difference(others: Others, row: int, index: IndexPart) -> tuple[str, str]:
+    """Return how the other fields of a record differ from the index, and which index file."""
+    for name, packed in others.entries.items():
+        if packed != index.apart[name][row].tobytes():
+            return f"its {name} has changed, or the entry of the index", entries_file(name)
+    for name, value in others.values.items():
+        if value != index.columns[name].packed(row):
+            return f"the index has another {name} for it", column_files(name)[0]
+    return "", ""
+
+
+def _name(found: IndexedRecord) -> str:
+    return f"it is {quoted(found.record.key)} from {quoted(found.path)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,18 +18,21 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import MAX_PIXELS
 from shardkit.contracts import Format
-from shardkit.dataset.columns import COLUMN_KINDS, Column
+from shardkit.dataset.columns import COLUMN_KINDS, Column, columns_of
 from shardkit.dataset.handles import ShardFile, forget, shard_file, shard_reader
 from shardkit.dataset.index import (
     HEAD,
     ROW,
+    IndexPart,
     Rows,
     StoredColumn,
     StringTable,
+    apart_of,
     checksum,
     damaged_rows,
     require_counts,
 )
+from shardkit.dataset.index_builder import difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
 from shardkit.dataset.remote import CachedShards
@@ -43,6 +46,7 @@ from shardkit.record import (
     STORED_APART,
     STORED_KINDS,
     Field,
+    Record,
     Schema,
     image_field,
 )
@@ -487,6 +491,43 @@ class ShardSet:
         field = self.schema.get(name)
         stored = field.stored_name(name) if field is not None else None
         return record.fields[stored or image_field(record.fields, name) or ""]
+
+    def record(self, row: int) -> Record:
+        """Return the record of a row with all its fields, after comparing them with the index.
+
+        Raises:
+            CorruptRecord: If the record or its index is damaged.
+            CorruptDataset: If another dataset has replaced this one.
+        """
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        identity, storage = self.manifest.shards[shard].sha256, self._format
+        self._open_all([shard])  # checks its type and size, and that it is of this dataset
+        try:
+            reader = shard_reader(
+                self.shard_path(shard), identity, partial(shard_records, storage), "records"
+            )
+            (found,) = reader.read([row - int(self._starts[shard])])
+            part = self.part(np.array([row]))
+            reason = difference(found, 0, part)[0]
+        except (CorruptShard, IndexError) as error:
+            reason = str(error)
+        if reason:
+            raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
+        return found.record
+
+    def part(self, rows: npt.NDArray[np.int64]) -> IndexPart:
+        """Return the index of some rows, counted from 0.
+
+        Raises:
+            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
+        """
+        return IndexPart(
+            self.entries.read(rows),
+            [self.keys[row] for row in rows.tolist()],
+            [self.paths[row] for row in rows.tolist()],
+            {name: self.entries_of(name).read(rows) for name in apart_of(self.schema)},
+            {name: self.values(name, rows) for name in columns_of(self.schema)},
+        )
 
     def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
         """Return the error for a damaged record, with its location."""

@@ -19,21 +19,17 @@ from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import (
     HEAD,
-    INDEX_DIRECTORY,
     ROW,
-    ROWS_NAME,
     Index,
     IndexPart,
     Rows,
     checksum,
-    column_files,
-    entries_file,
 )
 from shardkit.dataset.index_builder import (
     FilePiece,
     IndexedRecord,
-    Others,
     ShardRecords,
+    difference,
     open_records,
 )
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
@@ -43,7 +39,7 @@ from shardkit.record import IMAGE, NO_LABEL, Field, Schema, image_field
 from shardkit.registry import get_format
 from shardkit.system.files import FileSha256
 from shardkit.system.pool import Meter
-from shardkit.system.text import quoted, shortened
+from shardkit.system.text import shortened
 from shardkit.verification.record_comparison import (
     ComparisonResult,
     RecordComparison,
@@ -282,46 +278,10 @@ class _Records:
 
     def _look(self, found: IndexedRecord, row: int) -> tuple[str, str]:
         """Return the damaged file and the reason for a record; the reason is "" if it is intact."""
-        reason, differs_in = _difference(found, row, self.index)
+        reason, differs_in = difference(found, row, self.index)
         if reason:
             return differs_in if self.sound else self.task.entry.name, reason
         return self.task.entry.name, ""
-
-
-def _difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
-    """Return how a record differs from the index ("" if it does not), and which index file."""
-    if index is None or row >= len(index.keys):
-        return ("", "") if index is None else ("it is not in the index", ROWS_NAME)
-    if found.path != index.paths[row]:
-        return _name(found), f"{INDEX_DIRECTORY}/paths.npy"
-    if found.record.key != index.keys[row]:
-        return _name(found), f"{INDEX_DIRECTORY}/keys.npy"
-    wrong = [
-        name
-        for name in ("checksum", "label", "length", "width", "height", "field", "offset")
-        if found.row[name][0] != index.rows[name][row]
-    ]
-    if "checksum" in wrong:
-        reason = "its image, label or size has changed: the checksum differs"
-        return reason, ROWS_NAME
-    if wrong:
-        return f"the index has another {', another '.join(wrong)} for it", ROWS_NAME
-    return _other_difference(found.others, row, index) if found.others else ("", "")
-
-
-def _other_difference(others: Others, row: int, index: IndexPart) -> tuple[str, str]:
-    """Return how the other fields of a record differ from the index, and which index file."""
-    for name, packed in others.entries.items():
-        if packed != index.apart[name][row].tobytes():
-            return f"its {name} has changed, or the entry of the index", entries_file(name)
-    for name, value in others.values.items():
-        if value != index.columns[name].packed(row):
-            return f"the index has another {name} for it", column_files(name)[0]
-    return "", ""
-
-
-def _name(found: IndexedRecord) -> str:
-    return f"it is {quoted(found.record.key)} from {quoted(found.path)}"
 
 
 def _undecodable(found: IndexedRecord, task: ShardCheck) -> str:

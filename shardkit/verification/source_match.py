@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,10 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Sou
     ]
     listed = source.of(scan.source.relist(scan, split, manifest.skipped))
     rows = as_stored(listed, seed=seed, limit=limit)
+    stored = _stored(place, manifest, "paths")
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
+    if not scan.whole and stored is not None:
+        images = _only(images, stored)
     storage = get_format(manifest.format)
     then, now = manifest.software, software_of(storage, recipe)
     changed = {
@@ -169,10 +172,15 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Sou
         changed_software=changed,
         exact=changed.keys() <= set(storage.libraries),
         rows=manifest.rows,
-        stored=_stored(place, manifest, "paths"),
+        stored=stored,
         keys=_stored(place, manifest, "keys"),
         findings=findings,
     )
+
+
+def _only(images: list[Entry], paths: Collection[str]) -> list[Entry]:
+    there = set(paths)
+    return [entry for entry in images if entry.path in there]
 
 
 def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:

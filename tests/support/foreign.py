@@ -24,6 +24,8 @@ from PIL import Image
 from tars import PRODUCERS
 from tfrecord import TFRecordWriter
 
+from shardkit import convert
+from shardkit.dataset.shardset import ShardSet
 from shardkit.sources.crc32c import crc32c
 
 Images = Mapping[str, bytes]
@@ -386,11 +388,31 @@ def _spoil_file(path: Path, image: str) -> None:
 
 _DIGITS = tuple(f"{digit}/{number}.png" for number, digit in enumerate("301120"))
 _SMALL = _pictures(6, 5, 3)
+
+
+def make_stored(folder: Path, images: Images, *, shuffle: bool = True) -> Path:
+    """Convert the images to a dataset."""
+    source = make_folder_of(folder / "photos", images)
+    convert(source, folder / "stored", to="webdataset", shuffle=shuffle)
+    return folder / "stored"
+
+
+def spoil_stored(path: Path, image: str) -> None:
+    """Change a byte in the middle of an image."""
+    shards = ShardSet(path)
+    row = list(shards.paths).index(image)
+    place = shards.shard_path(0)
+    content = bytearray(place.read_bytes())
+    content[int(shards.rows["offset"][row]) + int(shards.rows["length"][row]) // 2] ^= 1
+    place.write_bytes(content)
+
+
 _TRAIN = {"split": "train"}
 _NAMED = {"image": "path", "label": "class"}
 
 MAKERS = {
     "imagefolder": Maker("imagefolder", make_folder_of, _spoil_file, _SMALL),
+    "dataset": Maker("dataset", make_stored, spoil_stored, _SMALL),
     "webdataset": Maker("webdataset", make_tar, spoil_tar, _SMALL),
     "lmdb": Maker("lmdb", make_lmdb, spoil_lmdb, _SMALL, {"label": "folder"}),
     "hdf5": Maker("hdf5", make_hdf5, spoil_hdf5, _SMALL, {"labels": "label", "images": "jpeg"}),

@@ -59,8 +59,8 @@ INSIDE = {
         "index",
         "index_builder index_reader remote",
         "shardset",
-        "decode",
-        "filling",
+        "decode selection",
+        "filling source",
     ),
     "exporting": (
         "output records",

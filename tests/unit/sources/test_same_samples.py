@@ -23,6 +23,7 @@ from foreign import (
     make_npz,
     make_parquet,
     make_saved,
+    make_stored,
     make_table,
     make_tar,
     make_tfrecord,
@@ -48,6 +49,7 @@ Make = Callable[[Path, Images], Path]
 
 CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "imagefolder": ("imagefolder", make_folder_of, {}),
+    "dataset": ("dataset", partial(make_stored, shuffle=False), {}),
     "webdataset": ("webdataset", make_tar, {}),
     "tfrecord": ("tfrecord", make_tfrecord, {}),
     "lmdb": ("lmdb", make_lmdb, {"label": "folder"}),

@@ -1,0 +1,243 @@
+"""Choose rows of a dataset: by an expression over its columns, or by a list in a file."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.shardset import ShardSet
+from shardkit.errors import UsageError
+from shardkit.record import NO_LABEL, Field
+from shardkit.system.files import read_small
+from shardkit.system.text import quoted
+
+Mask = npt.NDArray[np.bool_]
+"""Whether each row is chosen: shape (N,)."""
+
+_KINDS = ("label", "labels", "number", "text")
+"""Kinds of fields that an expression may name."""
+
+_LONGEST = 2000
+"""Maximum characters of an expression; a far longer one could exhaust Python's parser."""
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, group: value in group,
+    ast.NotIn: lambda value, group: value not in group,
+}
+
+LIST_HEAD = "# rows of the dataset with the content digest "
+"""Start of a list of rows: the digest follows, so that the list fits no other dataset."""
+
+
+def matching(shards: ShardSet, expression: str) -> Mask:
+    """Return the rows for which an expression is true: ``label in ("cat", "dog") and width > 99``.
+
+    It consists of comparisons of a column with literals, ``in``, ``and``, ``or``, ``not`` and
+    parentheses. Columns are the fields of the kinds label (the class name), labels (class names,
+    as in ``"cat" in tags``), number and text, and also ``key``, ``path``, ``width`` and ``height``.
+    A comparison is false where a row lacks the value. Nothing is evaluated as Python.
+
+    Raises:
+        UsageError: If it is not such an expression, or names an unknown column or class.
+    """
+    try:
+        if len(expression) > _LONGEST:
+            raise ValueError(f"it has over {_LONGEST} characters")
+        tree = ast.parse(expression.strip(), mode="eval")
+        return _Expression(shards).of(tree.body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise UsageError(
+            f"--where {quoted(expression)}: {reason}. Compare columns with values, as in "
+            '--where \'label in ("cat", "dog") and width >= 64\''
+        ) from error
+
+
+class _Expression:
+    """Finds the rows for which the parts of an expression are true."""
+
+    def __init__(self, shards: ShardSet) -> None:
+        self._shards = shards
+        self._known: dict[str, Sequence[Any]] = {}
+
+    def of(self, node: ast.expr) -> Mask:
+        if isinstance(node, ast.BoolOp):
+            join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+            found: Mask = join.reduce([self.of(value) for value in node.values])
+            return found
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ~self.of(node.operand)
+        if not isinstance(node, ast.Compare):
+            raise ValueError(f"{ast.unparse(node)} is not a comparison")
+        operands = [node.left, *node.comparators]
+        pairs = zip(operands, node.ops, operands[1:], strict=False)
+        chain: Mask = np.logical_and.reduce([self._compare(*pair) for pair in pairs])
+        return chain
+
+    def _compare(self, left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Mask:
+        compare = _COMPARISONS.get(type(operation))
+        if compare is None or isinstance(left, ast.Name) == isinstance(right, ast.Name):
+            text = ast.unparse(ast.Compare(left, [operation], [right]))
+            raise ValueError(f"{text} does not compare a column with a value")
+        within = isinstance(operation, (ast.In, ast.NotIn))
+        if isinstance(left, ast.Name):
+            value = ast.literal_eval(right)
+            group = value if within else (value,)
+            if isinstance(group, str) or not isinstance(group, Collection):
+                raise ValueError(f"{group!r} is not a list of values")
+            self._require_values(left.id, group)
+            return self._each(left.id, lambda each: compare(each, value))
+        value = ast.literal_eval(left)
+        self._require_values(right.id, (value,))  # type: ignore[attr-defined]
+        if within and self._kind(right.id) not in ("labels", "text"):  # type: ignore[attr-defined]
+            raise ValueError(f"{right.id} has one value in each row")  # type: ignore[attr-defined]
+        return self._each(right.id, lambda each: compare(value, each))  # type: ignore[attr-defined]
+
+    def _each(self, name: str, is_true: Callable[[Any], Any]) -> Mask:
+        values = self._values(name)
+        return np.array([each is not None and bool(is_true(each)) for each in values], np.bool_)
+
+    def _kind(self, name: str) -> str:
+        """Return the kind of a column.
+
+        Raises:
+            ValueError: If there is no such column.
+        """
+        schema = self._shards.schema
+        if name in ("key", "path"):
+            return "text"
+        if name in ("width", "height"):
+            return "number"
+        if name not in schema or schema[name].kind not in _KINDS:
+            known = [each for each, field in schema.items() if field.kind in _KINDS]
+            columns = ", ".join([*known, "key", "path", "width", "height"])
+            raise ValueError(f"{quoted(name)} is not one of its columns: {columns}")
+        return schema[name].kind
+
+    def _values(self, name: str) -> Sequence[Any]:
+        """Return the value of each row, None where it is missing; class names for labels."""
+        if name not in self._known:
+            self._known[name] = self._read(name, self._kind(name))
+        return self._known[name]
+
+    def _read(self, name: str, kind: str) -> Sequence[Any]:
+        shards = self._shards
+        if name in ("key", "path"):
+            return list(shards.keys if name == "key" else shards.paths)
+        if name in ("width", "height"):
+            return list(shards.rows[name].tolist())
+        values = shards.column(name).tolist()
+        if kind not in ("label", "labels"):
+            return list(values)
+        classes = self._classes(shards.schema[name])
+        if kind == "label":
+            return [None if each in (None, NO_LABEL) else classes[each] for each in values]
+        return [None if each is None else [classes[label] for label in each] for each in values]
+
+    def _require_values(self, name: str, values: Collection[Any]) -> None:
+        """Refuse values that no row can have: another type, or an unknown class.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        kind = self._kind(name)
+        types = (int, float) if kind == "number" else (str,)
+        for value in values:
+            if not isinstance(value, types):
+                what = "class names" if kind in ("label", "labels") else f"{kind}s"
+                raise ValueError(f"{value!r} is not of the type of {name}: its values are {what}")
+        if kind in ("label", "labels"):
+            classes = self._classes(self._shards.schema[name])
+            unknown = sorted(set(values).difference(classes))
+            if unknown:
+                some = ", ".join(map(quoted, classes[:10])) + (" ..." if len(classes) > 10 else "")
+                raise ValueError(f"{name} has no class {quoted(unknown[0])}; it has {some}")
+
+    @staticmethod
+    def _classes(field: Field) -> tuple[str, ...]:
+        return field.classes or ()
+
+
+def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
+    """Return the rows that a text file lists: row numbers, or keys, one per line.
+
+    Lines that start with ``#`` are comments. If all lines are decimal numbers without leading
+    zeros, they are rows.
+
+    Args:
+        shards: The dataset.
+        path: The file.
+        option: Name of the option, in errors.
+
+    Raises:
+        UsageError: If the file cannot be read or is empty, names an unknown row or key, names one
+            twice, or is a list of the rows of another dataset.
+    """
+    where = f"{option} {path}"
+    try:
+        text = read_small(Path(path).resolve()).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{where} cannot be read: {reason}") from error
+    lines = text.splitlines()
+    for line in lines:
+        if line.startswith(LIST_HEAD) and line != LIST_HEAD + shards.manifest.content_digest:
+            raise UsageError(
+                f"{where} lists rows of another dataset, with the content digest "
+                f"{line.removeprefix(LIST_HEAD)[:64]}"
+            )
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not names:
+        raise UsageError(f"{where} lists no row")
+    if all(name.isascii() and name.isdecimal() and str(int(name[:19])) == name for name in names):
+        rows = {name: int(name) for name in names if int(name) < len(shards)}
+    else:
+        wanted = set(names)
+        rows = {key: row for row, key in enumerate(shards.keys) if key in wanted}
+    unknown = [name for name in names if name not in rows]
+    if unknown:
+        raise UsageError(
+            f"{where} lists {len(unknown)} rows or keys that {shards.directory} lacks: "
+            f"{', '.join(map(quoted, unknown[:3]))}{' ...' if len(unknown) > 3 else ''}"
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise UsageError(f"{where} lists {len(twice)} rows or keys twice: {quoted(twice[0])}")
+    chosen = np.zeros(len(shards), np.bool_)
+    chosen[[rows[name] for name in names]] = True
+    return chosen
+
+
+def select(
+    shards: ShardSet,
+    *,
+    where: str | None = None,
+    rows: str | Path | None = None,
+    exclude: str | Path | None = None,
+) -> Mask:
+    """Return the rows that all options choose: see `matching` and `listed`.
+
+    Raises:
+        UsageError: As these do.
+    """
+    chosen = np.ones(len(shards), np.bool_)
+    if where is not None:
+        chosen &= matching(shards, where)
+    if rows is not None:
+        chosen &= listed(shards, rows, "--rows")
+    if exclude is not None:
+        chosen &= ~listed(shards, exclude, "--exclude")
+    return chosen
