@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from shardkit import Field
+from shardkit.sources.samples import _BFloat16  # as of a tensor, without loading torch
 
 
 def png(seed: int, mode: str) -> bytes:
@@ -48,11 +49,17 @@ FIELDS: dict[str, tuple[Field, Any]] = {
     "bytes": (Field("bytes"), lambda n: bytes(n % 700)),
     "ragged": (Field("array"), lambda n: array("float16", (n % 3, 2), n)),
     "one": (Field("array", "int8", ()), lambda n: np.int8(n % 100)),
+    "half": (
+        Field("array", "bfloat16", (3,)),
+        lambda n: np.arange(3, dtype="<u2").view(_BFloat16) + n,
+    ),
 }
 
+LACKED = ("mask", "tags", "score", "text", "info", "boxes", "people", "bytes", "ragged", "half")
+"""The fields that the fourth of `SAMPLES` lacks."""
 
 SAMPLES: list[dict[str, Any]] = [
-    {name: make(n) for name, (_, make) in FIELDS.items() if n != 3 or name != "text"}
+    {name: make(n) for name, (_, make) in FIELDS.items() if n != 3 or name not in LACKED}
     | {"latent": array("float16", (2, 3), n)}
     for n in range(5)
 ]
