@@ -49,20 +49,16 @@ class CachedShards:
             ShardkitError: If it cannot be fetched.
         """
         path, size, sha256 = self.path(entry), entry.bytes, entry.sha256
-        if is_open(path, sha256):
-            file = shard_file(path, size, sha256)
-        else:
+        if not is_open(path, sha256):
             drop_removed()  # an open file keeps its space on the disk
+        try:
+            file = shard_file(path, size, sha256)
+        except CorruptShard:  # it is not there, most likely
+            call("fetch:shard", self.cache, _remote(self.url, entry))
             try:
                 file = shard_file(path, size, sha256)
-            except CorruptShard:
-                if path.exists():
-                    raise
-                call("fetch:shard", self.cache, _remote(self.url, entry))
-                try:
-                    file = shard_file(path, size, sha256)
-                finally:
-                    call("fetch:release")
+            finally:
+                call("fetch:release", sha256)
         now = time.monotonic()
         if now - self._used.get(sha256, 0.0) > _USED_SECONDS:
             self._used[sha256] = now

@@ -15,8 +15,8 @@ from shardkit.stores.client import PART, Store, open_store
 _CONNECTIONS = 4
 """Requests at a time for one file."""
 
-_pinned: list[int] = []
-"""Descriptors of shards that are being handed to the reader."""
+_pinned: dict[str, list[int]] = {}
+"""Descriptors of shards that are being handed to a thread of the reader, by SHA-256."""
 
 _asked: set[RemoteFile] = set()
 _lock = threading.Lock()
@@ -46,13 +46,12 @@ def shard(cache: Cache, file: RemoteFile) -> None:
     path = cache.shard(file.sha256)
     while (pinned := pin(path)) is None:
         fetch(cache, file, path)
-    _pinned.append(pinned)
+    _pinned.setdefault(file.sha256, []).append(pinned)
 
 
-def release() -> None:
-    """Let the shards be evicted that were handed over."""
-    while _pinned:
-        os.close(_pinned.pop())
+def release(sha256: str) -> None:
+    """Let a shard be evicted that was handed over."""
+    os.close(_pinned[sha256].pop())
 
 
 def ahead(cache: Cache, file: RemoteFile) -> None:

@@ -41,10 +41,7 @@ class _Helper:
     def call(self, function: str, arguments: tuple[object, ...]) -> Any:
         with self._calling:
             try:
-                pipe = self._write(True, function, arguments).stdout
-                assert pipe is not None
-                (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
-                value, error = pickle.loads(_exactly(pipe, length))  # noqa: S301 - our helper's
+                value, error = self._ask(function, arguments)
             except (EOFError, OSError) as gone:
                 self.end()
                 raise ShardkitError(
@@ -58,8 +55,16 @@ class _Helper:
             raise error
         return value
 
+    def _ask(self, function: str, arguments: tuple[object, ...]) -> tuple[Any, Exception | None]:
+        pipe = self._write(True, function, arguments).stdout
+        assert pipe is not None
+        (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
+        answer: tuple[Any, Exception | None]
+        answer = pickle.loads(_exactly(pipe, length))  # noqa: S301 - our helper's
+        return answer
+
     def send(self, function: str, arguments: tuple[object, ...]) -> None:
-        with contextlib.suppress(OSError):  # only advice: the next call reports the end
+        with contextlib.suppress(OSError, ValueError):  # only advice; it may just have ended
             self._write(False, function, arguments)
 
     def _write(
@@ -67,7 +72,9 @@ class _Helper:
     ) -> subprocess.Popen[bytes]:
         data = pickle.dumps((answer, function, arguments))
         with self._writing:
-            if answer and self._environment != (environment := _environment()):
+            environment = _environment()
+            ended = self._process is not None and self._process.poll() is not None
+            if answer and (ended or environment != self._environment):
                 self.end()  # new credentials, most likely
                 self._environment = environment
             if self._process is None:
