@@ -15,10 +15,10 @@ SIDE = 256
 """Minimum shorter side at which a large JPEG is measured; others are measured at full size."""
 
 _CROP = 0.05
-"""Fraction of each side that the views for `Measures.crops` leave out."""
+"""Fraction of width and height that the views for `Measures.crops` leave out, at the least."""
 
-CROPS = 5
-"""Number of these views: one from the center, and one at each corner."""
+CROPS = 6
+"""Number of these views: one at each corner, one from the center, and a smaller one from there."""
 
 _BASE, _SAMPLES, _WAVES = 128, 32, 8
 """Sides of a reduced image, of a view, and of its low frequencies, which make a hash of 64 bits."""
@@ -39,7 +39,7 @@ class Measures(NamedTuple):
     hash: int
     """Perceptual hash: 64 bits, of which similar images share most."""
     crops: npt.NDArray[np.uint64]
-    """Perceptual hashes of the image with 5% cropped: shape (CROPS,)."""
+    """Perceptual hashes of the image with 5 to 10% cropped: shape (CROPS,)."""
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]
     """Mean and standard deviation of red, green and blue, each of shape (3,)."""
@@ -62,14 +62,14 @@ def measure(pixels: Pixels, size: tuple[int, int]) -> Measures:
     """
     image = Image.fromarray(pixels)
     gray = image.convert("L")
-    digest = hashlib.blake2b(np.array((*size, *pixels.shape), "<i8").tobytes(), digest_size=16)
+    digest = hashlib.sha256(np.array((*size, *pixels.shape), "<i8").tobytes())
     digest.update(pixels.data if pixels.flags.c_contiguous else pixels.tobytes())
     mean, std = _moments(np.reshape(image.histogram(), (3, 256)))
     levels = np.reshape(gray.histogram(), (1, 256))
     brightness, contrast = _moments(levels)
     hashes = _hashes(gray)
     return Measures(
-        pixels=digest.digest(),
+        pixels=digest.digest()[:16],
         hash=int(hashes[0]),
         crops=hashes[1:],
         mean=mean,
@@ -91,7 +91,7 @@ def _moments(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], ..
 
 
 def _hashes(gray: Image.Image) -> npt.NDArray[np.uint64]:
-    """Return the hash of an image, and of it with 5% cropped in `CROPS` places.
+    """Return the hash of an image, and of its `CROPS` views.
 
     A bit says whether one of the lowest frequencies of the cosine transform exceeds their median,
     as in the hash that Zauner (2010) and `imagehash.phash` use. The mean level does not count.
@@ -101,13 +101,13 @@ def _hashes(gray: Image.Image) -> npt.NDArray[np.uint64]:
     width, height = gray.size
     x, y = width * _CROP, height * _CROP
     places = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0))
-    corners = [(x * a, y * b, width - x * (1 - a), height - y * (1 - b)) for a, b in places]
-    boxes = [(0, 0, width, height), (x / 2, y / 2, width - x / 2, height - y / 2), *corners]
+    boxes = [(x * a, y * b, width - x * (1 - a), height - y * (1 - b)) for a, b in places]
+    boxes += [(x * a, y * a, width - x * a, height - y * a) for a in (0.5, 1.0)]
     views = [
         np.asarray(gray.resize((_SAMPLES, _SAMPLES), Image.Resampling.BILINEAR, box), np.float32)
-        for box in boxes
+        for box in [(0, 0, width, height), *boxes]
     ]
-    waves = (_COSINES @ np.stack(views) @ _COSINES.T).reshape(len(boxes), -1)
+    waves = (_COSINES @ np.stack(views) @ _COSINES.T).reshape(len(views), -1)
     waves[:, 0] = 0
     bits = np.packbits(waves > np.median(waves, axis=1, keepdims=True), axis=1)
     return bits.view(">u8")[:, 0].astype(np.uint64)
@@ -119,14 +119,14 @@ def _sharpness(gray: npt.NDArray[np.uint8]) -> float:
     Unlike the variance of a Laplacian, this hardly depends on contrast and content.
     """
     found = []
-    for values in (gray, gray.T):
+    levels = gray.astype(np.int16)
+    for values in (levels, levels.T):
         if len(values) <= 2 * _WINDOW:
             return 1.0  # too small to judge
-        sums = np.cumsum(values, axis=0, dtype=np.int32)
-        blurred = sums[_WINDOW:] - sums[:-_WINDOW]  # times the window
-        middle = values[_WINDOW // 2 + 1 :][: len(blurred)].astype(np.int32)
-        steps = np.abs(np.diff(middle, axis=0)) * _WINDOW
-        lost = np.maximum(steps - np.abs(np.diff(blurred, axis=0)), 0)
+        middle = values[_WINDOW // 2 : _WINDOW // 2 + len(values) - _WINDOW + 1]
+        steps = np.abs(middle[1:] - middle[:-1]) * np.int16(_WINDOW)
+        blurred = np.abs(values[_WINDOW:] - values[:-_WINDOW])  # neighboring means, times 9
+        lost = np.maximum(steps - blurred, 0)
         total = int(steps.sum(dtype=np.int64))
         found.append(int(lost.sum(dtype=np.int64)) / total if total else 0.0)
     return min(found)

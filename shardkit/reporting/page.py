@@ -304,7 +304,7 @@ def _fields(report: DatasetReport) -> str:
         for each in report.fields
     ]
     head = ("Dataset", "Field", "Kind", "Rows examined", "Counted", "Distribution")
-    parts = [_table(head, rows, "Fields")]
+    parts = [_table(head, rows, "List of fields")]
     for each in report.fields:
         counts = sorted(each.get("counts", {}).items(), key=lambda item: -item[1])[:_BALANCE]
         if counts:
@@ -324,7 +324,7 @@ def _findings(report: DatasetReport, album: _Album) -> str:
     parts = []
     if rows:
         head = ("Finding", "Meaning", "Groups", "Images")
-        parts.append(_table(head, rows, "Findings"))
+        parts.append(_table(head, rows, "List of findings"))
     parts.append(f'<p class="none">Nothing found: {_safe(", ".join(none) or "-")}.</p>')
     parts += [_finding(report, each, album) for each in report.findings if each.groups]
     return "\n".join(parts)

@@ -40,7 +40,7 @@ def test_facts_are_those_of_the_pixels(dataset: Path) -> None:
     assert fact["mean"] == pytest.approx(pixels.mean((0, 1)), abs=1e-3)
     assert fact["std"] == pytest.approx(pixels.std((0, 1)), abs=1e-3)
     assert (fact["quality"], fact["orientation"], fact["frames"]) == (80, 1, 1)
-    assert fact["content"] == hashlib.blake2b(content, digest_size=16).digest().rstrip(b"\0")
+    assert fact["content"] == hashlib.sha256(content).digest()[:16].rstrip(b"\0")
     assert [*facts["mode"]] == [b"RGB"] * 5 + [b"L"]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
+import json
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -120,17 +123,17 @@ def test_a_histogram_says_what_it_shows() -> None:
     assert re.findall(r"v-([0-9.]+)h", drawn) == ["150.0", "75.0"]
 
 
-@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
-def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path: Path) -> None:
-    # Its policy forbids scripts and requests; a violation is an error on the console.
-    (tmp_path / "page.html").write_text(text, "utf-8")
-    assert BROWSER is not None
-    done = subprocess.run(
+def browse(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Open a page in a browser; return the page after its scripts, and the log."""
+    if BROWSER is None:
+        pytest.skip("no Chromium or Chrome is installed")
+    (folder / "page.html").write_text(text, "utf-8")
+    return subprocess.run(
         [
             BROWSER,
-            *("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'p'}"),
-            *("--enable-logging=stderr", "--log-level=0", "--dump-dom"),
-            (tmp_path / "page.html").as_uri(),
+            *("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'user'}"),
+            *("--enable-logging=stderr", "--log-level=0", "--dump-dom", *options),
+            (folder / "page.html").as_uri(),
         ],
         capture_output=True,
         text=True,
@@ -138,6 +141,50 @@ def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path
         check=True,
     )
 
+
+def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path: Path) -> None:
+    # Its policy forbids scripts and requests; a violation is an error on the console.
+    done = browse(text, tmp_path)
+
     assert "<title>Report on train, val</title>" in done.stdout
-    assert "broken</title>" not in done.stdout
     assert "CONSOLE" not in done.stderr
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The accessibility checker axe-core, from the npm registry."""
+    folder = tmp_path_factory.mktemp("axe")
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm, which fetches axe-core, is not installed")
+    try:
+        command = [npm, "pack", "--silent", "axe-core@4"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=DEADLINE)
+    except subprocess.SubprocessError:
+        pytest.skip("the npm registry, which has axe-core, cannot be reached")
+    (archive,) = folder.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        script = packed.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode().replace("</script", "<\\/script")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["light", "dark", "phone"])
+def test_the_page_is_accessible(text: str, axe: str, mode: str, tmp_path: Path) -> None:
+    script = (
+        f"<script>{axe}</script>"
+        "<script>axe.run().then(found => { const list = document.createElement('pre');"
+        "list.id = 'violations'; list.textContent = JSON.stringify(found.violations);"
+        "document.body.append(list); });</script>"
+    )
+    allowed = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", script + "</body>")
+    options = {
+        "light": ["--window-size=1280,1000"],
+        "dark": ["--blink-settings=preferredColorScheme=0"],
+        "phone": ["--window-size=390,800"],
+    }
+    done = browse(allowed, tmp_path, "--virtual-time-budget=20000", *options[mode])
+    (listed,) = re.findall(r'<pre id="violations">(.*?)</pre>', done.stdout)
+
+    assert [(each["id"], each["impact"]) for each in json.loads(html.unescape(listed))] == []
