@@ -37,6 +37,8 @@ TASKS = {
         (
             "convert",
             "Converted",
+            "attach",
+            "Attached",
             "Field",
             "Sample",
             "Plan",

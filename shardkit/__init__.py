@@ -12,6 +12,7 @@ from shardkit._version import __version__
 
 if TYPE_CHECKING:
     from shardkit.contracts import Source
+    from shardkit.conversion.attach import Attached, attach
     from shardkit.conversion.convert import Converted, convert
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.upload import upload
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from shardkit.verification.verify import Verification, verify
 
 _WHERE = {
+    "Attached": "shardkit.conversion.attach",
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
     "Balanced": "shardkit.torch.data.samplers",
@@ -137,6 +139,7 @@ _WHERE = {
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verification.verify",
     "Weighted": "shardkit.torch.data.samplers",
+    "attach": "shardkit.conversion.attach",
     "bench": "shardkit.measure.bench.bench",
     "collate": "shardkit.torch.data.collate",
     "convert": "shardkit.conversion.convert",
@@ -160,6 +163,7 @@ _EXTRAS = ("lightning",)
 """Optional packages, each installed by the extra of its name."""
 
 __all__ = [
+    "Attached",
     "BadImage",
     "BadImages",
     "Balanced",
@@ -221,6 +225,7 @@ __all__ = [
     "Verification",
     "Weighted",
     "__version__",
+    "attach",
     "bench",
     "collate",
     "convert",

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
-from shardkit.errors import Problem
+from shardkit.errors import BadImage, Problem
 from shardkit.record import Field, Record, Schema, default_schema, load_schema, uniform_arrays
 
 
@@ -222,6 +222,34 @@ class FileSource(Source, Protocol):
 
         The file's content is the image. If the file is unchanged, its size is ``entry.bytes`` and
         its time of modification, in nanoseconds, is ``entry.stamp``.
+        """
+        ...
+
+
+class Located(NamedTuple):
+    """A record, and where its source stores the bytes of its fields."""
+
+    record: Record
+    """The record, as `Source.read` returns it."""
+    offsets: Mapping[str, int]
+    """The offset in the file of each field that the file contains as it is, by stored name."""
+
+
+class AttachableSource(Source, Protocol):
+    """A source whose files contain the fields of its records as plain bytes.
+
+    `shardkit.conversion.attach` indexes these files in place.
+    """
+
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return each file with its images, in order; also the files without images."""
+        ...
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images of one file, or why it cannot be read or attached.
+
+        Raises:
+            BadImage: If the file cannot be read at all.
         """
         ...
 

@@ -14,6 +14,9 @@ from shardkit.errors import UsageError
 DEFAULT_SOURCE = "imagefolder"
 """The source that is meant where none is named."""
 
+ATTACHED_SOURCE = "webdataset"
+"""The source whose files `shardkit attach` takes."""
+
 _Plugin = TypeVar("_Plugin", Format, SourceKind)
 
 

@@ -282,7 +282,7 @@ class _Command(click.Command):
     """The command for a source: the options of every conversion, and the source's own."""
 
     def __init__(self, kind: SourceKind) -> None:
-        own = [_option(option) for option in kind.options]
+        own = [source_option(option) for option in kind.options]
         params = _COMMON.params
         place = next(n for n, each in enumerate(params) if each.name == "shard_size")
         super().__init__(
@@ -301,7 +301,8 @@ class _Command(click.Command):
         return super().invoke(ctx)
 
 
-def _option(option: SourceOption) -> click.Option:
+def source_option(option: SourceOption) -> click.Option:
+    """Return a source's option as one of a command."""
     return click.Option(
         [option.flags],
         default=option.default,

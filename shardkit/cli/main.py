@@ -48,6 +48,10 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     table={
         "convert": ("shardkit.cli.convert:convert_group", "Create a dataset of shards."),
+        "attach": (
+            "shardkit.cli.attach:attach_command",
+            "Read tar archives of other programs in place.",
+        ),
         "verify": ("shardkit.cli.verify:verify_command", "Find every damaged byte of a dataset."),
         "repair": (
             "shardkit.cli.repair:repair_command",
@@ -146,7 +150,7 @@ def main() -> NoReturn:
 
 def _interrupted() -> str:
     """Return the message for an interruption; a conversion can resume."""
-    if sys.argv[1:2] == ["convert"]:
+    if sys.argv[1:2] in (["convert"], ["attach"]):
         return "interrupted. (Rerun the same command to resume.)"
     return "interrupted."
 

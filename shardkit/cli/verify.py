@@ -64,6 +64,12 @@ _LISTED = 50
     metavar="FILE",
     help="Check that DATASET is still what the receipt in FILE describes.",
 )
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the archives of an attached dataset.  [default: where `attach` found them]",
+)
 @workers_option
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
@@ -74,6 +80,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
     against: Path | None,
     write_receipt: Path | None,
     check_receipt: Path | None,
+    root: Path | None,
     workers: int | None,
     quiet: bool,
     as_json: bool,
@@ -103,6 +110,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
             dataset,
             level,
             against=against,
+            root=root,
             workers=workers or usable_cpus(),
             on_progress=on_progress,
         )
@@ -167,7 +175,9 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     elif isinstance(dataset, Path) and any(
         finding.file != MANIFEST_NAME and _kind(finding) == "damaged" for finding in result.findings
     ):
-        line("next", f"shardkit repair {shlex.quote(str(dataset))} --from SRC")
+        again = "restore the archives, or run the same `shardkit attach` command again"
+        repair = f"shardkit repair {shlex.quote(str(dataset))} --from SRC"
+        line("next", again if result.attached else repair)
     if any(finding.as_stored for finding in result.findings):
         line("bad image", _BAD_IMAGE)
     if result.source:

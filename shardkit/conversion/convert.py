@@ -240,7 +240,7 @@ def plan_scan(
     Raises:
         UsageError: If ``target`` cannot be used.
     """
-    _refuse_overlap(scan, Path(target))
+    refuse_overlap(scan, Path(target))
     check_target(Path(target), force=force)
     return make_plan(scan, options)
 
@@ -256,7 +256,7 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
 ) -> Converted:
     """Convert the images of a scan; see `convert`, which scans the source first."""
     target = Path(target)
-    _refuse_overlap(scan, target)
+    refuse_overlap(scan, target)
     plan = make_plan(scan, options)
     if not force and (existing := finished(plan, target)):
         clear_trash(target)
@@ -293,7 +293,12 @@ def _carry_out(
     return kept
 
 
-def _refuse_overlap(scan: Scan, target: Path) -> None:
+def refuse_overlap(scan: Scan, target: Path) -> None:
+    """Refuse a target that contains the source, or is in it.
+
+    Raises:
+        UsageError: If it does, or is.
+    """
     place = Path(os.path.realpath(target))
     for path in scan.source.paths():
         root = Path(os.path.realpath(path))
@@ -447,8 +452,8 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
     counts = index.counts(schema)
     names = [
         *save_index([index], work.folder, schema),
-        *_save_report(SKIPPED, skipped, work.folder),
-        *_save_report(IGNORED, ignored, work.folder),
+        *save_report(SKIPPED, skipped, work.folder),
+        *save_report(IGNORED, ignored, work.folder),
     ]
     lacking = {name for name, count in counts.items() if count < len(index.rows)}
     return Manifest(
@@ -492,7 +497,7 @@ def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:
     return total
 
 
-def _save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
+def save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
     """Write a report, unless there is nothing to report; return the files written."""
     if not problems:
         return []

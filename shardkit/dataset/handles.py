@@ -43,13 +43,16 @@ class ShardFile:
         CorruptShard: If the file is missing, or its size differs from the manifest.
     """
 
-    def __init__(self, path: Path, size: int, root: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, size: int, root: Path | None = None, *, remedy: str = _REMEDY
+    ) -> None:
         """Open the file.
 
         Args:
             path: The file.
             size: Its size in bytes, from the manifest.
             root: The dataset, below which links are refused; by default the file's own folder.
+            remedy: What to do if it is another file, for messages.
         """
         self._path = path
         self._size = size
@@ -69,12 +72,14 @@ class ShardFile:
             raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
         found = os.fstat(self.descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise CorruptShard(f"the shard {path} is not a file. {_REMEDY}")
+            raise CorruptShard(f"the shard {path} is not a file. {remedy}")
         if found.st_size != size:
             raise CorruptShard(
-                f"the shard {path} has {found.st_size} bytes; the manifest says {size}. {_REMEDY}"
+                f"the shard {path} has {found.st_size} bytes; the manifest says {size}. {remedy}"
             )
         os.set_blocking(self.descriptor, True)
+        self.modified = found.st_mtime_ns
+        """Time of the last modification when it was opened, in nanoseconds."""
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -247,7 +252,9 @@ _POOL = _Pool()
 os.register_at_fork(after_in_child=_POOL.reset)
 
 
-def shard_file(path: Path, size: int, identity: str, root: Path | None = None) -> ShardFile:
+def shard_file(
+    path: Path, size: int, identity: str, root: Path | None = None, *, remedy: str = _REMEDY
+) -> ShardFile:
     """Return the shard at ``path``, open as a file.
 
     Args:
@@ -255,11 +262,12 @@ def shard_file(path: Path, size: int, identity: str, root: Path | None = None) -
         size: Its size in bytes, from the manifest.
         identity: Its SHA-256, from the manifest; a rewritten shard has another.
         root: The dataset, below which links are refused; by default the file's own folder.
+        remedy: What to do if it is another file, for messages.
 
     Raises:
         CorruptShard: If it is missing or of another size.
     """
-    return _POOL.get((path, identity), lambda: ShardFile(path, size, root))
+    return _POOL.get((path, identity), lambda: ShardFile(path, size, root, remedy=remedy))
 
 
 def is_open(path: Path, identity: str) -> bool:

@@ -97,25 +97,25 @@ def index_shard(
     Raises:
         CorruptShard: If the shard or a record is damaged.
     """
-    keys: list[str] = []
-    paths: list[str] = []
-    rows: list[Rows] = [as_rows(())]
-    others: list[Others] = []
+    found: list[IndexedRecords] = []
     with open_records(storage, path, part) as records:
         wanted = range(len(records))[part.rows if part else slice(None)]
         for start in range(0, len(wanted), _INDEX_ROWS):
             some = records.index(wanted[start : start + _INDEX_ROWS])
             if see:
                 see(some.keys, some.checksums)
-            rows.append(some.rows)
-            keys += some.keys
-            paths += some.paths
-            others += some.others
+            found.append(some)
         schema = records.schema
+    return join_indexed(found, schema)
+
+
+def join_indexed(found: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
+    """Return the index of the records of several pieces, in order."""
+    others = [other for some in found for other in some.others]
     return IndexPart(
-        np.concatenate(rows),
-        keys,
-        paths,
+        np.concatenate([as_rows(()), *(some.rows for some in found)]),
+        [key for some in found for key in some.keys],
+        [path for some in found for path in some.paths],
         {name: as_rows([each.entries[name] for each in others]) for name in apart_of(schema)},
         {
             name: build_column(field, [each.values[name] for each in others])

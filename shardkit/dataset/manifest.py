@@ -59,6 +59,27 @@ class ShardEntry(FileEntry):
 
     rows: int
 
+    @property
+    def identity(self) -> str:
+        """A text that differs for another content."""
+        return self.sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachedShard(ShardEntry):
+    """One archive of another program. Its name is the path below `AttachedManifest.folder`."""
+
+    modified: int
+    """Time of its last modification, in nanoseconds. It identifies the content if ``sha256`` is
+    empty."""
+    notes: dict[str, int]
+    """As `Manifest.notes`, of its images."""
+
+    @property
+    def identity(self) -> str:
+        """A text that differs for another content."""
+        return self.sha256 or f"modified {self.modified}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FieldEntry:
@@ -152,7 +173,25 @@ class Manifest:
     @property
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical JSON: the dataset's identity."""
-        return _digest(_as_json("dataset", asdict(self)))
+        return _digest(_as_json(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachedManifest(Manifest):
+    """Description of a dataset whose shards are archives of another program, read in place.
+
+    Unlike other manifests, it leads out of its directory: `shardkit.dataset.attached` decides
+    whether readers follow it.
+    """
+
+    shards: tuple[AttachedShard, ...]
+    folder: str
+    """The folder of all archives: absolute, or relative to the dataset's directory."""
+
+    @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """All files in the dataset's directory except the manifest itself: not the archives."""
+        return self.files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +204,15 @@ class SplitsManifest:
     @property
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical JSON."""
-        return _digest(_as_json("splits", asdict(self)))
+        return _digest(_as_json(self))
+
+
+_KINDS: dict[str, type[Manifest | SplitsManifest]] = {
+    "dataset": Manifest,
+    "attached": AttachedManifest,
+    "splits": SplitsManifest,
+}
+"""The kinds of manifests, by the name that the file states."""
 
 
 def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
@@ -174,8 +221,7 @@ def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
     Raises:
         ShardkitError: If it is larger than readers accept.
     """
-    kind = "dataset" if isinstance(manifest, Manifest) else "splits"
-    content = _render(_as_json(kind, asdict(manifest)))
+    content = _render(_as_json(manifest))
     if len(content) > SMALL_BYTES:
         raise ShardkitError(
             f"the manifest would have {len(content):,} bytes, more than the {SMALL_BYTES:,} that "
@@ -217,10 +263,8 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
             f"{path} was changed or truncated: its digest does not match. {_REMEDY}"
         )
     body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
-    target: type[Manifest | SplitsManifest]
-    target = SplitsManifest if value.get("kind") == "splits" else Manifest
     try:
-        manifest = build_typed(target, body)
+        manifest = build_typed(_KINDS[value["kind"]], body)
         _check(manifest)
     except (TypeError, ValueError) as error:
         raise CorruptDataset(f"{path} is not a valid manifest: {error}") from error
@@ -291,7 +335,7 @@ def _parse(path: str, content: bytes) -> dict[str, Any]:
         value = load_json(content)
     except ValueError as error:
         raise CorruptDataset(f"{path} is not a manifest of shardkit: {error}. {_REMEDY}") from error
-    if value.get("kind") not in ("dataset", "splits"):
+    if value.get("kind") not in tuple(_KINDS):
         raise CorruptDataset(f"{path} is not a manifest of shardkit. {_REMEDY}")
     return value
 
@@ -320,8 +364,9 @@ def _lack(path: Path) -> str:
     return f"it contains no {path.name}"
 
 
-def _as_json(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    return {"format_version": FORMAT_VERSION, "kind": kind, **body}
+def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:
+    (kind,) = (name for name, target in _KINDS.items() if type(manifest) is target)
+    return {"format_version": FORMAT_VERSION, "kind": kind, **asdict(manifest)}
 
 
 def _digest(value: Mapping[str, Any]) -> str:
@@ -349,15 +394,38 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         rows = [each.rows for each in manifest.schema]
         if not manifest.fields_by_name or max(rows) > manifest.rows:
             raise ValueError("the schema has no fields, or more rows than there are")
+    _check_names(names, manifest)
+
+
+def _check_names(names: list[str], manifest: Manifest | SplitsManifest) -> None:
     for name in names:
         require_file_name(name)
         if "/" in name and isinstance(manifest, SplitsManifest):
             raise ValueError(f"the split {name!r} is not a folder name")
-    for shard in manifest.shards if isinstance(manifest, Manifest) else ():
-        if "/" in shard.name:
-            raise ValueError(f"the shard {shard.name!r} is in a folder")
     if len(set(names)) != len(names):
         raise ValueError("two entries have the same file name")
+    if isinstance(manifest, Manifest):
+        _check_shards(manifest)
+
+
+def _check_shards(manifest: Manifest) -> None:
+    """Refuse a shard in a folder, and archives outside of theirs, or two of one name.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    names = [shard.name for shard in manifest.shards]
+    if not isinstance(manifest, AttachedManifest):
+        for name in names:
+            if "/" in name:
+                raise ValueError(f"the shard {name!r} is in a folder")
+        return
+    if not manifest.folder or "\0" in manifest.folder:
+        raise ValueError(f"the folder {manifest.folder!r} cannot be one")
+    for name in names:
+        parts_of(as_name(name))
+    if len(set(names)) != len(names):
+        raise ValueError("two archives have the same name")
 
 
 _FOLDERS: tuple[list[str], ...] = ([], ["index"], ["index", "fields"], ["index", "columns"])

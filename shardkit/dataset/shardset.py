@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import MAX_PIXELS
 from shardkit.contracts import Format
+from shardkit.dataset.attached import shards_folder
 from shardkit.dataset.columns import COLUMN_KINDS, Column, columns_of
 from shardkit.dataset.handles import ShardFile, forget, shard_file, shard_reader
 from shardkit.dataset.index import (
@@ -34,7 +35,7 @@ from shardkit.dataset.index import (
 )
 from shardkit.dataset.index_builder import difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, load_manifest
+from shardkit.dataset.manifest import MANIFEST_NAME, AttachedShard, Manifest, load_manifest
 from shardkit.dataset.remote import CachedShards
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.record import (
@@ -52,7 +53,7 @@ from shardkit.record import (
 )
 from shardkit.registry import get_format
 from shardkit.system import native
-from shardkit.system.files import require_local
+from shardkit.system.files import as_name, require_local
 from shardkit.system.text import quoted
 
 _Opened = TypeVar("_Opened")
@@ -90,14 +91,21 @@ class ShardSet:
         verify: Whether each read compares the record's checksum. None means only for encoded
             images: for raw pixels it costs more than reading them.
         cached: The shards, if they are not in the directory.
+        root: The folder of an attached dataset's archives; None means where the manifest says,
+            which `shardkit attach` must have confirmed.
 
     Raises:
-        UsageError: If ``directory`` is not a dataset.
+        UsageError: If ``directory`` is not a dataset, or its archives are not confirmed.
         CorruptDataset: If its manifest is damaged.
     """
 
     def __init__(
-        self, directory: Path, *, verify: bool | None = None, cached: CachedShards | None = None
+        self,
+        directory: Path,
+        *,
+        verify: bool | None = None,
+        cached: CachedShards | None = None,
+        root: Path | None = None,
     ) -> None:
         require_local(directory)
         self._cached = cached
@@ -105,6 +113,8 @@ class ShardSet:
         self._stamp = _stamp(self.directory)
         self.manifest: Manifest = load_manifest(self.directory)
         self._paths: dict[int, Path] = {}
+        self._root = root
+        self._folder = shards_folder(self.directory, self.manifest, root)
         self._verify_option = verify
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
@@ -113,7 +123,8 @@ class ShardSet:
         return self.manifest.rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.directory, self._verify_option, self.manifest.digest, self._cached)
+        options = (self._verify_option, self._cached, self._root)
+        return _reopen, (self.directory, *options, self.manifest.digest)
 
     @cached_property
     def keys(self) -> StringTable:
@@ -379,7 +390,7 @@ class ShardSet:
         path = self._paths.get(shard)
         if path is None:  # cached: building a path takes as long as reading an image
             entry, cached = self.manifest.shards[shard], self._cached
-            path = self.directory / entry.name if cached is None else cached.path(entry)
+            path = self._folder / as_name(entry.name) if cached is None else cached.path(entry)
             self._paths[shard] = path
         return path
 
@@ -405,23 +416,29 @@ class ShardSet:
             if len(shards) > 1:
                 cached.fetch_ahead(entries[shard] for shard in shards)
             return {shard: cached.open(entries[shard]) for shard in shards}
-
-        def open_all() -> dict[int, ShardFile]:
-            return {
-                shard: shard_file(
-                    self.shard_path(shard), entries[shard].bytes, entries[shard].sha256
-                )
-                for shard in shards
-            }
-
         try:
-            return self._unchanged(open_all)
+            return self._unchanged(lambda: {shard: self._open(shard) for shard in shards})
         except CorruptDataset:  # drop them: otherwise they would be read if this dataset came back
             for entries_of_field in self._entries.values():
                 entries_of_field.forget()
             for shard in shards:
-                forget(self.shard_path(shard), entries[shard].sha256)
+                forget(self.shard_path(shard), entries[shard].identity)
             raise
+
+    def _open(self, shard: int) -> ShardFile:
+        entry = self.manifest.shards[shard]
+        path = self.shard_path(shard)
+        if not isinstance(entry, AttachedShard):
+            return shard_file(path, entry.bytes, entry.identity, self._folder)
+        remedy = (
+            f"It was replaced after `shardkit attach`, and the index in {self.directory} does not "
+            "describe it. Restore it, or run the same `shardkit attach` command again."
+        )
+        file = shard_file(path, entry.bytes, entry.identity, self._folder, remedy=remedy)
+        if not entry.sha256 and file.modified != entry.modified:
+            forget(path, entry.identity)
+            raise CorruptShard(f"the archive {path} has another modification time. {remedy}")
+        return file
 
     def _unchanged(self, load: Callable[[], _Opened]) -> _Opened:
         """Return what ``load`` opens if the directory still holds the dataset opened here.
@@ -485,7 +502,7 @@ class ShardSet:
         entry = self.manifest.shards[shard]
         self._open_all([shard])  # checks its type and size, and that it is of this dataset
         reader = self._unchanged(
-            lambda: shard_reader(self.shard_path(shard), entry.sha256, self._format.read)
+            lambda: shard_reader(self.shard_path(shard), entry.identity, self._format.read)
         )
         (record,) = reader.read([row - int(self._starts[shard])])
         field = self.schema.get(name)
@@ -532,7 +549,7 @@ class ShardSet:
     def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
         """Return the error for a damaged record, with its location."""
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        path, identity = self.shard_path(shard), self.manifest.shards[shard].sha256
+        path, identity = self.shard_path(shard), self.manifest.shards[shard].identity
         forget(path, identity)  # so that a restored copy is opened next time
         try:
             key, source = self.keys[row], self.paths[row]
@@ -761,10 +778,14 @@ class LocatedRows:
 
 
 def _reopen(
-    directory: Path, verify: bool | None, digest: str, cached: CachedShards | None
+    directory: Path,
+    verify: bool | None,
+    cached: CachedShards | None,
+    root: Path | None,
+    digest: str,
 ) -> ShardSet:
     """Reopen an unpickled dataset, unless another one has replaced it."""
-    opened = ShardSet(directory, verify=verify, cached=cached)
+    opened = ShardSet(directory, verify=verify, cached=cached, root=root)
     _require_digest(opened.manifest, digest, directory)
     return opened
 

@@ -249,15 +249,16 @@ class View:
 
 
 @contextlib.contextmanager
-def reading(path: str, stamp: int | None = None) -> Iterator[View]:
+def reading(path: str, stamp: int | None = None, *, ahead: bool = False) -> Iterator[View]:
     """Open an input file for one image; errors of the file are raised as `BadImage`.
 
     Args:
         path: The file.
         stamp: Its modification time in the scan; None does not compare it.
+        ahead: Whether more images are read in the order of the file.
     """
     try:
-        with View(path) as view:
+        with View(path, ahead=_AHEAD if ahead else 0) as view:
             if stamp is not None and view.stamp != stamp:
                 raise BadImage(CHANGED)
             yield view

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.contracts import Entry, Images, Located, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Record
+from shardkit.record import FOREIGN_FIELD, NO_LABEL, STORED_APART, Record, image_field
 from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.inputs import (
     CHANGED,
+    PACKED_SUFFIXES,
     View,
     find_files,
     place,
@@ -121,21 +122,70 @@ class WebDataset(FileSource):
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
-        number, offset = place_of(entry.place)
+        number, _ = place_of(entry.place)
         with reading(self._files.paths[number], entry.stamp) as view:
-            member = next(members(view, offset), None)
-            if member is None or member.size != entry.bytes:
-                raise BadImage(CHANGED)
-            record = image_record(entry, content(view, member))
-            if not self._keep:
-                return record
-            values: dict[str, Any] = {}
-            for kept, start in zip(self._keep, json.loads(entry.values), strict=True):
-                if start is not None:
-                    member = next(members(view, start))
-                    field = self._schema[kept.name]
-                    values[kept.name] = value_of(kept, field, content(view, member))
-            return with_fields(record, self._schema, values)
+            return self._locate(view, entry).record
+
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return each archive with its images.
+
+        Raises:
+            UsageError: If an archive is compressed.
+        """
+        for path in self._files.paths:
+            if path.endswith(PACKED_SUFFIXES):
+                raise UsageError(
+                    f"{path} is compressed, so its images cannot be read in place: unpack it, or "
+                    "use `shardkit convert`"
+                )
+        rows: list[list[int]] = [[] for _ in self._files.paths]
+        for row, entry in enumerate(images.entries):
+            rows[place_of(entry.place)[0]].append(row)
+        return [
+            (Path(path), images.take(some))
+            for path, some in zip(self._files.paths, rows, strict=True)
+        ]
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images of one archive, with the offsets of its members."""
+        if entries:
+            number, _ = place_of(entries[0].place)
+            with reading(self._files.paths[number], entries[0].stamp, ahead=True) as view:
+                for entry in entries:
+                    try:
+                        found = self._locate(view, entry)
+                        for name, offset in found.offsets.items():
+                            if offset < 0:
+                                raise BadImage(f"its {name} is not stored in one piece as it is")
+                        yield found
+                    except BadImage as error:
+                        yield error
+
+    def _locate(self, view: View, entry: Entry) -> Located:
+        """Return the record of an image; an offset is -1 if the archive has other bytes there."""
+        member = next(members(view, place_of(entry.place)[1]), None)
+        if member is None or member.size != entry.bytes:
+            raise BadImage(CHANGED)
+        record = image_record(entry, content(view, member))
+        offsets = {record.image_field or FOREIGN_FIELD: _offset(member)}
+        if not self._keep:
+            return Located(record, offsets)
+        values: dict[str, Any] = {}
+        apart: dict[str, tuple[Member, bytes]] = {}
+        for kept, start in zip(self._keep, json.loads(entry.values), strict=True):
+            if start is not None:
+                member = next(members(view, start))
+                field = self._schema[kept.name]
+                data = content(view, member)
+                values[kept.name] = value_of(kept, field, data)
+                if field.kind in STORED_APART:
+                    apart[kept.name] = member, data
+        record = with_fields(record, self._schema, values)
+        for name, (member, data) in apart.items():
+            field = self._schema[name]
+            stored = field.stored_name(name) or image_field(record.fields, name) or name
+            offsets[stored] = _offset(member) if record.fields.get(stored) == data else -1
+        return Located(record, offsets)
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the samples of all archives, in order.
@@ -339,6 +389,12 @@ class _Found:
 def _by_four(numbers: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
     each = iter(numbers)
     return zip(each, each, each, each, strict=True)
+
+
+def _offset(member: Member) -> int:
+    """Return the offset of a member's content; -1 if it is in several pieces."""
+    (piece, *others) = member.pieces or (None,)
+    return -1 if piece is None or others or piece.length != member.size else piece.offset
 
 
 def _plain(name: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from shardkit.conversion.staging import scratch_folder
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, save_index
 from shardkit.dataset.index_builder import index_shard
-from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit.dataset.manifest import AttachedManifest, load_manifest
+from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, sha256_of, sync
 from shardkit.system.pool import Progress, Report
@@ -40,6 +40,11 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
 def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None = None) -> int:
     """Do what `reindex` does, in the folder of `shardkit.conversion.staging.scratch_folder`."""
     manifest = load_manifest(directory)
+    if isinstance(manifest, AttachedManifest):
+        raise UsageError(
+            f"{directory} is attached: rerun its `shardkit attach` command with --force, which "
+            "indexes the archives again"
+        )
     storage = get_format(manifest.format)
     parts = []
     for shard in manifest.shards:

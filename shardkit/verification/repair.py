@@ -15,6 +15,7 @@ from shardkit.conversion.staging import scratch_folder
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    AttachedManifest,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -95,6 +96,11 @@ def repair(
 def _manifests(directory: Path) -> dict[str, Manifest]:
     """Return the manifest of each split, or of the dataset as ""."""
     top = load_any_manifest(directory)
+    if isinstance(top, AttachedManifest):
+        raise UsageError(
+            f"{directory} is attached: shardkit did not write its archives. Restore them from a "
+            "copy; `shardkit attach --force` rebuilds the index"
+        )
     if isinstance(top, Manifest):
         return {"": top}
     manifests = {split: load_manifest(split_directory(directory, split)) for split in top.splits}

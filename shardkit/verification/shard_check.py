@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -32,12 +33,12 @@ from shardkit.dataset.index_builder import (
     difference,
     open_records,
 )
-from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
+from shardkit.dataset.manifest import MANIFEST_NAME, AttachedShard, ShardEntry
 from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
-from shardkit.record import IMAGE, NO_LABEL, Field, Schema, image_field
+from shardkit.record import ABSENT, IMAGE, NO_LABEL, STORED_KINDS, Field, Schema, image_field
 from shardkit.registry import get_format
-from shardkit.system.files import FileSha256
+from shardkit.system.files import FileSha256, as_name, sha256_of
 from shardkit.system.pool import Meter
 from shardkit.system.text import shortened
 from shardkit.verification.record_comparison import (
@@ -84,6 +85,8 @@ class ShardCheck:
     """One shard to check: the task of a worker process."""
 
     directory: Path
+    folder: Path
+    """Folder of the shard: the directory, unless it is attached."""
     prefix: str
     """Prefix of file names in findings: the split's name and a slash, or ""."""
     entry: ShardEntry
@@ -102,6 +105,11 @@ class ShardCheck:
     """Expected metadata of the shard."""
     against: SourceComparison | None = None
     """The source to compare the records with, in addition to the index."""
+
+    @property
+    def path(self) -> Path:
+        """The shard's file."""
+        return self.folder / as_name(self.entry.name)
 
     @property
     def split(self) -> str:
@@ -123,9 +131,13 @@ class CheckedShard(NamedTuple):
 
 def check_shard(task: ShardCheck) -> CheckedShard:
     """Find all damage of one shard."""
-    path = task.directory / task.entry.name
+    path = task.path
     index = _stored_index(task)
     try:
+        if isinstance(task.entry, AttachedShard):
+            sha256 = sha256_of(path, task.folder) if task.entry.sha256 else ""
+            findings = _check_ranges(task, index)
+            return CheckedShard(findings, len(index.keys) if index else 0, sha256, None)
         passed = _pass_over(task, path, index)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror}"
@@ -340,24 +352,40 @@ def _check_ranges(task: ShardCheck, index: IndexPart | None) -> list[Finding]:
     """Find damaged records of a shard that its format cannot open, using the index alone."""
     if index is None:
         return []
-    path = task.directory / task.entry.name
-    file = ShardFile(path, path.stat().st_size)
+    file = ShardFile(task.path, task.path.stat().st_size, task.folder)
     findings = []
-    fields = [index.rows, *index.apart.values()]
-    for row, entry in ((row, entries[row]) for row in range(len(index.rows)) for entries in fields):
+    meter = Meter()
+    fields = {IMAGE: index.rows, **index.apart}
+    for row, name in itertools.product(range(len(index.rows)), fields):
+        entry = fields[name][row]
         if entry["offset"] < 0:
             continue  # not stored as plain bytes
         try:
             data = file.read(int(entry["offset"]), int(entry["length"]))
+            reason = ""
+            if checksum(entry.tobytes()[HEAD], data) != entry["checksum"]:
+                reason = "its checksum does not match"
+            elif task.decode and name in task.schema:
+                reason = _undecodable_range(data, entry, task.schema[name], task)
         except (CorruptShard, OverflowError, OSError) as error:
-            findings.append(_record_finding(task, row, index, str(error)))
-            continue
-        if checksum(entry.tobytes()[HEAD], data) != entry["checksum"]:
-            findings.append(_record_finding(task, row, index, "its checksum does not match"))
+            reason = str(error)
+        if reason:
+            findings.append(_record_finding(task, row, index, reason))
+        meter.add(images=int(name == IMAGE), size=int(entry["length"]), bad=bool(reason))
         if len(findings) >= MOST_FINDINGS:
             findings.append(_shard_finding(task, _UNEXAMINED.format(row + 1)))
             break
+    meter.flush()
     return findings
+
+
+def _undecodable_range(data: bytes, entry: Any, field: Field, task: ShardCheck) -> str:
+    """Return why the bytes at an entry of the index cannot be decoded completely, or ""."""
+    kind = STORED_KINDS[entry["field"]]
+    if field.kind in ("image", "mask") and kind != ABSENT:
+        size = {"width": entry["width"], "height": entry["height"]}
+        return _undecodable_image(data, kind, field, size, task)
+    return _unreadable_array(data, field) if field.kind == "array" and kind != ABSENT else ""
 
 
 _UNEXAMINED = f"it has {MOST_FINDINGS:,} damaged records; those after record {{}} were not checked"

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardkit.dataset.attached import is_replaced, shards_folder
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index, require_counts
 from shardkit.dataset.manifest import (
     FACTS_NAME,
     MANIFEST_NAME,
+    AttachedManifest,
     Manifest,
     ShardEntry,
     SplitsManifest,
@@ -47,6 +49,8 @@ class Verification:
     level: str
     manifests: dict[str, str] = field(default_factory=dict)
     """Digest of each manifest, by split name ("" without splits)."""
+    attached: bool = False
+    """Whether the shards are archives of other programs."""
     datasets: int = 0
     shards: int = 0
     records: int = 0
@@ -66,11 +70,12 @@ class Verification:
         return not self.findings
 
 
-def verify(
+def verify(  # noqa: PLR0913 - the options of the command
     directory: str | Path,
     level: str = "full",
     *,
     against: Any = None,
+    root: str | Path | None = None,
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> Verification:
@@ -86,6 +91,9 @@ def verify(
             record must equal its
             converted file: byte for byte, or, if other library versions encoded it, with a PSNR of
             at least `record_comparison.ALIKE_PSNR`.
+        root: Folder of the archives of an attached dataset, whose records are compared with the
+            index, and whose bytes with their SHA-256; None means where `shardkit.attach` found
+            them.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 
@@ -130,7 +138,15 @@ def _verify(
     named = {MANIFEST_NAME}
     tasks: list[ShardCheck] = []
     for prefix, manifest in manifests.items():
-        tasks += _check_files(directory, prefix, manifest, result)
+        if against is not None and isinstance(manifest, AttachedManifest):
+            raise UsageError(
+                f"{directory} is attached, so it is always compared with its archives: leave "
+                "against out"
+            )
+        result.attached |= isinstance(manifest, AttachedManifest)
+        place = directory / as_name(prefix)
+        folder = shards_folder(place, manifest, None if root is None else Path(root))
+        tasks += _check_files(directory, prefix, manifest, folder, result)
         names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
         named |= {prefix + name for name in names}
     if result.datasets:
@@ -205,7 +221,7 @@ def _split_manifests(
 
 
 def _check_files(
-    directory: Path, prefix: str, manifest: Manifest, result: Verification
+    directory: Path, prefix: str, manifest: Manifest, folder: Path, result: Verification
 ) -> list[ShardCheck]:
     """Check the index, and presence and size of every file; return the shards to read."""
     place = directory / as_name(prefix)
@@ -218,15 +234,18 @@ def _check_files(
 
     before = len(result.findings)
     present = []
-    for entry in manifest.entries:
-        path = place / entry.name
+    for entry in (*manifest.shards, *manifest.files):
+        above = folder if isinstance(entry, ShardEntry) else place
+        path = above / entry.name
         try:
-            status = status_of(place, entry.name)
+            status = status_of(above, as_name(entry.name))
             if not stat.S_ISREG(status.st_mode):
                 blame(entry.name, "it is not a file")
                 continue
             if (found := status.st_size) != entry.bytes:
                 blame(entry.name, f"it has {found} bytes; the manifest says {entry.bytes}")
+            elif is_replaced(entry, status):
+                blame(entry.name, "its modification time differs from the manifest")
             elif not isinstance(entry, ShardEntry) and sha256_of(path, place) != entry.sha256:
                 blame(entry.name, f"its content was changed; {_remedy(entry.name, place)}")
         except (FileNotFoundError, NotADirectoryError):
@@ -239,7 +258,7 @@ def _check_files(
             present.append(entry.name)
     if is_file(place, ROWS_NAME):
         _check_index(place, manifest, blame, sound=len(result.findings) == before)
-    return list(_tasks(directory, prefix, manifest, result.level, set(present)))
+    return list(_tasks(directory, prefix, manifest, folder, result.level, set(present)))
 
 
 def _others(directory: Path, named: set[str]) -> list[str]:
@@ -279,8 +298,8 @@ def _check_index(
         blame(MANIFEST_NAME, "it states another content digest than the index gives")
 
 
-def _tasks(
-    directory: Path, prefix: str, manifest: Manifest, level: str, present: set[str]
+def _tasks(  # noqa: PLR0913, PLR0917 - all from one caller
+    directory: Path, prefix: str, manifest: Manifest, folder: Path, level: str, present: set[str]
 ) -> Iterator[ShardCheck]:
     start = 0
     stated = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
@@ -289,6 +308,7 @@ def _tasks(
         if entry.name in present:
             yield ShardCheck(
                 directory=directory / as_name(prefix),
+                folder=folder,
                 prefix=prefix,
                 entry=entry,
                 format=manifest.format,

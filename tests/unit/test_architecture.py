@@ -38,6 +38,7 @@ INSIDE = {
         "convert_report diff doctor_report export index info ladder repair report show_records "
         "upload verify",
         "bench convert doctor tune",
+        "attach",
     ),
     "codecs": (
         "decode_errors geometry quantizers quiet reduced resize structure",
@@ -53,10 +54,11 @@ INSIDE = {
         "staging",
         "finished",
         "convert",
+        "attach",
     ),
     "dataset": (
         "columns handles manifest reports",
-        "index",
+        "attached index",
         "index_builder index_reader remote",
         "shardset",
         "decode selection",

@@ -170,7 +170,8 @@ def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
     kind, place, total, files, stored = "", Path(path), images, [], 0
     if isinstance(whole, ShardDataset):
         kind, place, total = "dataset", whole.path, len(whole)
-        files = [each for each in place.rglob("*") if each.is_file()]
+        own = (each for each in place.rglob("*") if each.is_file())
+        files = [*dict.fromkeys((*own, *whole.shard_paths))]
         stored = sum(each.stat().st_size for each in files)
     elif isinstance(whole, PlainFolder):
         kind, place, total = "folder", whole.root, len(whole)

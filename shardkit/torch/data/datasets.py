@@ -91,6 +91,7 @@ class ShardDataset(Dataset[Sample]):
         split: str | None = None,
         cache: str | PathLike[str] | None = None,
         cache_limit: int | str | None = None,
+        root: str | PathLike[str] | None = None,
     ) -> None:
         """Open a dataset.
 
@@ -124,6 +125,8 @@ class ShardDataset(Dataset[Sample]):
                 ahead of need and once for all processes.
             cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used
                 for the longest time are evicted. None means no limit.
+            root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
+                found them.
         """
         if isinstance(transform, ImageOp):
             if decode not in ("pil", "torch"):
@@ -138,7 +141,7 @@ class ShardDataset(Dataset[Sample]):
         self.target_transform = target_transform
         self.decode = decode
         self.jpeg = jpeg
-        self._shards = _open_shards(path, split, verify, cache, cache_limit)
+        self._shards = _open_shards(path, split, verify, root, (cache, cache_limit))
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self._layout = _layout(self.schema, fields, as_dict, self.path)
@@ -347,6 +350,11 @@ class ShardDataset(Dataset[Sample]):
         return self._shards.directory
 
     @property
+    def shard_paths(self) -> list[Path]:
+        """The shards: files in `path`, or the archives of an attached dataset."""
+        return [self._shards.shard_path(shard) for shard in range(len(self.manifest.shards))]
+
+    @property
     def manifest(self) -> Manifest:
         """Description of the dataset and of its conversion."""
         return self._shards.manifest
@@ -550,25 +558,27 @@ def _open_shards(
     path: str | PathLike[str],
     split: str | None,
     verify: bool | None,
-    cache: str | PathLike[str] | None,
-    limit: int | str | None,
+    root: str | PathLike[str] | None,
+    caching: tuple[str | PathLike[str] | None, int | str | None],
 ) -> ShardSet:
     """Open a dataset in a local folder or in an object store.
 
     Raises:
-        UsageError: If there is none, or ``cache`` or ``limit`` is invalid.
+        UsageError: If there is none, or an option is invalid.
     """
+    cache, limit = caching
+    archives = None if root is None else Path(root)
     most = None if limit is None else parse_bytes(limit)
     if limit is not None and most is None:
         raise UsageError(f"cache_limit={limit!r} is not a size such as '50GB' or 50_000_000_000")
     url = as_url(path)
     if url is not None:
         directory, cached = open_remote(f"{url}/{split}" if split else url, cache, most)
-        return ShardSet(directory, verify=verify, cached=cached)
+        return ShardSet(directory, verify=verify, cached=cached, root=archives)
     if cache is not None or limit is not None:
         raise UsageError(f"{path} is local; cache= and cache_limit= are for object stores")
     place = Path(as_local(path))
-    return ShardSet(place if split is None else place / split, verify=verify)
+    return ShardSet(place if split is None else place / split, verify=verify, root=archives)
 
 
 class _Taken(Sequence[str]):
@@ -674,6 +684,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
     split: str | None = None,
     cache: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    root: str | PathLike[str] | None = None,
 ) -> ShardDataset:
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
 
@@ -690,6 +701,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         split: Name of a split, such as ``train``: the folder of that name in ``path``.
         cache: A local folder for the shards of a dataset in an object store.
         cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``.
+        root: Folder of the archives of an attached dataset.
 
     Returns:
         A dataset of the class of its format, or a `ShardDataset` for a format of another package.
@@ -713,6 +725,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         split=split,
         cache=cache,
         cache_limit=cache_limit,
+        root=root,
     )
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     # They differ in their names only; creating another would read the manifest twice.

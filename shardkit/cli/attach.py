@@ -1,0 +1,129 @@
+"""``shardkit attach``: read archives of other programs in place."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli.console import emit, say
+from shardkit.cli.convert import source_option
+from shardkit.cli.convert_report import bad_as_json, show_bad
+from shardkit.cli.options import quiet_option, workers_option
+from shardkit.cli.show import amount, line, progress_bar, show_notes
+from shardkit.conversion.attach import CHECKS, Attached, AttachOptions, attach_source
+from shardkit.errors import BadImages
+from shardkit.registry import ATTACHED_SOURCE, get_source
+from shardkit.system.formatting import size
+from shardkit.system.machine import usable_cpus
+from shardkit.system.text import printable
+from shardkit.verification.describe import summarize
+
+
+@click.command("attach")
+@click.argument("archives")
+@click.argument("index_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--check",
+    type=click.Choice(CHECKS),
+    default="header",
+    show_default=True,
+    help="Depth of image validation.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="fail: list all findings and write nothing. skip: leave bad samples out and record each.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Identify archives by size and modification time instead of SHA-256.",
+)
+@click.option("--force", is_flag=True, help="Replace the dataset in INDEX_DIR; index all again.")
+@workers_option
+@quiet_option
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def attach_command(  # noqa: PLR0913 - Click passes each option by name
+    *,
+    archives: str,
+    index_dir: Path,
+    check: str,
+    on_error: str,
+    quick: bool,
+    force: bool,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+    **own: Any,
+) -> None:
+    """Index the samples in ARCHIVES where they are, as a dataset in INDEX_DIR.
+
+    ARCHIVES is a tar file, a folder of them, or quoted names with {000..999}, * or ?. Nothing is
+    written next to them. Training, `verify`, `bench` and `convert` then read the archives through
+    INDEX_DIR. Rerun the command to resume it, or to add archives.
+
+    \b
+    Examples:
+      shardkit attach 'laion/{00000..00099}.tar' laion-index
+      shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
+    """
+    source = get_source(ATTACHED_SOURCE).open(archives, **own)
+    options = AttachOptions(check=check, on_error=on_error, quick=quick, force=force)
+    try:
+        with progress_bar("attaching", quiet=quiet) as tally:
+            made = attach_source(
+                source,
+                index_dir,
+                options,
+                workers=workers or usable_cpus(),
+                on_progress=tally,
+            )
+    except BadImages as error:
+        if as_json:
+            emit(bad_as_json(error))
+        else:
+            show_bad(error)
+        raise
+    if as_json:
+        emit(
+            {
+                "path": str(index_dir),
+                "seconds": round(tally.seconds, 3),
+                "kept": made.kept,
+                "unchanged": made.unchanged,
+                "remembered": made.remembered,
+                **summarize(made.manifest),
+            }
+        )
+    elif not quiet:
+        _show(archives, index_dir, made, tally.seconds)
+
+
+attach_command.params[2:2] = [source_option(each) for each in get_source(ATTACHED_SOURCE).options]
+
+
+def _show(archives: str, index_dir: Path, made: Attached, seconds: float) -> None:
+    manifest = made.manifest
+    said = "already holds the index of" if made.unchanged else "now reads"
+    say(f"{index_dir} {said} {printable(archives)}")
+    line(
+        "dataset",
+        f"{amount(manifest.rows, 'image')} in {amount(len(manifest.shards), 'archive')}, "
+        f"{size(manifest.bytes)}",
+    )
+    show_notes(manifest.notes, manifest.recipe)
+    if manifest.skipped:
+        line("skipped", f"{amount(len(manifest.skipped), 'finding')}, listed in skipped.jsonl")
+    if manifest.ignored:
+        line("ignored", ", ".join(f"{why}: {n:,}" for why, n in manifest.ignored.items()))
+    if made.kept and not made.unchanged:
+        line("kept", f"{amount(made.kept, 'archive')} indexed by an earlier run")
+    if not made.remembered:
+        line("note", "your state folder cannot be written: open the dataset with root=")
+    line("time", f"{seconds:.1f} s")
+    line("next", f"shardkit verify {shlex.quote(str(index_dir))}")
