@@ -545,6 +545,9 @@ def _finish(work: _Work, found: list[_Indexed], staging: StagingDirectory) -> At
         skipped=tuple(skipped),
         ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
         software={"shardkit": __version__},
+        content_digest=Index(folder, rows).content_digest(
+            schema, {name for name in schema if counts[name] < rows}
+        ),
         folder=work.folder,
     )
 

@@ -108,7 +108,8 @@ def verify(  # noqa: PLR0913 - the options of the command
     url = as_url(directory)
     if url is None:
         run = partial(run_tasks, check_shard, workers=workers, on_progress=on_progress)
-        return _verify(Path(as_local(directory)), level, against, run)
+        archives = None if root is None else Path(root)
+        return _verify(Path(as_local(directory)), level, against, run, root=archives)
     remote = RemoteChecks(url)
     run = partial(run_tasks, remote.check, workers=workers, on_progress=on_progress)
     with mirrored(url) as place:
@@ -119,12 +120,14 @@ def verify(  # noqa: PLR0913 - the options of the command
     return result
 
 
-def _verify(
+def _verify(  # noqa: PLR0913 - all from one caller
     directory: Path,
     level: str,
     against: Any,
     run: _Run,
     check_quickly: Callable[[list[ShardCheck]], list[Finding]] = lambda _: [],
+    *,
+    root: Path | None = None,
 ) -> Verification:
     """Verify a local dataset, or the mirror of a remote one.
 
@@ -145,7 +148,7 @@ def _verify(
             )
         result.attached |= isinstance(manifest, AttachedManifest)
         place = directory / as_name(prefix)
-        folder = shards_folder(place, manifest, None if root is None else Path(root))
+        folder = shards_folder(place, manifest, root)
         tasks += _check_files(directory, prefix, manifest, folder, result)
         names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
         named |= {prefix + name for name in names}

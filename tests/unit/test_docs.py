@@ -66,7 +66,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{command} "$@"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
     path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "COLUMNS": "100"}
+    own = {"PATH": path, "COLUMNS": "100", "XDG_STATE_HOME": str(folder / "state")}
+    return {**os.environ, **own}
 
 
 @pytest.mark.parametrize(
