@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -447,24 +448,23 @@ def _index_records(task: _ArchiveTask, notes: Counter[str], bad: list[Problem]) 
     source, entries = cast(AttachableSource, task.images.source), list(task.images.entries)
     found: list[IndexedRecords] = []
     meter = Meter()
-    with task.path.open("rb", buffering=0) as file:
-        pairs = zip(entries, source.located(task.images.split, entries), strict=True)
-        while some := list(itertools.islice(pairs, _READ_ROWS)):
-            records = _Records(task.meta)
-            for entry, located in some:
-                try:
-                    if isinstance(located, BadImage):
-                        raise located
-                    record, noted = task.recipe.apply_with_notes(located.record, task.schema)
-                except BadImage as error:
-                    bad.append(Problem(path=entry.path, reason=str(error)))
-                    continue
-                notes.update(dict.fromkeys(noted, 1))
-                records.add(record, located.offsets)
-            indexed = ShardRecords(records, task.path, file.fileno())
+    pairs = zip(entries, source.located(task.images.split, entries), strict=True)
+    while some := list(itertools.islice(pairs, _READ_ROWS)):
+        records = _Records(task.meta)
+        for entry, located in some:
+            try:
+                if isinstance(located, BadImage):
+                    raise located
+                record, noted = task.recipe.apply_with_notes(located.record, task.schema)
+            except BadImage as error:
+                bad.append(Problem(path=entry.path, reason=str(error)))
+                continue
+            notes.update(dict.fromkeys(noted, 1))
+            records.add(record, located.offsets)
+        with closing(ShardRecords(records, task.path)) as indexed:
             found.append(indexed.index(range(len(records))))
-            size = sum(entry.bytes for entry, _ in some)
-            meter.add(images=len(some), size=size, bad=len(some) - len(records))
+        size = sum(entry.bytes for entry, _ in some)
+        meter.add(images=len(some), size=size, bad=len(some) - len(records))
     meter.flush()
     return join_indexed(found, task.schema)
 
