@@ -405,15 +405,16 @@ def _require_good(works: list[_Work], plan: Plan, staging: StagingDirectory) -> 
     if skip or not made:
         staging.discard()
         remedy = "No good image is left." if skip else f"{_FIX}."
-        error = BadImages(f"{count}; nothing was written. {remedy}")
+        message = f"{count}; nothing was written. {remedy}"
     else:
         staging.save_bad_files([problem.path for problem in problems])
         kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without bad files"
-        error = BadImages(
+        message = (
             f"{count}; no dataset was written. {_FIX}: a rerun reuses {kept} unless files are "
             "removed, since each shard records the total number of images. (To give up, remove "
             f"{staging.folder}.)"
         )
+    error = BadImages(f"{message} The first is {problems[0].path}: {problems[0].reason}")
     error.problems = tuple(problems)
     raise error
 

@@ -221,7 +221,7 @@ class Samples:
                     "Field('label', classes=...)} with their names or their number"
                 )
             return Field("label", classes=tuple(classes))
-        if name in (IMAGE, "mask"):
+        if name in (IMAGE, "mask", "boxes", "keypoints"):
             return Field(name)
         for kinds, make in _INFERRED:
             if isinstance(value, kinds):
@@ -418,6 +418,8 @@ def _pack_boxes(name: str, field: Field, value: Any) -> tuple[None, Any]:
     if (corners[:, :2] > corners[:, 2:]).any():
         raise ValueError("boxes are left, top, right, bottom: one ends before it starts")
     if field.classes is None:
+        if _listed(labels):
+            raise ValueError("the boxes have labels: use Field('boxes', classes=...)")
         return None, corners.tolist()
     known = [_label(field, each) for each in _listed(labels)]
     if len(known) != len(corners):

@@ -78,6 +78,8 @@ def test_the_schema_follows_from_the_first_sample(tmp_path: Path) -> None:
         "good": True,
         "caption": "a cat",
         "info": {"a": [1, None]},
+        "boxes": [],
+        "keypoints": [[1, 2]],
     }
     scan = Samples([sample]).scan()
     assert dict(scan.understood) == {
@@ -92,6 +94,8 @@ def test_the_schema_follows_from_the_first_sample(tmp_path: Path) -> None:
         "good": "number of bool",
         "caption": "text",
         "info": "json",
+        "boxes": "boxes",
+        "keypoints": "keypoints",
     }
     convert([sample], tmp_path / "out", to="lmdb")
     assert verify(tmp_path / "out", "decode").findings == []
@@ -186,6 +190,7 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),
         ({"boxes": [[1, 1, 0, 2]]}, "boxes: boxes are left, top, right, bottom"),
         ({"boxes": [[1, 1, 2]]}, "boxes: boxes are four numbers"),
+        ({"boxes": {"boxes": [[1, 1, 2, 2]], "labels": [0]}}, "boxes: the boxes have labels: use"),
         ({"joints": [1, 2, 2]}, r"joints: keypoints are .* shape \(3,\): use .*reshape"),
         ({"joints": [[1, 2, 3]]}, "joints: the visibility of a keypoint is 0, 1 or 2"),
         ({"joints": [[1, 2]] * 3}, "joints: 3 keypoints are not objects of 2 points"),
@@ -212,6 +217,7 @@ def test_a_wrong_value_names_the_sample_and_the_field(
     (problem,) = raised.value.problems
     assert problem.path == "000000001"
     assert re.search(reason, problem.reason)
+    assert str(raised.value).endswith(f" The first is 000000001: {problem.reason}")
 
 
 def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
