@@ -78,6 +78,7 @@ _SOURCES = _Registry(
     SourceKind,
     {
         "cifar": "shardkit.sources.cifar:SOURCE",
+        "coco": "shardkit.sources.coco:SOURCE",
         "dataset": "shardkit.dataset.source:SOURCE",
         "hdf5": "shardkit.sources.hdf5:SOURCE",
         "huggingface": "shardkit.sources.huggingface:SOURCE",
@@ -87,6 +88,7 @@ _SOURCES = _Registry(
         "npy": "shardkit.sources.npy:SOURCE",
         "table": "shardkit.sources.table:SOURCE",
         "tfrecord": "shardkit.sources.tfrecord:SOURCE",
+        "voc": "shardkit.sources.voc:SOURCE",
         "webdataset": "shardkit.sources.webdataset:SOURCE",
     },
 )

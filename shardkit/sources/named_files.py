@@ -21,6 +21,8 @@ from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
 
+_TOO_DEEP = "its values are nested too deeply"
+
 _ELSEWHERE = "elsewhere"
 """The description of a folder that is not below that of the list: the user names it again."""
 
@@ -56,6 +58,9 @@ class NamedSource(ListedSource):
         """Fields other than image and label; complete after a scan."""
         self._files: Sequence[Kept] = ()
         """Those that are files of their own."""
+        self._numbers: dict[str, tuple[int, ...]] = {}
+        """The label of each code in the values of ``labels`` and ``boxes``; complete after a
+        scan."""
 
     def _describe(self, **options: Any) -> None:
         """Add options to the description; see `ListedSource`."""
@@ -82,7 +87,10 @@ class NamedSource(ListedSource):
         record = image_record(entry, data)
         if not self._schema:
             return record
-        values = self._values(json.loads(entry.values))
+        try:
+            values = self._values(json.loads(entry.values))
+        except RecursionError as error:
+            raise BadImage(_TOO_DEEP) from error
         for kept in self._files:
             if kept.name in values:
                 name, size, stamp = values[kept.name]
@@ -91,11 +99,21 @@ class NamedSource(ListedSource):
         return with_fields(record, self._schema, values)
 
     def _values(self, stated: dict[str, Any]) -> dict[str, Any]:
-        """Return the value of each field from those of an entry; for subclasses."""
+        """Return the value of each field from those of an entry, with labels for codes."""
+        for name, numbers in self._numbers.items():
+            value = stated[name]
+            if name == "labels":
+                stated[name] = [numbers[code] for code in value]
+            else:
+                stated[name] = [[*box[:4], *(numbers[code] for code in box[4:])] for box in value]
         return stated
 
     def _path(self, name: str) -> str:
         return os.path.join(self._root, as_name(name))
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, separators=(",", ":")) if values else ""
 
 
 def find_root(path: Path, described: Mapping[str, Any]) -> Path | None:
@@ -125,6 +143,22 @@ def _path_below(folder: str | Path, root: str | Path) -> str | None:
 
 def _is_below(real: str, top: str) -> bool:
     return real == top or real.startswith(os.path.join(top, ""))
+
+
+def corners(numbers: object, order: str) -> list[float]:
+    """Return left, top, right and bottom of a box in the order ``xyxy`` or ``xywh``.
+
+    Raises:
+        BadImage: If it is not four numbers.
+    """
+    if (
+        not isinstance(numbers, list)
+        or len(numbers) != 4
+        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+    ):
+        raise BadImage(f"a box is four numbers, not {quoted(numbers)}")
+    left, top, right, bottom = numbers
+    return [left, top, left + right, top + bottom] if order == "xywh" else numbers
 
 
 class Names:
@@ -213,7 +247,7 @@ class NamedListing(Listing):
         self._bad: set[str] = set()
 
     def add_file(
-        self, row: str, name: object, code: int, place: int, values: Mapping[str, Any]
+        self, row: str, name: object, code: int, place: int, values: Mapping[str, Any] | str
     ) -> None:
         """Add an image by the name of its file; a file that cannot be used is a problem.
 
@@ -222,16 +256,19 @@ class NamedListing(Listing):
             name: Its name.
             code: As for `Listing.add`.
             place: As `Entry.place`.
-            values: The values of its other fields; none if no image has any.
+            values: The values of its other fields, perhaps as JSON; none if no image has any.
         """
         try:
+            text = values if isinstance(values, str) else _as_json(values)
             plain, status = self._names.find(name)
             if plain in self or plain in self._bad:
                 raise BadImage(f"another row also names {quoted(plain)}")
         except BadImage as error:
             self.blame_row(row, name, str(error))
             return
-        text = json.dumps(values, separators=(",", ":")) if values else ""
+        except RecursionError:
+            self.blame_row(row, name, _TOO_DEEP)
+            return
         self.add(plain, code, status.st_size, status.st_mtime_ns, place, text)
 
     def blame_row(self, row: str, name: object, reason: str) -> None:

@@ -16,7 +16,7 @@ from shardkit.sources.inputs import find_files, place, place_of
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_at
 from shardkit.sources.labels import LabelValues, Value, checked_label, read_classes
 from shardkit.sources.listing import scan_of
-from shardkit.sources.named_files import NamedListing, NamedSource, Names, find_root
+from shardkit.sources.named_files import NamedListing, NamedSource, Names, corners, find_root
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
 from shardkit.system.text import quoted
 
@@ -129,8 +129,6 @@ class Table(NamedSource):
         self._reopened = _reopened
         self._known = dict(_known or {})
         """Class names of labels and boxes, in the order of an earlier conversion."""
-        self._numbers: dict[str, tuple[int, ...]] = {}
-        """The label of each code of labels and boxes; complete after a scan."""
         self._describe(
             image=image,
             label=label,
@@ -293,13 +291,8 @@ class Table(NamedSource):
             self._describe(**{name: ",".join(map(str, kinds)) or None})
 
     def _values(self, stated: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of an entry with labels for codes, and numbers for texts."""
-        for name, numbers in self._numbers.items():
-            value = stated[name]
-            if name == "labels":
-                stated[name] = [numbers[code] for code in value]
-            else:
-                stated[name] = [[*box[:4], *(numbers[code] for code in box[4:])] for box in value]
+        """Return the values of an entry, with numbers for texts."""
+        stated = super()._values(stated)
         for kept in self._keep:
             dtype = self._schema[kept.name].dtype
             if dtype and isinstance(stated.get(kept.name), str):
@@ -335,22 +328,6 @@ class Table(NamedSource):
             return _name(self._labels if name == "labels" else self._boxes)
         (kept,) = (kept for kept in (*self._files, *self._keep) if kept.name == name)
         return f"{'files of ' if kept in self._files else ''}{_name(kept)}"
-
-
-def corners(numbers: object, order: str) -> list[float]:
-    """Return left, top, right and bottom of a box in the order ``xyxy`` or ``xywh``.
-
-    Raises:
-        BadImage: If it is not four numbers.
-    """
-    if (
-        not isinstance(numbers, list)
-        or len(numbers) != 4
-        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
-    ):
-        raise BadImage(f"a box is four numbers, not {quoted(numbers)}")
-    left, top, right, bottom = numbers
-    return [left, top, left + right, top + bottom] if order == "xywh" else numbers
 
 
 def _column(text: str | None, option: str) -> _Column | None:

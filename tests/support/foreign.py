@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import h5py
 import lmdb
@@ -343,6 +344,60 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
+def make_coco(folder: Path, images: Images) -> Path:
+    """Write an annotation of the class for each image; IDs of categories have gaps."""
+    make_folder_of(folder, images)
+    names = sorted({class_of(name) for name in images})
+    content = {
+        "categories": [{"id": 7 * n + 3, "name": name} for n, name in enumerate(names)],
+        "images": [{"id": n, "file_name": name} for n, name in enumerate(images)],
+        "annotations": [
+            {
+                "id": n,
+                "image_id": n,
+                "category_id": 7 * names.index(class_of(name)) + 3,
+                "bbox": [1, 2, 3, 4],
+            }
+            for n, name in enumerate(images)
+        ],
+    }
+    (folder / "annotations.json").write_text(json.dumps(content, indent=1))
+    return folder / "annotations.json"
+
+
+def make_voc(folder: Path, images: Images) -> Path:
+    """Write an object of the class for each image; names have no folders."""
+    (folder / "ImageSets" / "Main").mkdir(parents=True)
+    (folder / "Annotations").mkdir()
+    make_folder_of(folder / "JPEGImages", images)
+    for number, name in enumerate(images):
+        write_voc(
+            folder / "Annotations" / f"{number:03d}.xml", name, [(class_of(name), 2, 3, 4, 6)]
+        )
+    ids = "".join(f"{number:03d}\n" for number in range(len(images)))
+    (folder / "ImageSets" / "Main" / "trainval.txt").write_text(ids)
+    return folder
+
+
+def write_voc(path: Path, image: str, objects: Sequence[tuple[Any, ...]]) -> None:
+    """Write an annotation; an object is a name and the corners of its box, from 1."""
+    sides = ("xmin", "ymin", "xmax", "ymax")
+    root = ElementTree.Element("annotation")
+    ElementTree.SubElement(root, "filename").text = image
+    for name, *numbers in objects:
+        each = ElementTree.SubElement(root, "object")
+        ElementTree.SubElement(each, "name").text = name
+        ElementTree.SubElement(each, "difficult").text = "0"
+        box = ElementTree.SubElement(each, "bndbox")
+        for side, number in zip(sides, numbers, strict=True):
+            ElementTree.SubElement(box, side).text = str(number)
+    ElementTree.ElementTree(root).write(path, "utf-8")
+
+
+def spoil_voc(path: Path, image: str) -> None:
+    _spoil_file(path / "JPEGImages", image)
+
+
 def spoil_named(path: Path, image: str) -> None:
     _spoil_file(path.parent, image)
 
@@ -360,6 +415,8 @@ class Maker(NamedTuple):
     options: Mapping[str, Any] = {}
     pixels: bool = False
     """Whether any bytes are an image."""
+    labels: bool = True
+    """Whether records have labels."""
 
 
 _NAMES = ("cat/1.png", "dog/2.png", "cat/3.png", "bird/größer.png", "dog/a b.png", "bird/6.png")
@@ -427,6 +484,8 @@ MAKERS = {
         "mnist", make_mnist, spoil_mnist, _pictures(28, 28, names=_DIGITS), _TRAIN, True
     ),
     "npy": Maker("npy", make_npy_folders, spoil_npy, _SMALL, pixels=True),
+    "coco": Maker("coco", make_coco, spoil_named, _SMALL, labels=False),
+    "voc": Maker("voc", make_voc, spoil_voc, _SMALL, labels=False),
     "table": Maker("table", make_table, spoil_named, _SMALL, _NAMED),
     "npz": Maker("npy", partial(make_npz, packed=True), spoil_npz, _SMALL, pixels=True),
 }

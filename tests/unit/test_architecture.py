@@ -118,7 +118,7 @@ INSIDE = {
         "image_files listing npy_files samples table_rows tar_members tfrecord_file",
         "imagefolder kept",
         "named_files",
-        "cifar hdf5 huggingface lmdb mnist npy table tfrecord webdataset",
+        "cifar coco hdf5 huggingface lmdb mnist npy table tfrecord voc webdataset",
     ),
     "stores": ("cache client process urls", "fetch write"),
     "system": (

@@ -32,7 +32,7 @@ class TestRegisteredSources(SourceConformance):
 
     @pytest.fixture
     def kind(self, maker: Maker) -> SourceKind:
-        self.how, self.pixels = maker, maker.pixels
+        self.how, self.pixels, self.labels = maker, maker.pixels, maker.labels
         kind = get_source(maker.kind)
         return replace(kind, open=partial(kind.open, **maker.options))
 

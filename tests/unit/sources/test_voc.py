@@ -1,0 +1,128 @@
+"""Folders of Pascal VOC: splits, boxes from 1, and hostile XML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign import write_voc
+from helpers import png
+
+from shardkit import UsageError, convert, repair, verify
+from shardkit.contracts import Scan
+from shardkit.errors import BadImage
+from shardkit.registry import get_source
+from shardkit.sources.voc import parse
+
+
+def scan(path: str | Path, **options: Any) -> Scan:
+    return get_source("voc").open(path, **options).scan()
+
+
+@pytest.fixture
+def voc(tmp_path: Path) -> Path:
+    """Four images; three are in splits."""
+    folder = tmp_path / "VOC"
+    for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True)
+    objects: list[list[tuple[Any, ...]]] = [
+        [("dog", 1, 1, 24, 16), ("cat", 2.5, 3, 4, 5)],
+        [("cat", 10, 10, 20, 16)],
+        [],
+        [("aeroplane", 1, 2, 3, 4)],
+    ]
+    for number, each in enumerate(objects):
+        (folder / "JPEGImages" / f"{number}.png").write_bytes(png(24, 16, number))
+        write_voc(folder / "Annotations" / f"{number}.xml", f"{number}.png", each)
+    for name, text in {"train": "0\n1\n", "val": " 2\n\n", "dog_train": "0 1\n1 -1\n"}.items():
+        (folder / "ImageSets" / "Main" / f"{name}.txt").write_text(text)
+    return folder
+
+
+def test_boxes_count_from_zero_and_splits_share_classes(voc: Path, tmp_path: Path) -> None:
+    found = scan(voc)
+    assert {name: len(images) for name, images in found.splits.items()} == {"train": 2, "val": 1}
+    assert found.schema["boxes"].classes == ("cat", "dog")
+    first, second = (record.meta for record in found.splits["train"].read(range(2)))
+    assert first["boxes"] == [[0, 0, 24, 16, 1], [1.5, 2, 4, 5, 0]]  # the first is all of the image
+    assert second["objects"] == [
+        {
+            "name": "cat",
+            "difficult": "0",
+            "bndbox": {"xmin": "10", "ymin": "10", "xmax": "20", "ymax": "16"},
+        }
+    ]
+    unused = {problem.path for problem in found.ignored["train"]}
+    assert unused == {"JPEGImages/3.png", "Annotations/3.xml"}
+    convert(found.source, tmp_path / "made", to="webdataset")
+    assert verify(tmp_path / "made", against=voc).findings == []
+    (tmp_path / "made" / "train" / "shard-000000.tar").unlink()
+    assert repair(tmp_path / "made", voc).findings == []
+
+
+def test_one_split_or_all_annotations_are_read(voc: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("dog\ncat\n")
+    one = scan(voc, split="train", classes=str(tmp_path / "names.txt"))
+    assert one.splits.keys() == {""}
+    assert one.schema["boxes"].classes == ("dog", "cat")
+    again = get_source("voc").find(voc, {"": one.source.describe("")}).scan()
+    assert again.schema == one.schema
+    with pytest.raises(UsageError, match=r"--split test is unknown; .* has dog_train, train, val"):
+        scan(voc, split="test")
+    for path in (voc / "ImageSets" / "Main").iterdir():
+        path.unlink()
+    assert len(scan(voc).splits[""]) == 4
+
+
+def test_wrong_annotations_are_named(voc: Path, tmp_path: Path) -> None:
+    (voc / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n2\n8\n../../secret\n3\n9\n0\n")
+    (tmp_path / "secret.xml").write_text("<annotation/>")
+    (voc / "Annotations" / "1.xml").write_text("<annotation><object>")
+    write_voc(voc / "Annotations" / "2.xml", "9.png", [])
+    write_voc(voc / "Annotations" / "3.xml", "3.png", [("dog", "1", "one", "2", "2")])
+    write_voc(voc / "Annotations" / "9.xml", "../Annotations/9.xml", [])
+    found = scan(voc)
+    assert [entry.path for entry in found.splits["train"].entries] == ["0.png"]
+    reasons = {problem.path: problem.reason for problem in found.problems["train"]}
+    for path, reason in {
+        "Annotations/1.xml": "its annotation is not XML: ",
+        "9.png": "'9.png' cannot be read: No such file or directory (Annotations/2.xml)",
+        "Annotations/8.xml": "'8.xml' cannot be read",
+        "Annotations/../../secret.xml": "is not a plain path below the root folder",
+        "3.png": "its box of 'dog' is ['1', 'one', '2', '2']",
+        "../Annotations/9.xml": "is not a plain path below the root folder",
+        "Annotations/0.xml": "another row also names '0.png'",
+    }.items():
+        assert reason in reasons.pop(path), path
+    assert reasons == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "declares a document type"),
+        ('<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>', "declares a document type"),
+        ("<a>&x;</a>", "is not XML"),
+        ('<?xml version="1.0" encoding="none"?><a/>', "is not XML"),
+        ("", "is not XML"),
+        ("<a/><b/>", "is not XML"),
+    ],
+)
+def test_no_entity_is_expanded(text: str, reason: str) -> None:
+    with pytest.raises(BadImage, match=reason):
+        parse(text.encode())
+
+
+def test_deep_annotations_are_refused(voc: Path) -> None:
+    deep = "<annotation><object><name>a</name>" + "<b>" * 200_000 + "</b>" * 200_000
+    bounds = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>1</xmax><ymax>1</ymax></bndbox>"
+    (voc / "Annotations" / "0.xml").write_text(f"{deep}{bounds}</object></annotation>")
+    (problem,) = scan(voc).problems["train"]
+    assert problem.path == "0.jpg"
+    assert "nested too deeply" in problem.reason
+    for name in ("Annotations", "JPEGImages"):
+        (voc / name).rename(voc / f"{name}2")
+        with pytest.raises(UsageError, match=f"has no folder {name}"):
+            scan(voc)
+        (voc / f"{name}2").rename(voc / name)
