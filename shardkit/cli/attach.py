@@ -10,7 +10,7 @@ import click
 
 from shardkit.cli.console import emit, say
 from shardkit.cli.convert import source_option
-from shardkit.cli.convert_report import bad_as_json, show_bad
+from shardkit.cli.convert_report import bad_as_json, show_problems
 from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar
 from shardkit.conversion.attach import CHECKS, Attached, AttachOptions, attach_source
@@ -87,7 +87,7 @@ def attach_command(  # noqa: PLR0913 - Click passes each option by name
         if as_json:
             emit(bad_as_json(error))
         else:
-            show_bad(error)
+            show_problems(error.problems)
         raise
     if as_json:
         emit(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ from shardkit.cli.convert_report import (
     bad_as_json,
     made_as_json,
     plan_as_json,
-    show_bad,
     show_made,
     show_plan,
+    show_planned,
+    show_problems,
 )
 from shardkit.cli.show import progress_bar
 from shardkit.contracts import Source, SourceKind, SourceOption
@@ -32,6 +36,7 @@ from shardkit.conversion.recipe import (
 from shardkit.errors import BadImages, UsageError
 from shardkit.registry import DEFAULT_SOURCE, format_names, get_source, source_names
 from shardkit.stores.urls import as_url
+from shardkit.system.cluster import open_cluster
 from shardkit.system.machine import usable_cpus
 
 
@@ -191,7 +196,19 @@ def convert_group() -> None:
     metavar="DIR",
     help="If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it.",
 )
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Build the shards on a cluster, dask://HOST:PORT or ray://HOST:PORT, whose machines see "
+    "SRC and DST at the same paths.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
+@click.option(
+    "--plan-only",
+    is_flag=True,
+    help="Write only the plan into DST: jobs build it with `work DST`, then `commit DST` publishes "
+    "the dataset.",
+)
 @click.option("--quiet", is_flag=True, help="Print only --json output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
@@ -222,12 +239,18 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     workers: int | None,
     force: bool,
     staging: Path | None,
+    cluster: str | None,
     dry_run: bool,
+    plan_only: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
+    lost: set[str] = set()
     try:
-        with progress_bar("converting", quiet=quiet) as tally:
+        with (
+            progress_bar("converting", quiet=quiet) as tally,
+            _executor(cluster, lost) as executor,
+        ):
             made = convert(
                 source,
                 dst,
@@ -251,16 +274,18 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
                 seed=seed,
                 limit=limit,
                 workers=workers or usable_cpus(),
+                executor=executor,
                 force=force,
                 dry_run=dry_run,
                 staging=staging,
+                plan_only=plan_only,
                 on_progress=tally,
             )
     except BadImages as error:
         if as_json:
             emit(bad_as_json(error))
         else:
-            show_bad(error)
+            show_problems(error.problems)
         raise
     shown = as_url(dst) or dst
     if dry_run:
@@ -268,10 +293,27 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
             emit(plan_as_json(made.plan))
         else:
             show_plan(src, shown, made.plan)
+    elif plan_only:
+        if as_json:
+            emit({"tasks": made.jobs})
+        elif not quiet:
+            show_planned(src, dst, made)
     elif as_json:
         emit(made_as_json(shown, made, tally))
     elif not quiet:
-        show_made(src, shown, made, tally)
+        show_made(src, shown, made, tally, lost)
+
+
+@contextlib.contextmanager
+def _executor(cluster: str | None, lost: set[str]) -> Iterator[Executor | None]:
+    """Connect to a cluster, if one is given; add the workers that die in the block to ``lost``."""
+    if cluster is None:
+        yield None
+        return
+    with open_cluster(cluster) as found:
+        before = found.members()
+        yield found.executor
+        lost |= before - found.members()
 
 
 _COMMON = click.command()(_convert)

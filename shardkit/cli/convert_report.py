@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,16 @@ def _by_reason(problems: list[Problem]) -> str:
     )
 
 
-def show_bad(error: BadImages) -> None:
-    """Print all bad images of a failed conversion."""
-    for problem in error.problems:
+def show_planned(src: Path, dst: Path, made: Converted) -> None:
+    """Print what to do after a plan for jobs was written."""
+    say(f"planned {src} to {dst}: {amount(made.jobs, 'task')}, 0 to {made.jobs - 1}")
+    place = shlex.quote(str(dst))
+    line("next", f"shardkit work {place} --claim, on any machines; then shardkit commit {place}")
+
+
+def show_problems(problems: Iterable[Problem]) -> None:
+    """Print bad images."""
+    for problem in problems:
         say(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
 
 
@@ -103,22 +110,37 @@ def bad_as_json(error: BadImages) -> dict[str, Any]:
     return {"bad": _problems_as_json(error.problems)}
 
 
-def show_made(src: Path, dst: Path | str, made: Converted, tally: Tally) -> None:
-    """Print the summary of a conversion."""
+def show_made(
+    src: Path | None,
+    dst: Path | str,
+    made: Converted,
+    tally: Tally,
+    lost: Collection[str] = (),
+) -> None:
+    """Print the summary of a conversion.
+
+    Args:
+        src: The source; None if jobs have converted it.
+        dst: The target.
+        made: The result.
+        tally: What was read, and in which time.
+        lost: Workers of a cluster that died.
+    """
     if made.unchanged:
         say(f"{dst} already holds the result of this command; nothing to do")
         return
     seconds = tally.seconds
-    say(f"converted {src} to {dst}")
+    say(f"converted {src} to {dst}" if src else f"published {dst}")
     for name, manifest in made.manifests.items():
         _show_dataset(name, manifest, made.plan.scan)
     if made.reused_shards:
         line("resumed", f"{amount(made.reused_shards, 'shard')} kept from an earlier run")
-    line(
-        "time",
-        f"{seconds:.1f} s, {tally.images / seconds:,.0f} images/s, "
-        f"{tally.bytes / 1e6 / seconds:,.1f} MB/s read",
+    if lost:
+        line("lost", f"{some(sorted(lost))}; other workers built their shards")
+    rates = (
+        f", {tally.images / seconds:,.0f} images/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
     )
+    line("time", f"{seconds:.1f} s{rates if tally.images else ''}")
     line("next", f"shardkit verify {shlex.quote(str(dst))}")
 
 

@@ -48,6 +48,8 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     table={
         "convert": ("shardkit.cli.convert:convert_group", "Create a dataset of shards."),
+        "work": ("shardkit.cli.jobs:work_command", "Build shards of a planned conversion."),
+        "commit": ("shardkit.cli.jobs:commit_command", "Publish the dataset that jobs built."),
         "attach": (
             "shardkit.cli.attach:attach_command",
             "Read tar archives of other programs in place.",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import hashlib
 import itertools
 import math
+import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -405,16 +407,26 @@ def _compare(written: _WrittenPart) -> IndexPart:
 
 def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
     """Save the index and the result of a finished shard; the result, last, marks it as done."""
-    shutil.rmtree(task.part, ignore_errors=True)
-    task.part.mkdir(parents=True)
+    task.part.parent.mkdir(parents=True, exist_ok=True)
+    new = task.part.with_name(f".{task.part.name}.{secrets.token_hex(8)}")
+    new.mkdir()
     digests = {}
-    for name in save_index([part], task.part, task.schema):
-        sync(task.part / name)
-        digests[name] = sha256_of(task.part / name)
-    for folder in {(task.part / name).parent for name in digests} | {task.part / INDEX_DIRECTORY}:
+    for name in save_index([part], new, task.schema):
+        sync(new / name)
+        digests[name] = sha256_of(new / name)
+    for folder in {(new / name).parent for name in digests} | {new / INDEX_DIRECTORY}:
         sync(folder)
     value = {"made_of": task.digest, "part": digests, **asdict(result)}
-    write_atomically(task.part / "result.json", dump_json(value))
+    write_atomically(new / "result.json", dump_json(value))
+    while True:  # another job may build the same shard, and save the same part
+        shutil.rmtree(task.part, ignore_errors=True)
+        try:
+            new.rename(task.part)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    sync(task.part.parent)
 
 
 def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:

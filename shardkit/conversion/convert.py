@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkit.contracts import Scan, Source
 from shardkit.conversion.build import (
+    Built,
     ShardResult,
     ShardTask,
     build_shard,
@@ -19,6 +21,7 @@ from shardkit.conversion.build import (
 )
 from shardkit.conversion.disk import DiskReservation, as_failure
 from shardkit.conversion.finished import finished
+from shardkit.conversion.jobs import load_plan, require_same_software, save_plan, shard_task
 from shardkit.conversion.options import (
     parse_bytes,
     parse_color,
@@ -39,13 +42,13 @@ from shardkit.dataset.manifest import (
     save_manifest,
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
-from shardkit.errors import BadImages, DiskFull, Problem, UsageError
+from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
 from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
 from shardkit.system.files import as_name, sha256_of, sync
-from shardkit.system.pool import Progress, Report, run_tasks
+from shardkit.system.pool import Progress, Report, run_on, run_tasks
 from shardkit.system.text import quoted
 
 _Name = TypeVar("_Name", str, int)
@@ -63,6 +66,8 @@ class Converted:
     """Shards that an earlier, interrupted run had finished."""
     unchanged: bool = False
     """Whether the target already held the result, so nothing was written."""
+    jobs: int = 0
+    """Tasks that ``plan_only`` left for `shardkit work`."""
 
 
 @dataclass
@@ -103,9 +108,11 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     seed: int = 0,
     limit: int | None = None,
     workers: int = 1,
+    executor: Executor | None = None,
     force: bool = False,
     dry_run: bool = False,
     staging: str | Path | None = None,
+    plan_only: bool = False,
     on_progress: Report | None = None,
 ) -> Converted:
     """Convert a folder of images to a dataset, or to one dataset for each split.
@@ -152,10 +159,14 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         seed: Seed of the random order.
         limit: Convert only this many images of each split.
         workers: Number of processes.
+        executor: Builds the shards instead of ``workers``, one per call: any executor whose
+            processes see the paths of ``source`` and ``target``, such as that of a Dask client.
         force: Replace a dataset in ``target``, or discard another unfinished conversion.
         dry_run: Check and plan, but write nothing.
         staging: A local folder for a conversion to a URL, used like ``target``: the dataset is
             built there, then uploaded. It remains there; remove it when you like.
+        plan_only: Write only the plan into ``target``, for ``shardkit work`` and
+            ``shardkit commit``.
         on_progress: Called with the work done since the last call.
 
     Returns:
@@ -222,10 +233,22 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     scan = source.scan()
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
+    if plan_only:
+        if url is not None:
+            raise UsageError(f"jobs share a folder: plan into one, then `shardkit upload` to {url}")
+        plan = plan_scan(scan, target, options, force=force)
+        place = Path(str(scan.source))
+        return Converted(plan=plan, jobs=save_plan(plan, place, Path(target), force=force))
     if url is not None:
         require_access(url)
     made = convert_scan(
-        scan, target, options, force=force, workers=workers, on_progress=on_progress
+        scan,
+        target,
+        options,
+        force=force,
+        workers=workers,
+        executor=executor,
+        on_progress=on_progress,
     )
     if url is not None and upload(target, url):
         made = replace(made, unchanged=False)
@@ -252,6 +275,7 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
     *,
     force: bool = False,
     workers: int = 1,
+    executor: Executor | None = None,
     on_progress: Report | None = None,
 ) -> Converted:
     """Convert the images of a scan; see `convert`, which scans the source first."""
@@ -264,9 +288,28 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
         return Converted(plan=plan, manifests=existing, reused_shards=kept, unchanged=True)
     if on_progress:
         on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
+    return _carry_out(plan, target, _Builder(workers, executor, on_progress), force=force)
+
+
+def commit(target: str | Path, *, force: bool = False) -> Converted:
+    """Publish the dataset whose shards `shardkit work` built; reads no image and no shard.
+
+    Args:
+        target: The directory for which ``convert(plan_only=True)`` wrote a plan.
+        force: Replace a dataset in ``target``.
+
+    Raises:
+        UsageError: If there is no plan, or ``target`` cannot be used.
+        ConversionFailed: If shards are missing. The message names their tasks.
+    """
+    return _carry_out(load_plan(Path(target)), Path(target), None, force=force)
+
+
+def _carry_out(plan: Plan, target: Path, builder: _Builder | None, *, force: bool) -> Converted:
+    """Build and publish the dataset. Without a builder, all shards must be built already."""
     with open_staging(target, force=force) as staging:
         try:
-            reused = _carry_out(plan, staging, force=force, workers=workers, report=on_progress)
+            reused = _build_and_publish(plan, staging, builder, force=force)
         except OSError as error:
             raise as_failure(error, target) from error
     names = [split.name for split in plan.splits]
@@ -274,16 +317,21 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
     return Converted(plan=plan, manifests=manifests, reused_shards=reused)
 
 
-def _carry_out(
-    plan: Plan, staging: StagingDirectory, *, force: bool, workers: int, report: Report | None
+def _build_and_publish(
+    plan: Plan, staging: StagingDirectory, builder: _Builder | None, *, force: bool
 ) -> int:
-    """Build and publish the dataset; return the number of shards kept from an earlier run."""
+    """Return the number of shards kept from an earlier run."""
     staging.start(plan.fingerprint(), force=force)
     kept = sum(split.shards for split in plan.splits)
     if not staging.is_ready:
         works = [_prepare(split, plan, staging) for split in plan.splits]
         try:
-            kept = _build(works, plan, staging, workers, report)
+            if builder is None:
+                kept = 0
+                _collect(works, staging)
+                _require_good(works, plan, staging)
+            else:
+                kept = _build(works, plan, staging, builder)
         except DiskFull as error:
             if not any(load_result(task) for work in works for task in work.tasks):
                 staging.discard()  # the user may choose another disk
@@ -311,31 +359,73 @@ def _prepare(split: SplitPlan, plan: Plan, staging: StagingDirectory) -> _Work:
     folder = staging.dataset / as_name(split.name)
     folder.mkdir(exist_ok=True)
     tasks = [
-        ShardTask(
-            split=split.name,
-            number=number,
-            folder=folder,
-            part=staging.state / "parts" / as_name(split.name) / f"{number:06d}",
-            format=plan.options.to,
-            recipe=plan.options.recipe,
-            schema=plan.scan.schema,
-            source=split.shard_source(number),
-            meta=split.meta,
-            software=plan.software,
-            keep=plan.options.on_error == "skip",
-        )
+        shard_task(plan, split, number, split.shard_source(number), staging)
         for number in range(split.shards)
     ]
     return _Work(split, folder, tasks)
 
 
-def _build(
-    works: list[_Work],
-    plan: Plan,
-    staging: StagingDirectory,
-    workers: int,
-    on_progress: Report | None,
-) -> int:
+@dataclass(frozen=True)
+class _Builder:
+    """Where shards are built: in worker processes, or by an executor."""
+
+    workers: int
+    executor: Executor | None
+    report: Report | None
+
+    def run(
+        self, done: list[ShardTask], tasks: list[ShardTask]
+    ) -> Iterator[tuple[ShardTask, Built]]:
+        """Build all shards; yield them as they are finished.
+
+        Args:
+            done: Tasks that an earlier run seems to have finished.
+            tasks: The others.
+        """
+        if self.executor is None:
+            tasks = done + _spread(tasks, self.workers)
+            yield from run_tasks(build_shard, tasks, workers=self.workers, on_progress=self.report)
+            return
+        for task, built in run_on(self.executor, _build_elsewhere, done + tasks):
+            if self.report is not None:
+                size = sum(task.source.sizes())
+                self.report(Progress(len(task.source), size, len(built.result.bad)))
+            yield task, built
+
+
+def _build_elsewhere(task: ShardTask) -> Built:
+    """Build a shard on a machine that may have other libraries."""
+    require_same_software(task)
+    return build_shard(task)
+
+
+def _collect(works: list[_Work], staging: StagingDirectory) -> None:
+    """Load the results of all shards, which jobs have built.
+
+    Raises:
+        ConversionFailed: If shards are missing.
+    """
+    tasks = [(work, task) for work in works for task in work.tasks]
+    missing = []
+    for number, (work, task) in enumerate(tasks):
+        if (result := load_result(task)) is None:
+            missing.append(str(number))
+        else:
+            work.results[task.number] = result
+    if missing:
+        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+        raise ConversionFailed(
+            f"{len(missing):,} of {len(tasks):,} tasks are not done: {', '.join(missing[:_NAMED])}"
+            f"{more}. Build them with `shardkit work {staging.target} --claim`, then commit again."
+        )
+    staging.prune({task.path for _, task in tasks})
+
+
+_NAMED = 20
+"""Tasks that a message names; it counts the others."""
+
+
+def _build(works: list[_Work], plan: Plan, staging: StagingDirectory, builder: _Builder) -> int:
     """Build all shards; return the number of shards kept from an earlier run.
 
     Raises:
@@ -347,17 +437,13 @@ def _build(
     staging.prune({task.path for task in done})
     needs = [0] * len(done) + [of_split[t.split].plan.shard_bytes[t.number] for t in tasks]
     recipe = plan.options.recipe
-    space = DiskReservation(staging.folder, needs, ahead=workers, copies=plan.storage.copies)
+    ahead, copies = builder.workers, plan.storage.copies
+    space = DiskReservation(staging.folder, needs, ahead=ahead, copies=copies)
     kept = 0
     kept_as_it_is = recipe.keeps_bytes and plan.scan.exact_sizes
     with space.reserved(exact=kept_as_it_is or recipe.raw_shape is not None):
         try:
-            for task, built in run_tasks(
-                build_shard,
-                done + _spread(tasks, workers),
-                workers=workers,
-                on_progress=on_progress,
-            ):
+            for task, built in builder.run(done, tasks):
                 of_split[task.split].results[task.number] = built.result
                 kept += built.kept
                 entry = built.result.entry

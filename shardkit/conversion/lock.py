@@ -120,18 +120,10 @@ def _take(target: Path, work: str) -> Callable[[], None] | None:
 
 def _own(target: Path, owner: str) -> Callable[[], None] | None:
     """Write this process's name to the file ``owner``, unless it names a running process."""
-    path = target / owner
-    try:
-        with opened(target, str(Path(owner).parent)) as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = open_plain(path, flags, 0o644, dir_fd=folder)
-    except FileExistsError:
-        _remove(target, owner, require_dead(target, owner))
+    if not own(target, owner):
+        require_dead(target, owner)
         return None
-    name = dump_json({"machine": socket.gethostname(), "process": os.getpid()})
-    with open(descriptor, "wb") as file:
-        file.write(name)
-    return lambda: _remove(target, owner, name)
+    return lambda: _remove(target, owner, _this_process())
 
 
 def _remove(target: Path, owner: str, name: bytes) -> None:
@@ -145,23 +137,61 @@ def _remove(target: Path, owner: str, name: bytes) -> None:
             move(target, aside, owner)
 
 
-def require_dead(target: Path, owner: str) -> bytes:
-    """Return the content of an owner file; refuse if its process runs or cannot be checked."""
-    path = target / owner
+def own(target: Path, owner: str) -> bool:
+    """Write this process's name to the new file ``owner``; return whether it was new.
+
+    A file that names a process of this machine that no longer runs is replaced.
+    """
+    while True:
+        try:
+            with opened(target, str(Path(owner).parent)) as folder:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                descriptor = open_plain(target / owner, flags, 0o644, dir_fd=folder)
+        except FileExistsError:
+            content, machine, process = _owner(target, owner)
+            if not _is_gone(machine, process):
+                return False
+            _remove(target, owner, content)
+        else:
+            with open(descriptor, "wb") as file:
+                file.write(_this_process())
+            return True
+
+
+def _this_process() -> bytes:
+    return dump_json({"machine": socket.gethostname(), "process": os.getpid()})
+
+
+def _owner(target: Path, owner: str) -> tuple[bytes, str, int]:
+    """Return the content of an owner file, and the machine and process that it names."""
     content = b""
     try:
         content = read_small(target / owner, root=target)
         value = load_json(content)
-        machine, process = str(value["machine"]), int(value["process"])
+        return content, str(value["machine"]), int(value["process"])
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        machine, process = "an unknown machine", -1
-    if machine == socket.gethostname() and process > 0:
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return content
-        except (PermissionError, OverflowError):
-            pass  # it runs as another user, or no process can have this ID
+        return content, "an unknown machine", -1
+
+
+def _is_gone(machine: str, process: int) -> bool:
+    """Return whether a process ran on this machine, and no longer does."""
+    if machine != socket.gethostname() or process <= 0:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass  # it runs as another user, or no process can have this ID
+    return False
+
+
+def require_dead(target: Path, owner: str) -> bytes:
+    """Return the content of an owner file; refuse if its process runs or cannot be checked."""
+    path = target / owner
+    content, machine, process = _owner(target, owner)
+    if _is_gone(machine, process):
+        return content
     raise UsageError(
         f"another conversion is writing into {path.parent.parent}: process {process} on {machine}. "
         f"This file system has no locks. If that process no longer runs, remove {path}."

@@ -11,7 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
@@ -132,6 +140,30 @@ def _run_in_processes(
                 yield waiting.pop(future), future.result()
         _pass_on(channel, on_progress)
         executor.shutdown()
+
+
+def run_on(
+    executor: Executor, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
+) -> Iterator[tuple[_Task, _Result]]:
+    """Apply ``function`` to each task by an executor, and yield them in order of completion.
+
+    Waiting tasks are canceled at the end: after an error or Ctrl-C, nobody needs them.
+
+    Raises:
+        ShardkitError: If the executor loses the process of a task and does not repeat it.
+    """
+    waiting = {executor.submit(function, task): task for task in tasks}
+    try:
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    except BrokenExecutor as error:
+        raise ShardkitError(
+            f"a worker of the executor died, and it did not start another: {error}. Run the same "
+            "conversion again with a new one: finished work is kept."
+        ) from error
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 class Team:

@@ -147,7 +147,12 @@ class SourceConformance:
     ) -> None:
         scan = source.scan()
         described = {split: source.describe(split) for split in scan.splits}
-        again = kind.find(path, described).scan(scan.classes)
+        found = kind.find(path, described)
+        for images in scan.splits.values():  # as a job does, which has the entries
+            assert [found.read(images.split, each) for each in images.entries] == images.read(
+                range(len(images))
+            )
+        again = found.scan(scan.classes)
         assert _listed(again) == _listed(scan)
         assert again.classes == scan.classes
         for split, images in scan.splits.items():

@@ -37,7 +37,7 @@ INSIDE = {
         "main show",
         "convert_report diff doctor_report export index info ladder repair report show_records "
         "upload verify",
-        "bench convert doctor tune",
+        "bench convert doctor jobs tune",
         "attach",
     ),
     "codecs": (
@@ -52,7 +52,7 @@ INSIDE = {
         "bulk command lock options plan upload",
         "build",
         "staging",
-        "finished",
+        "finished jobs",
         "convert",
         "attach",
     ),
@@ -123,7 +123,7 @@ INSIDE = {
     "stores": ("cache client process urls", "fetch write"),
     "system": (
         "bootstrap machine native safe_paths scratch text",
-        "files formatting pool",
+        "cluster files formatting pool",
         "npy",
     ),
     "testing": (

@@ -1,0 +1,323 @@
+"""The tasks of a plan, also as files: jobs that share only the target build them, then one commits.
+
+The plan is stored as JSON in the staging directory: one file for the conversion and one for each
+task. A task that runs twice, even at the same time, does no harm: each run writes the same bytes
+and renames them into place.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source
+from shardkit.conversion.build import Built, ShardTask, build_shard, load_result
+from shardkit.conversion.fingerprint import saved_digest
+from shardkit.conversion.lock import own
+from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, software_of
+from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.staging import STATE, StagingDirectory, open_staging
+from shardkit.errors import Problem, UsageError
+from shardkit.record import describe_schema, dump_json, load_json, load_schema
+from shardkit.registry import get_format, get_source
+from shardkit.sources.samples import Samples
+from shardkit.system.files import as_name, read_small, write_atomically
+from shardkit.system.safe_paths import make_folder, remove
+
+_JOBS, _CLAIMS = f"{STATE}/jobs", f"{STATE}/claims"
+_PLAN = f"{_JOBS}/plan.json"
+
+_MOST_BYTES = 1 << 30
+"""Limit of a file of the plan: a shard of ten million records."""
+
+
+def shard_task(
+    plan: Plan, split: SplitPlan, number: int, source: Images, staging: StagingDirectory
+) -> ShardTask:
+    """Return the task that builds a shard in a staging directory.
+
+    Args:
+        plan: The plan.
+        split: The shard's split.
+        number: Position of the shard in the split.
+        source: Its images.
+        staging: The staging directory.
+    """
+    return ShardTask(
+        split=split.name,
+        number=number,
+        folder=staging.dataset / as_name(split.name),
+        part=staging.state / "parts" / as_name(split.name) / f"{number:06d}",
+        format=plan.options.to,
+        recipe=plan.options.recipe,
+        schema=plan.scan.schema,
+        source=source,
+        meta=split.meta,
+        software=plan.software,
+        keep=plan.options.on_error == "skip",
+    )
+
+
+def require_same_software(task: ShardTask) -> None:
+    """Refuse to build a shard with other versions of libraries than planned.
+
+    Raises:
+        UsageError: If a version that affects the bytes differs on this machine.
+    """
+    found = software_of(get_format(task.format), task.recipe)
+    differ = [
+        f"{name} is {found.get(name, 'absent')}, and {wanted} was planned"
+        for name, wanted in task.software.items()
+        if found.get(name) != wanted
+    ]
+    if differ:
+        raise UsageError(
+            f"{socket.gethostname()} would write other bytes: {'; '.join(differ)}. Install the "
+            "planned versions there."
+        )
+
+
+def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
+    """Write a plan into the staging directory of ``target``; return the number of tasks.
+
+    Args:
+        plan: The plan.
+        source: The path from which jobs open the source.
+        target: The directory of the dataset, which all jobs share.
+        force: Whether to replace a dataset in ``target``, or discard an unfinished conversion.
+
+    Raises:
+        UsageError: If ``target`` cannot be used, or the path does not suffice to open the source.
+    """
+    kind = plan.scan.source.kind
+    if kind == Samples.kind:
+        raise UsageError("jobs cannot open Python samples; convert them with executor=")
+    get_source(kind).find(source, {each.name: each.meta["source"] for each in plan.splits})
+    with open_staging(target, force=force) as staging:
+        staging.start(plan.fingerprint(), force=force)
+        for name in (_JOBS, _CLAIMS):
+            make_folder(target, name)
+        number = 0
+        for split in plan.splits:
+            make_folder(target, str((staging.dataset / as_name(split.name)).relative_to(target)))
+            for shard in range(split.shards):
+                task = {
+                    "split": split.name,
+                    "number": shard,
+                    "entries": [list(entry) for entry in split.shard_source(shard).entries],
+                }
+                write_atomically(target / _task_name(number), dump_json(task))
+                number += 1
+        saved = {
+            "fingerprint": plan.fingerprint().digest,
+            "source": [kind, str(source.absolute())],
+            "options": {**asdict(plan.options), "recipe": plan.options.recipe.describe()},
+            "software": plan.software,
+            "classes": plan.scan.classes,
+            "schema": describe_schema(plan.scan.schema),
+            "known": plan.scan.known,
+            "exact_sizes": plan.scan.exact_sizes,
+            "problems": _listed(plan.scan.problems),
+            "ignored": _listed(plan.scan.ignored),
+            "splits": [
+                {
+                    "name": split.name,
+                    "images": split.images,
+                    "shard_bytes": split.shard_bytes,
+                    "meta": split.meta,
+                }
+                for split in plan.splits
+            ],
+        }
+        write_atomically(target / _PLAN, dump_json(saved))
+    return number
+
+
+def load_plan(target: Path, source: Path | None = None) -> Plan:
+    """Return the plan that `save_plan` wrote, with all images.
+
+    Args:
+        target: The target.
+        source: The path of the source on this machine, if it is another one.
+
+    Raises:
+        UsageError: If there is no plan, or it is damaged.
+    """
+    plan = _load_head(target, source)
+    entries: dict[str, list[Entry]] = {split.name: [] for split in plan.splits}
+    rows: dict[str, list[int]] = {split.name: [] for split in plan.splits}
+    for number in range(_tasks(plan)):
+        split, _, found = _load_entries(target, number)
+        entries[split] += found
+        rows[split].append(len(found))
+    images = {
+        name: Images(plan.scan.source, name, PackedEntries(found))
+        for name, found in entries.items()
+    }
+    splits = tuple(
+        replace(each, source=images[each.name], cuts=(0, *accumulate(rows[each.name])))
+        for each in plan.splits
+    )
+    return replace(plan, scan=replace(plan.scan, splits=images), splits=splits)
+
+
+class Jobs:
+    """The tasks of a saved plan, to build in this process.
+
+    Args:
+        target: The directory that the plan was written for.
+        source: The path of the source on this machine, if it is another one.
+
+    Raises:
+        UsageError: If there is no plan, it is damaged, or the source is not there.
+    """
+
+    def __init__(self, target: Path, source: Path | None = None) -> None:
+        self._target = target
+        self._plan = _load_head(target, source)
+        self._staging = StagingDirectory(target)
+        for path in self._plan.scan.source.paths():
+            if not path.exists():
+                raise UsageError(
+                    f"the source {path} is not on {socket.gethostname()}; if it has another path "
+                    "there, give it with --source"
+                )
+
+    def __len__(self) -> int:
+        return _tasks(self._plan)
+
+    def build(self, number: int) -> Built:
+        """Build the shard of a task, or find it finished.
+
+        Raises:
+            UsageError: If there is no such task, or this machine would write other bytes.
+            ConversionFailed: If the shard cannot be written.
+        """
+        if not 0 <= number < len(self):
+            raise UsageError(
+                f"there is no task {number}; {self._target} has tasks 0 to {len(self) - 1}"
+            )
+        task = self._task(number)
+        require_same_software(task)
+        return build_shard(task)
+
+    def claimed(self, *, take_over: bool = False) -> Iterator[int]:
+        """Claim tasks that are not done, one after another, until none is left.
+
+        A claim is a file that names host and process. That of a dead process on this host, and of
+        a task that failed, is void.
+
+        Args:
+            take_over: Whether to take tasks that others claimed but have not finished, too.
+        """
+        for number in range(len(self)):
+            task = self._task(number)
+            name = _claim_name(number)
+            if load_result(task) or not (own(self._target, name) or take_over):
+                continue
+            try:
+                yield number
+            finally:
+                if not load_result(task):
+                    remove(self._target, name)
+
+    def _task(self, number: int) -> ShardTask:
+        name, shard, entries = _load_entries(self._target, number)
+        split = next(each for each in self._plan.splits if each.name == name)
+        source = Images(self._plan.scan.source, name, entries)
+        return shard_task(self._plan, split, shard, source, self._staging)
+
+
+def _tasks(plan: Plan) -> int:
+    return sum(len(split.shard_bytes) for split in plan.splits)
+
+
+def _task_name(number: int) -> str:
+    return f"{_JOBS}/{number:06d}.json"
+
+
+def _claim_name(number: int) -> str:
+    return f"{_CLAIMS}/{number:06d}"
+
+
+def _listed(problems: dict[str, list[Problem]]) -> dict[str, list[list[str]]]:
+    return {name: [[each.path, each.reason] for each in found] for name, found in problems.items()}
+
+
+def _problems(listed: dict[str, list[list[str]]]) -> dict[str, list[Problem]]:
+    return {
+        name: [Problem(path=path, reason=reason) for path, reason in found]
+        for name, found in listed.items()
+    }
+
+
+def _load_head(target: Path, source: Path | None) -> Plan:
+    """Return a plan without its images."""
+    try:
+        value = load_json(read_small(target / _PLAN, _MOST_BYTES, root=target))
+        if saved_digest(StagingDirectory(target).state) != value["fingerprint"]:
+            raise UsageError(
+                f"after the plan, another conversion was started in {target}. Plan again with "
+                "--force."
+            )
+        kind, path = value["source"]
+        described = {each["name"]: each["meta"]["source"] for each in value["splits"]}
+        return _plan(value, get_source(kind).find(source or Path(path), described))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{target} holds no plan. Write one with `shardkit convert ... {target} --plan-only`; "
+            "if it was committed, its dataset is complete."
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"the plan in {target} is damaged ({error}). Plan again with --force."
+        ) from error
+
+
+def _plan(value: Any, source: Source) -> Plan:
+    """Return the plan that `save_plan` saved as ``value``, without its images."""
+    options, classes = value["options"], value["classes"]
+    options["recipe"] = Recipe.restored(options["recipe"])
+    return Plan(
+        storage=get_format(options["to"]),
+        options=ConvertOptions(**options),
+        scan=Scan(
+            source=source,
+            splits={},
+            classes=None if classes is None else tuple(classes),
+            fields=load_schema(value["schema"], classes),
+            known=value["known"],
+            exact_sizes=value["exact_sizes"],
+            problems=_problems(value["problems"]),
+            ignored=_problems(value["ignored"]),
+        ),
+        splits=tuple(
+            SplitPlan(
+                name=each["name"],
+                source=Images(source, each["name"], ()),
+                images=each["images"],
+                cuts=(0,),
+                shard_bytes=tuple(each["shard_bytes"]),
+                meta=each["meta"],
+            )
+            for each in value["splits"]
+        ),
+        software=value["software"],
+    )
+
+
+def _load_entries(target: Path, number: int) -> tuple[str, int, list[Entry]]:
+    """Return split, shard and images of a task."""
+    name = _task_name(number)
+    try:
+        value = load_json(read_small(target / name, _MOST_BYTES, root=target))
+        entries = [Entry(*each) for each in value["entries"]]
+        return str(value["split"]), int(value["number"]), entries
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{target / name} is damaged ({error}). Plan again with --force."
+        ) from error
