@@ -41,9 +41,10 @@ again after JPEG compression, scaling, cropping 5% and a brightness of 130%."""
 _SIMILAR = "similar"
 """Note of a group whose pixels differ, even if no bit of their hashes does."""
 
-_CHROMA, _LEVELS = 0.03, 0.45
-"""Maximum difference of similar pictures in their color, as a fraction of red, green and blue, and
-in the logarithms of brightness and contrast. It removes most pairs that are similar by chance."""
+_CHROMA, _LEVELS, _ASPECT = 0.03, 0.45, 0.15
+"""Maximum difference of similar pictures in their color, as a fraction of red, green and blue, in
+the logarithms of brightness and contrast, and in that of the aspect ratio. These remove most pairs
+that are similar by chance."""
 
 _BLANK, _DARK, _BLURRED = 2.0, 64, 0.25
 """Contrast and highlight in levels, and sharpness, below which an image is reported."""
@@ -165,6 +166,9 @@ def _find_similar(images: Collection, distance: int, found: dict[str, Findings])
     first, second = rows[pairs.first], rows[pairs.second]
     different = facts["pixels"][first] != facts["pixels"][second]
     different &= _agree_in_color(facts[first], facts[second])
+    width, height = np.log(np.maximum(images.sizes, 1)).T
+    aspect = width - height
+    different &= np.abs(aspect[first] - aspect[second]) <= _ASPECT
     across = images.part[first] != images.part[second]
     classes = images.labels[first] != images.labels[second]
     for kind, chosen in (

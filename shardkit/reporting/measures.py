@@ -14,21 +14,20 @@ from shardkit.codecs.image import Pixels
 SIDE = 256
 """Minimum shorter side at which a large JPEG is measured; others are measured at full size."""
 
-_CROP = 0.05
-"""Fraction of width and height that the views for `Measures.crops` leave out, at the least."""
+_SIDE, _WAVES = 64, 8
+"""Sides of a reduced image, and of its low frequencies, which make a hash of 64 bits."""
 
-CROPS = 6
-"""Number of these views: one at each corner, one from the center, and a smaller one from there."""
+_RANGES = ((0, 1), (0, 0.95), (0.05, 1), (0.025, 0.975), (0.05, 0.95))
+"""Ranges of width or height that views of an image have."""
 
-_BASE, _SAMPLES, _WAVES = 128, 32, 8
-"""Sides of a reduced image, of a view, and of its low frequencies, which make a hash of 64 bits."""
+_VIEWS = ((0, 0), (1, 1), (2, 1), (1, 2), (2, 2), (3, 3), (4, 4))
+"""Positions in `_RANGES` of width and height: the image, its corners, and its center twice."""
+
+CROPS = len(_VIEWS) - 1
+"""Number of views that are cropped."""
 
 _WINDOW = 9
 """Pixels of the blur that sharpness is compared with (Crete et al. 2007 use the same)."""
-
-_COSINES = np.cos(
-    np.pi * (2 * np.arange(_SAMPLES) + 1) * np.arange(_WAVES)[:, None] / (2 * _SAMPLES)
-).astype(np.float32)
 
 
 class Measures(NamedTuple):
@@ -91,26 +90,30 @@ def _moments(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], ..
 
 
 def _hashes(gray: Image.Image) -> npt.NDArray[np.uint64]:
-    """Return the hash of an image, and of its `CROPS` views.
+    """Return the hash of an image, and of its `CROPS` cropped views.
 
     A bit says whether one of the lowest frequencies of the cosine transform exceeds their median,
     as in the hash that Zauner (2010) and `imagehash.phash` use. The mean level does not count.
     """
-    if min(gray.size) > _BASE:
-        gray = gray.resize((_BASE, _BASE), Image.Resampling.BOX)
-    width, height = gray.size
-    x, y = width * _CROP, height * _CROP
-    places = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0))
-    boxes = [(x * a, y * b, width - x * (1 - a), height - y * (1 - b)) for a, b in places]
-    boxes += [(x * a, y * a, width - x * a, height - y * a) for a in (0.5, 1.0)]
-    views = [
-        np.asarray(gray.resize((_SAMPLES, _SAMPLES), Image.Resampling.BILINEAR, box), np.float32)
-        for box in [(0, 0, width, height), *boxes]
-    ]
-    waves = (_COSINES @ np.stack(views) @ _COSINES.T).reshape(len(views), -1)
-    waves[:, 0] = 0
-    bits = np.packbits(waves > np.median(waves, axis=1, keepdims=True), axis=1)
+    kind = Image.Resampling.BOX if min(gray.size) > _SIDE else Image.Resampling.BILINEAR
+    levels = np.asarray(gray.resize((_SIDE, _SIDE), kind), np.float64)
+    waves = _COSINES @ (levels - levels.mean()) @ _COSINES.T
+    blocks = waves.reshape(len(_RANGES), _WAVES, len(_RANGES), _WAVES).swapaxes(1, 2)
+    views = blocks[[y for _, y in _VIEWS], [x for x, _ in _VIEWS]].reshape(len(_VIEWS), -1)
+    views[:, 0] = 0
+    bits = np.packbits(views > np.median(views, axis=1, keepdims=True), axis=1)
     return bits.view(">u8")[:, 0].astype(np.uint64)
+
+
+def _cosines(start: float, stop: float) -> npt.NDArray[np.float64]:
+    """Return the lowest waves over a range of the side, at each pixel: shape (_WAVES, _SIDE)."""
+    edges = np.arange(_SIDE + 1) / _SIDE
+    inside = np.diff(np.clip(edges, start, stop))  # pixels at the ends count in part
+    phase = ((edges[1:] + edges[:-1]) / 2 - start) / (stop - start)
+    return np.asarray(inside * np.cos(np.pi * np.arange(_WAVES)[:, None] * phase))
+
+
+_COSINES = np.concatenate([_cosines(start, stop) for start, stop in _RANGES])
 
 
 def _sharpness(gray: npt.NDArray[np.uint8]) -> float:
