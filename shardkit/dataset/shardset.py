@@ -35,7 +35,13 @@ from shardkit.dataset.index import (
 )
 from shardkit.dataset.index_builder import difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows
-from shardkit.dataset.manifest import MANIFEST_NAME, AttachedShard, Manifest, load_manifest
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    AttachedManifest,
+    AttachedShard,
+    Manifest,
+    load_manifest,
+)
 from shardkit.dataset.remote import CachedShards
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.record import (
@@ -43,15 +49,19 @@ from shardkit.record import (
     IMAGE,
     IMAGE_FIELDS,
     LABEL,
+    LABEL_FIELD,
+    META_FIELD,
     NO_LABEL,
     STORED_APART,
     STORED_KINDS,
     Field,
     Record,
     Schema,
+    dump_json,
     image_field,
 )
 from shardkit.registry import get_format
+from shardkit.sources.kept import with_fields
 from shardkit.system import native
 from shardkit.system.files import as_name, require_local
 from shardkit.system.text import quoted
@@ -516,8 +526,10 @@ class ShardSet:
             CorruptRecord: If the record or its index is damaged.
             CorruptDataset: If another dataset has replaced this one.
         """
+        if isinstance(self.manifest, AttachedManifest):
+            return self._assembled(row)
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        identity, storage = self.manifest.shards[shard].sha256, self._format
+        identity, storage = self.manifest.shards[shard].identity, self._format
         self._open_all([shard])  # checks its type and size, and that it is of this dataset
         try:
             reader = shard_reader(
@@ -531,6 +543,33 @@ class ShardSet:
         if reason:
             raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
         return found.record
+
+    def _assembled(self, row: int) -> Record:
+        """Return the record that a conversion of an attached archive would store."""
+        place = np.array([row])
+        fields: dict[str, bytes] = {}
+        meta: dict[str, Any] = {"path": self.paths[row]}
+        values: dict[str, Any] = {}
+        for name, field in self.schema.items():
+            if name == LABEL:
+                if (label := int(self.labels_of(place)[0])) != NO_LABEL:
+                    fields[LABEL_FIELD] = b"%d" % label
+                continue
+            if field.kind in COLUMN_KINDS:
+                if (value := self.values(name, place).value(0)) is not None:
+                    values[name] = value
+                continue
+            found = self.find(place, name)
+            kind = found.fields[0]
+            if kind == ABSENT:
+                continue
+            stored = field.stored_name(name) or (kind if name == IMAGE else f"{name}.{kind}")
+            fields[stored] = bytes(found.read(0, memoryview(bytearray(found.lengths[0]))).data)
+            if field.kind in ("image", "mask"):
+                size = {"width": found.widths[0], "height": found.heights[0]}
+                meta |= size if name == IMAGE else {name: size}
+        record = Record(self.keys[row], {**fields, META_FIELD: dump_json(meta)})
+        return with_fields(record, self.schema, values)
 
     def part(self, rows: npt.NDArray[np.int64]) -> IndexPart:
         """Return the index of some rows, counted from 0.

@@ -16,6 +16,7 @@ from shardkit.dataset.columns import columns_of
 from shardkit.dataset.index import apart_of
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.index_reader import IndexReader
+from shardkit.dataset.manifest import AttachedManifest
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptShard, UsageError
 from shardkit.record import (
@@ -97,6 +98,12 @@ class Exporting:
         manifest, path = self.shards.manifest, self.shards.shard_path(shard)
         start = sum(each.rows for each in manifest.shards[:shard])
         count = manifest.shards[shard].rows
+        if isinstance(manifest, AttachedManifest):
+            for row in range(start, start + count):
+                yield self.shards.record(row)
+                if self.report:
+                    self.report(Progress(images=1))
+            return
         with open_records(get_format(manifest.format), path) as records:
             if len(records) != count:
                 raise CorruptShard(f"{path} has {len(records)} records; the manifest says {count}")

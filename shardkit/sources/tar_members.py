@@ -6,7 +6,9 @@ walk accepts all that GNU tar, bsdtar, busybox, cpio and Python write, and repor
 
 from __future__ import annotations
 
+import contextlib
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ _SPARSE = b"S"
 _LINKS = {b"1": "a hard link", b"2": "a symbolic link"}
 _WITHOUT_CONTENT = {b"3": "a device", b"4": "a device", b"5": "a folder", b"6": "a pipe"}
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
+_MOST_DIGITS = 12
 _DECIMAL = re.compile(rb"[0-9]{1,18}")
 _PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 
@@ -175,8 +178,10 @@ def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
     It is the sum of the bytes; some programs took them for signed ones.
     """
     stated = _number(block[148:156], offset)
-    rest = block[:148] + b" " * 8 + block[156:]
-    if stated != sum(rest) and stated != sum(rest) - 256 * sum(byte > 127 for byte in rest):
+    total = _sum(block) - _sum(block[148:156]) + 8 * 0x20
+    if stated != total and stated != total - 256 * sum(
+        byte > 127 for byte in block[:148] + block[156:]
+    ):
         raise BadImage(f"the archive is damaged, or not a tar file, at byte {offset}")
     return block[156:157], _number(block[124:136], offset)
 
@@ -185,10 +190,17 @@ def _number(field: bytes, offset: int) -> int:
     """Return a number: octal, or binary if it is too large for that."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
-    digits = field.partition(b"\0")[0].strip()
-    if not re.fullmatch(rb"[0-7]{0,12}", digits):
-        raise BadImage(f"the header at byte {offset} has no number in {quoted(field)}")
-    return int(digits or b"0", 8)
+    digits = field.partition(b"\0")[0].strip() or b"0"
+    if digits.isdigit() and len(digits) <= _MOST_DIGITS:
+        with contextlib.suppress(ValueError):
+            return int(digits, 8)
+    raise BadImage(f"the header at byte {offset} has no number in {quoted(field)}")
+
+
+def _sum(block: bytes) -> int:
+    """Return the sum of the bytes of at most one block."""
+    # ASCII bytes of one block sum to less than Adler-32's modulus, so its lower half is exact.
+    return (zlib.adler32(block) & 0xFFFF) - 1 if block.isascii() else sum(block)
 
 
 def _decimal(value: bytes, offset: int) -> int:

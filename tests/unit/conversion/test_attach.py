@@ -357,6 +357,21 @@ def test_fields_of_all_kinds(tmp_path: Path) -> None:
     assert dataset.manifest.content_digest == other.manifest.content_digest
 
 
+def test_becomes_other_datasets_and_files(tmp_path: Path) -> None:
+    members = [("a.jpg", jpeg(12, 8)), ("a.mask.png", png(12, 8, 3, "L")), ("a.cls", b"1")]
+    members += [("a.json", b'{"age": 7.5, "boxes": [[0, 1, 2, 3]]}'), ("b.jpg", jpeg(8, 8, 1))]
+    tar(tmp_path / "tars" / "x.tar", *members, ("a.txt", b"a text"), ("b.cls", b"0"))
+    keep = "mask=mask.png:mask?,age=json:/age:float64?,spots=json:/boxes:boxes?,caption=txt?"
+    made = attach(tmp_path / "tars", tmp_path / "index", image="jpg", keep=keep).manifest
+    copied = invoke("convert", "dataset", tmp_path / "index", tmp_path / "copy", "--to", "hdf5")
+    assert copied.exit_code == 0, copied.output
+    copy = open_dataset(tmp_path / "copy", fields=("image", "mask", "age", "spots", "caption"))
+    assert copy.manifest.content_digest == made.content_digest
+    exported = invoke("export", tmp_path / "index", tmp_path / "files", "--layout", "csv")
+    assert exported.exit_code == 0, exported.output
+    assert invoke("diff", tmp_path / "index", tmp_path / "copy").exit_code == 0
+
+
 def _wrong(tars: Path, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     yield str(tars / "x-{0..9}.tar"), {}, "7 files of .* are missing"
     yield str(tars / "y.tar"), {}, "does not exist"
