@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 
@@ -114,7 +114,13 @@ class ShardDataModule(pl.LightningDataModule):
 
 def _maker(data: Any, batch_size: int, **arguments: Any) -> Callable[[], Any]:
     """Return a function that returns a loader of ``data``, or None without it."""
-    if data is None or (callable(data) and not hasattr(data, "__getitem__")):
-        return data or (lambda: None)
+    if data is None:
+        return _no_loader
+    if callable(data) and not hasattr(data, "__getitem__"):
+        return cast(Callable[[], Any], data)
     dataset = open_dataset(data, decode="torch") if isinstance(data, (str, PathLike)) else data
     return partial(make_loader, dataset, batch_size, **arguments)
+
+
+def _no_loader() -> None:
+    """Return nothing; Lightning pickles a data module for processes that it spawns."""

@@ -109,11 +109,9 @@ class BatchRows:
         Raises:
             TransformFailed: If the transform raises.
         """
-        return (
-            value
-            if function is None or value is None
-            else self.apply(name, function, (value,), number)
-        )
+        if function is None or value is None:
+            return value
+        return self.apply(name, function, (value,), number)
 
     def apply(
         self, name: str, function: Callable[..., Any], values: Sequence[Any], number: int

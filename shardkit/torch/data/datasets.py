@@ -64,9 +64,9 @@ class ShardDataset(Dataset[Sample]):
 
     With ``fields`` it returns those fields: images and masks as ``decode`` sets; arrays as tensors;
     boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape (N, 3),
-    or (objects, points, 3) with names; several labels as float32 with 1 for each class;
-    one label as an int; numbers as NumPy scalars; str, JSON values and bytes. A value that the row
-    lacks is None, and a label -1.
+    or (objects, points, 3) with names; several labels as float32 with 1 for each class; one label
+    as an int; numbers as NumPy scalars; str, JSON values and bytes. A value that the row lacks is
+    None, and a label -1.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.

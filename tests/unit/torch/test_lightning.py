@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import pickle
 import re
 import subprocess
 import sys
@@ -463,6 +464,8 @@ def test_a_directory_is_opened_to_give_tensors(root: Path) -> None:
     assert images.dtype == torch.uint8
     np.testing.assert_array_equal(labels, open_dataset(root / "train").targets[:BATCH])
     assert data.val_dataloader() == []
+    again = pickle.loads(pickle.dumps(ShardDataModule(root / "train")))  # as Lightning spawns
+    assert again.val_dataloader() == []
 
 
 def test_a_checkpoint_is_plain_and_small(root: Path, tmp_path: Path) -> None:
