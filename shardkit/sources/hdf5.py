@@ -13,12 +13,14 @@ import numpy as np
 
 from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import NO_LABEL, Record
+from shardkit.record import NO_LABEL, Field, Record
 from shardkit.sources.images import image_axes, image_record, pixel_record
 from shardkit.sources.inputs import CHANGED, find_files, place, place_of, stem
+from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of, with_fields
 from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.npy_files import read_array
 
 _READER = "shardkit.sources.hdf5_reader"
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
@@ -37,6 +39,9 @@ class Hdf5(FileSource):
         pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
         images: Name of the dataset of images, such as ``train/x``; required if there are several.
         labels: Name of the dataset of labels, integers or texts, one for each image.
+        keep: More datasets with a value for each image, as ``[NAME=]DATASET[:KIND][?]`` with commas
+            between. Numbers, texts and arrays keep their types; ``mask=DATASET:mask`` is an image.
+            Files may lack those with ``?``.
         classes: A text file with a class name in each line.
     """
 
@@ -48,6 +53,7 @@ class Hdf5(FileSource):
         *,
         images: str | None = None,
         labels: str | None = None,
+        keep: str | None = None,
         classes: str | None = None,
         _reopened: bool = False,
     ) -> None:
@@ -55,9 +61,20 @@ class Hdf5(FileSource):
         self._names = read_classes(classes)
         self._reopened = _reopened
         self._labels = labels
+        self._keep = parse_keep(keep)
+        self._others = {
+            name.strip("/") for name in (labels or "", *(kept.source for kept in self._keep))
+        }
+        """Datasets other than images that are used."""
         self._images, self._shape = self._choose(images)
+        self._schema = self._fields()
         named = True if classes or _reopened else None
-        options = {"image_dataset": self._images, "label_dataset": labels, "class_names": named}
+        options = {
+            "image_dataset": self._images,
+            "label_dataset": labels,
+            "keep": keep,
+            "class_names": named,
+        }
         super().__init__(pattern, options)
 
     @classmethod
@@ -68,6 +85,7 @@ class Hdf5(FileSource):
             path,
             images=options.get("image_dataset"),
             labels=options.get("label_dataset"),
+            keep=options.get("keep"),
             _reopened=bool(options.get("class_names")),
         )
 
@@ -78,6 +96,14 @@ class Hdf5(FileSource):
         if _stamp(path) != entry.stamp:
             raise BadImage(CHANGED)
         data = call(_READER, "read", os.path.abspath(path), entry.stamp, self._images, row)
+        record = self._record(entry, data)
+        if not self._keep:
+            return record
+        kept = {each.name: self._value(each, path, entry.stamp, row) for each in self._keep}
+        values = {name: value for name, value in kept.items() if value is not None}
+        return with_fields(record, self._schema, values)
+
+    def _record(self, entry: Entry, data: bytes) -> Record:
         if not self._shape:
             return image_record(entry, data)
         if len(data) != math.prod(self._shape):
@@ -86,6 +112,17 @@ class Hdf5(FileSource):
         if image_axes(np.dtype(np.uint8), self._shape) == "CHW":
             pixels = pixels.transpose(1, 2, 0)
         return pixel_record(entry, np.ascontiguousarray(pixels))
+
+    def _value(self, kept: Kept, path: str, stamp: int, row: int) -> Any:
+        """Return the value of a field to keep, or None if the file lacks the dataset."""
+        name = kept.source.strip("/")
+        data = call(_READER, "value", os.path.abspath(path), stamp, name, row, kept.optional)
+        if not data:
+            return None
+        if data[:1] == b"B":
+            return value_of(kept, self._schema[kept.name], data[1:])
+        array = read_array(data[1:])
+        return array.tolist() if self._schema[kept.name].kind == "json" else array
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return file, dataset and row of an image."""
@@ -110,8 +147,12 @@ class Hdf5(FileSource):
             "files": f"{len(self._files.paths):,}, with {len(listing):,} rows",
             "images": f"{self._images}: {kind}",
             "label": f"{self._labels or 'no dataset'}: {listing.labels.describe()}",
+            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
         }
-        return scan_of(self, {"": listing}, labels, understood, exact_sizes=not self._shape)
+        exact = not self._shape
+        return scan_of(
+            self, {"": listing}, labels, understood, exact_sizes=exact, more=self._schema
+        )
 
     def _choose(self, images: str | None) -> tuple[str, tuple[int, ...]]:
         """Return name and row shape of the dataset of images; no shape for encoded ones."""
@@ -123,7 +164,7 @@ class Hdf5(FileSource):
         usable = [
             name
             for name, (shape, kind) in found.items()
-            if _is_images(shape, kind) and name != (self._labels or "").strip("/")
+            if _is_images(shape, kind) and name not in self._others
         ]
         if images is None and len(usable) == 1:
             images = usable[0]
@@ -141,6 +182,32 @@ class Hdf5(FileSource):
             )
         return images.strip("/"), tuple(shape[1:])
 
+    def _fields(self) -> dict[str, Field]:
+        """Return the fields to keep, with the types of their datasets in the first file."""
+        path = self._files.paths[0]
+        found = _datasets(path) if self._keep else {}
+        fields = {}
+        for kept in self._keep:
+            if kept.pointer is not None:
+                raise UsageError(f"--keep {kept}: a dataset has no parts in JSON")
+            name = kept.source.strip("/")
+            if name not in found and (not kept.optional or kept.kind is None):
+                known = ", ".join(found) or "none"
+                raise UsageError(f"{path} has no dataset {kept.source}; it has {known}")
+            shape, kind = found.get(name, ([0], "bytes"))
+            if kind == "other" or not shape:
+                raise UsageError(f"{path}: {kept.source} is not a dataset of rows of plain values")
+            if kept.kind is not None:
+                fields[kept.name] = kept.field(kept.kind)
+            elif kind == "bytes":
+                first = call(_READER, "value", os.path.abspath(path), _stamp(path), name, 0)
+                fields[kept.name] = Field(kind_of_bytes(first[1:]))
+            elif shape[1:]:
+                fields[kept.name] = Field("array", kind, None if 0 in shape else shape[1:])
+            else:
+                fields[kept.name] = Field("number", kind)
+        return fields
+
     def _list(self, listing: Listing, number: int, path: str) -> None:
         stamp, full = _stamp(path), os.path.abspath(path)
         found = _datasets(path)
@@ -154,10 +221,15 @@ class Hdf5(FileSource):
             stated = json.loads(call(_READER, "labels", full, stamp, self._labels))
             if len(stated or ()) != shape[0]:
                 raise BadImage(f"it has {shape[0]} images, but {len(stated or ())} labels")
+        for kept in self._keep:
+            rows, _ = found.get(kept.source.strip("/"), ([shape[0]] * kept.optional, ""))
+            if rows[:1] != shape[:1]:
+                count = rows[0] if rows else "no"
+                raise BadImage(f"it has {shape[0]} images, but {count} values of {kept.source}")
         listing.ignored += [
             Problem(path=f"{self._files.names[number]}:{name}", reason="a dataset that is not used")
             for name in found
-            if name not in (self._images, (self._labels or "").strip("/"))
+            if name not in (self._images, *self._others)
         ]
         folder = stem(self._files.names[number], _SUFFIXES)
         for start in range(0, shape[0], _CHUNK):
@@ -218,6 +290,12 @@ SOURCE = SourceKind(
             flags="--labels",
             metavar="NAME",
             help="Dataset of labels, integers or texts.  [default: no labels]",
+        ),
+        SourceOption(
+            flags="--keep",
+            metavar="[NAME=]DATASET[:KIND][?],...",
+            help="More datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
+            "Files may lack those with ?.",
         ),
         SourceOption(
             flags="--classes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -66,6 +67,28 @@ def read(path: str, stamp: int, name: str, row: int) -> bytes:
         raise BadImage(f"{name} has only {data.shape[0]} rows")
     value = data[row]
     return np.ascontiguousarray(value).tobytes() if data.ndim > 1 else _encoded(data, value)
+
+
+def value(path: str, stamp: int, name: str, row: int, optional: bool = False) -> bytes:
+    """Return the value in a row: ``B`` and bytes, or ``N`` and an .npy file.
+
+    Args:
+        path: The file.
+        stamp: Its modification time.
+        name: The dataset.
+        row: The row.
+        optional: Whether to return nothing if there is no such dataset.
+    """
+    if optional and name not in dict(_walk(_open(path, stamp))):
+        return b""
+    data = _dataset(path, stamp, name)
+    if not 0 <= row < data.shape[0]:
+        raise BadImage(f"{name} has only {data.shape[0]} rows")
+    if data.ndim == 1 and _type(data) == "bytes":
+        return b"B" + _encoded(data, data[row])
+    file = io.BytesIO()
+    np.save(file, np.asarray(data[row]), allow_pickle=False)
+    return b"N" + file.getvalue()
 
 
 def _encoded(data: Any, value: Any) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import META_FIELD, Field, Record, check_schema, dump_json
-from shardkit.sources.images import has_image_suffix
+from shardkit.sources.images import has_image_suffix, is_image
 from shardkit.sources.npy_files import read_array
 from shardkit.sources.samples import pack
 
@@ -77,6 +77,22 @@ def kind_of_suffix(name: str) -> str:
         return "image"
     kinds = {"txt": "text", "json": "json", "npy": "array"}
     return kinds.get(name.rpartition(".")[2].lower(), "bytes")
+
+
+_HEAD = 4096
+
+
+def kind_of_bytes(data: bytes) -> str:
+    """Return the kind of field for a value of bytes, of which the first 4,096 are enough."""
+    head = data[:_HEAD]
+    if is_image(head):
+        return "image"
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        in_character = error.reason == "unexpected end of data" and len(head) == _HEAD
+        return "text" if in_character else "bytes"
+    return "text"
 
 
 def value_of(kept: Kept, field: Field, data: bytes) -> Any:

@@ -23,7 +23,7 @@ from shardkit.sources.inputs import (
     scanning,
     stem,
 )
-from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
+from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of, with_fields
 from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.listing import FileSource, Listing, scan_of
 from shardkit.sources.tf_example import Feature, features
@@ -242,21 +242,11 @@ def _kind_of(view: View, feature: Feature | None) -> str:
         if len(feature.ranges) != 1:
             return "bytes"
         head = view.read(feature.ranges[0].offset, min(4096, feature.ranges[0].length))
-        if is_image(head):
-            return "image"
-        return "text" if _is_text(head) else "bytes"
+        return kind_of_bytes(head)
     count = len(feature.numbers) + sum(each.length // 4 for each in feature.floats)
     if count != 1:
         return "json"
     return "int64" if feature.kind == "int64" else "float64"
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        head.decode()
-    except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data" and len(head) == 4096
-    return True
 
 
 def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:

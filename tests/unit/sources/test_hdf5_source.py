@@ -11,8 +11,9 @@ import pytest
 from foreign import pixels_of
 from helpers import png
 
-from shardkit import UsageError
+from shardkit import UsageError, convert, open_dataset, verify
 from shardkit.contracts import Scan
+from shardkit.record import Field
 from shardkit.registry import get_source
 from shardkit.sources import library_process
 
@@ -118,3 +119,54 @@ def test_a_library_that_hangs_or_dies_is_an_error(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match="ZeroDivisionError"):
         library_process.call("operator", "truediv", 1, 0)
     assert library_process.call("builtins", "bytes", 3) == bytes(3)
+
+
+@pytest.fixture
+def more(path: Path) -> Path:
+    """The file with a mask, text, numbers and arrays for each image."""
+    with h5py.File(path, "r+") as file:
+        file["mask"] = np.arange(3 * 6 * 8, dtype=np.uint16).reshape(3, 6, 8)
+        file["text"] = ["a", "größe", ""]
+        file["age"] = np.array([3, -1, 2**40])
+        file["score"] = np.array([0.5, 1.5, -2], ">f4")
+        file["latent"] = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
+        file["found"] = np.array([[[1, 2, 3, 4]]] * 3)
+        file["short"] = [1, 2]
+        compound = np.dtype([("a", "i4"), ("b", "f4")])
+        file["pairs"] = np.zeros(3, compound)
+    return path
+
+
+def test_more_datasets_are_kept(more: Path, tmp_path: Path) -> None:
+    keep = "mask=mask:mask,text,age,score,latent,boxes=found:boxes,list=latent:json,no=none:text?"
+    source = get_source("hdf5").open(more, images="x", labels="y", keep=keep)
+    convert(source, tmp_path / "made", to="lmdb", shuffle=False)
+    assert verify(tmp_path / "made", against=more).findings == []
+    dataset = open_dataset(tmp_path / "made", decode="bytes")
+    assert dataset.column("age").tolist() == [3, -1, 2**40]
+    assert dataset.column("score").tolist() == [0.5, 1.5, -2]
+    assert dataset.column("text").tolist() == ["a", "größe", ""]
+    assert dataset.schema["latent"] == Field("array", "float16", (2, 2))
+    with h5py.File(more) as file:
+        for row, record in enumerate(source.scan().splits[""].read(range(3))):
+            assert pixels_of(record.fields["mask.png"]).tolist() == file["mask"][row].tolist()
+            assert record.fields["latent.npy"] == file["latent"][row].tobytes()
+            assert record.meta["boxes"] == [[1, 2, 3, 4]]
+            assert record.meta["list"] == file["latent"][row].tolist()
+    understood = source.scan().understood
+    assert understood["latent"] == "latent: array of float16, 2 x 2"
+    assert understood["age"] == "age: number of int64"
+
+
+@pytest.mark.parametrize(
+    ("keep", "reason"),
+    [
+        ("z", "has no dataset z; it has"),
+        ("short", "it has 3 images, but 2 values of short"),
+        ("pairs", "pairs is not a dataset of rows of plain values"),
+        ("a=age:/b", "a dataset has no parts in JSON"),
+    ],
+)
+def test_datasets_that_cannot_be_kept_are_named(keep: str, reason: str, more: Path) -> None:
+    with pytest.raises(UsageError, match=reason):
+        scan(more, images="x", keep=keep)
