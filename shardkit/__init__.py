@@ -12,8 +12,10 @@ from shardkit._version import __version__
 
 if TYPE_CHECKING:
     from shardkit.contracts import Source
+    from shardkit.conversion.append import Appended, append
     from shardkit.conversion.attach import Attached, attach
     from shardkit.conversion.convert import Converted, convert
+    from shardkit.conversion.merge import merge
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.upload import upload
     from shardkit.dataset.manifest import Manifest
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from shardkit.verification.verify import Verification, verify
 
 _WHERE = {
+    "Appended": "shardkit.conversion.append",
     "Attached": "shardkit.conversion.attach",
     "BadImage": "shardkit.errors",
     "BadImages": "shardkit.errors",
@@ -139,6 +142,7 @@ _WHERE = {
     "UsageError": "shardkit.errors",
     "Verification": "shardkit.verification.verify",
     "Weighted": "shardkit.torch.data.samplers",
+    "append": "shardkit.conversion.append",
     "attach": "shardkit.conversion.attach",
     "bench": "shardkit.measure.bench.bench",
     "collate": "shardkit.torch.data.collate",
@@ -149,6 +153,7 @@ _WHERE = {
     "export": "shardkit.exporting.export",
     "find_batch_size": "shardkit.torch.batch_size",
     "make_loader": "shardkit.torch.loader",
+    "merge": "shardkit.conversion.merge",
     "open_dataset": "shardkit.torch.data.datasets",
     "reindex": "shardkit.verification.reindex",
     "repair": "shardkit.verification.repair",
@@ -163,6 +168,7 @@ _EXTRAS = ("lightning",)
 """Optional packages, each installed by the extra of its name."""
 
 __all__ = [
+    "Appended",
     "Attached",
     "BadImage",
     "BadImages",
@@ -225,6 +231,7 @@ __all__ = [
     "Verification",
     "Weighted",
     "__version__",
+    "append",
     "attach",
     "bench",
     "collate",
@@ -235,6 +242,7 @@ __all__ = [
     "export",
     "find_batch_size",
     "make_loader",
+    "merge",
     "open_dataset",
     "reindex",
     "repair",

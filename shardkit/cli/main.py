@@ -54,6 +54,8 @@ class LazyGroup(click.Group):
             "shardkit.cli.attach:attach_command",
             "Read tar archives of other programs in place.",
         ),
+        "append": ("shardkit.cli.append:append_command", "Add images to a dataset."),
+        "merge": ("shardkit.cli.merge:merge_command", "Merge datasets into one."),
         "verify": ("shardkit.cli.verify:verify_command", "Find every damaged byte of a dataset."),
         "repair": (
             "shardkit.cli.repair:repair_command",
@@ -152,7 +154,7 @@ def main() -> NoReturn:
 
 def _interrupted() -> str:
     """Return the message for an interruption; a conversion can resume."""
-    if sys.argv[1:2] in (["convert"], ["attach"]):
+    if sys.argv[1:2] in (["convert"], ["attach"], ["append"], ["merge"]):
         return "interrupted. (Rerun the same command to resume.)"
     return "interrupted."
 

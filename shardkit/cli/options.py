@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -38,3 +40,10 @@ def byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if not found or found[2] not in _SIZES:
         raise click.BadParameter(f"{value!r} is not a size such as 500MB or 4GiB", ctx, param)
     return int(float(found[1]) * _SIZES[found[2]])
+
+
+def one_or_all(paths: Sequence[Path]) -> Path | list[Path] | None:
+    """Return the only path that was given, all of several, or None."""
+    if len(paths) > 1:
+        return list(paths)
+    return paths[0] if paths else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from shardkit.cli.console import emit, say
-from shardkit.cli.options import quiet_option, workers_option
+from shardkit.cli.options import one_or_all, quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar, some
 from shardkit.dataset.manifest import dataset_directories, load_manifest
 from shardkit.system.machine import usable_cpus
@@ -29,13 +29,15 @@ _LISTED = 50
     type=click.Path(path_type=Path),
     metavar="SRC",
     required=True,
-    help="Folder that DATASET was converted from.",
+    multiple=True,
+    help="Folder that DATASET was converted from. Repeat it for each part of a merged dataset, in "
+    "order, unless all have the same source.",
 )
 @workers_option
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def repair_command(
-    dataset: Path, source: Path, workers: int | None, quiet: bool, as_json: bool
+    dataset: Path, source: tuple[Path, ...], workers: int | None, quiet: bool, as_json: bool
 ) -> None:
     """Rebuild damaged or missing files of DATASET from the folder SRC.
 
@@ -50,7 +52,12 @@ def repair_command(
     started = time.monotonic()
     total = sum(load_manifest(place).rows for place in dataset_directories(dataset).values())
     with progress_bar("repairing", quiet=quiet, total=total) as on_progress:
-        result = repair(dataset, source, workers=workers or usable_cpus(), on_progress=on_progress)
+        result = repair(
+            dataset,
+            one_or_all(source),
+            workers=workers or usable_cpus(),
+            on_progress=on_progress,
+        )
     seconds = time.monotonic() - started
     if as_json:
         emit({"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)})

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from shardkit.cli.console import emit, say
-from shardkit.cli.options import quiet_option, workers_option
+from shardkit.cli.options import one_or_all, quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar, some
 from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories, load_manifest
 from shardkit.errors import ShardkitError, UsageError
@@ -50,7 +50,9 @@ _LISTED = 50
     "--against",
     type=click.Path(path_type=Path),
     metavar="SRC",
-    help="Also compare each record with its file in SRC.",
+    multiple=True,
+    help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
+    "dataset, in order, unless all have the same source.",
 )
 @click.option(
     "--write-receipt",
@@ -77,7 +79,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
     *,
     dataset: Path,
     level: str,
-    against: Path | None,
+    against: tuple[Path, ...],
     write_receipt: Path | None,
     check_receipt: Path | None,
     root: Path | None,
@@ -101,7 +103,8 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit verify s3://bucket/dataset
     """
     started = time.monotonic()
-    _check_options(level, against, write_receipt, check_receipt)
+    source = one_or_all(against)
+    _check_options(level, source, write_receipt, check_receipt)
     known = None if check_receipt is None else load_receipt(check_receipt)
     if write_receipt is not None:
         require_new(write_receipt)
@@ -109,7 +112,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
         result = verify(
             dataset,
             level,
-            against=against,
+            against=source,
             root=root,
             workers=workers or usable_cpus(),
             on_progress=on_progress,
@@ -131,7 +134,10 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
 
 
 def _check_options(
-    level: str, against: Path | None, write_receipt: Path | None, check_receipt: Path | None
+    level: str,
+    against: Path | list[Path] | None,
+    write_receipt: Path | None,
+    check_receipt: Path | None,
 ) -> None:
     """Refuse options that have no effect together."""
     if write_receipt is not None and against is None:

@@ -21,7 +21,8 @@ import numpy as np
 
 from shardkit._version import __version__
 from shardkit.contracts import AttachableSource, Images, Range, Scan
-from shardkit.conversion.convert import refuse_overlap, save_report
+from shardkit.conversion.assemble import save_report
+from shardkit.conversion.convert import refuse_overlap
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.recipe import Recipe
@@ -184,7 +185,7 @@ def attach_source(
     target = Path(target)
     old = None if options.force else _attached_before(target)
     scan = source.scan(old.classes if old else None)
-    refuse_overlap(scan, target)
+    refuse_overlap(scan.source, target)
     work = _plan(source, scan, target, options)
     if old:
         _require_same(old, work, target)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shardkit.contracts import Scan, Source
+from shardkit.conversion.assemble import file_entry, save_manifests, save_report, total
 from shardkit.conversion.build import (
     Built,
     ShardResult,
@@ -35,23 +36,18 @@ from shardkit.conversion.upload import require_access, upload
 from shardkit.dataset.index import Index, join_parts, save_index
 from shardkit.dataset.manifest import (
     FieldEntry,
-    FileEntry,
     Manifest,
-    SplitsManifest,
     load_manifest,
-    save_manifest,
 )
-from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
+from shardkit.dataset.reports import IGNORED, SKIPPED
 from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
 from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
-from shardkit.system.files import as_name, sha256_of, sync
+from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report, run_on, run_tasks
 from shardkit.system.text import quoted
-
-_Name = TypeVar("_Name", str, int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +67,19 @@ class Converted:
 
 
 @dataclass
-class _Work:
+class Work:
     """One split in progress."""
 
     plan: SplitPlan
     folder: Path
     tasks: list[ShardTask]
+    first: int = 0
+    """Number of the first shard."""
     results: dict[int, ShardResult] = field(default_factory=dict)
+
+    def bytes_of(self, task: ShardTask) -> int:
+        """Return the approximate bytes of a shard on disk."""
+        return self.plan.shard_bytes[task.number - self.first]
 
 
 def convert(  # noqa: PLR0913 - the options of the command, each with its own meaning
@@ -263,7 +265,7 @@ def plan_scan(
     Raises:
         UsageError: If ``target`` cannot be used.
     """
-    refuse_overlap(scan, Path(target))
+    refuse_overlap(scan.source, Path(target))
     check_target(Path(target), force=force)
     return make_plan(scan, options)
 
@@ -280,7 +282,7 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
 ) -> Converted:
     """Convert the images of a scan; see `convert`, which scans the source first."""
     target = Path(target)
-    refuse_overlap(scan, target)
+    refuse_overlap(scan.source, target)
     plan = make_plan(scan, options)
     if not force and (existing := finished(plan, target)):
         clear_trash(target)
@@ -288,7 +290,7 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
         return Converted(plan=plan, manifests=existing, reused_shards=kept, unchanged=True)
     if on_progress:
         on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
-    return _carry_out(plan, target, _Builder(workers, executor, on_progress), force=force)
+    return _carry_out(plan, target, Builder(workers, executor, on_progress), force=force)
 
 
 def commit(target: str | Path, *, force: bool = False) -> Converted:
@@ -305,7 +307,7 @@ def commit(target: str | Path, *, force: bool = False) -> Converted:
     return _carry_out(load_plan(Path(target)), Path(target), None, force=force)
 
 
-def _carry_out(plan: Plan, target: Path, builder: _Builder | None, *, force: bool) -> Converted:
+def _carry_out(plan: Plan, target: Path, builder: Builder | None, *, force: bool) -> Converted:
     """Build and publish the dataset. Without a builder, all shards must be built already."""
     with open_staging(target, force=force) as staging:
         try:
@@ -318,20 +320,20 @@ def _carry_out(plan: Plan, target: Path, builder: _Builder | None, *, force: boo
 
 
 def _build_and_publish(
-    plan: Plan, staging: StagingDirectory, builder: _Builder | None, *, force: bool
+    plan: Plan, staging: StagingDirectory, builder: Builder | None, *, force: bool
 ) -> int:
     """Return the number of shards kept from an earlier run."""
     staging.start(plan.fingerprint(), force=force)
     kept = sum(split.shards for split in plan.splits)
     if not staging.is_ready:
-        works = [_prepare(split, plan, staging) for split in plan.splits]
+        works = [prepare(split, plan, staging) for split in plan.splits]
         try:
             if builder is None:
                 kept = 0
                 _collect(works, staging)
                 _require_good(works, plan, staging)
             else:
-                kept = _build(works, plan, staging, builder)
+                kept = build(works, plan, staging, builder)
         except DiskFull as error:
             if not any(load_result(task) for work in works for task in work.tasks):
                 staging.discard()  # the user may choose another disk
@@ -341,32 +343,50 @@ def _build_and_publish(
     return kept
 
 
-def refuse_overlap(scan: Scan, target: Path) -> None:
+def refuse_overlap(source: Source, target: Path) -> None:
     """Refuse a target that contains the source, or is in it.
 
     Raises:
         UsageError: If it does, or is.
     """
     place = Path(os.path.realpath(target))
-    for path in scan.source.paths():
+    for path in source.paths():
         root = Path(os.path.realpath(path))
         if place != root and root not in place.parents and place not in root.parents:
             continue
         raise UsageError(f"{target} and the source {path} overlap; choose separate directories")
 
 
-def _prepare(split: SplitPlan, plan: Plan, staging: StagingDirectory) -> _Work:
-    folder = staging.dataset / as_name(split.name)
-    folder.mkdir(exist_ok=True)
+def prepare(
+    split: SplitPlan,
+    plan: Plan,
+    staging: StagingDirectory,
+    above: Path | None = None,
+    first: int = 0,
+) -> Work:
+    """Return the work to build the shards of a split.
+
+    Args:
+        split: The plan of the split.
+        plan: The plan.
+        staging: The staging directory.
+        above: Folder for the folder of the split; None is that of the dataset.
+        first: Number of the first shard.
+    """
+    folder = (above or staging.dataset) / as_name(split.name)
+    folder.mkdir(parents=True, exist_ok=True)
     tasks = [
-        shard_task(plan, split, number, split.shard_source(number), staging)
+        replace(
+            shard_task(plan, split, first + number, split.shard_source(number), staging),
+            folder=folder,
+        )
         for number in range(split.shards)
     ]
-    return _Work(split, folder, tasks)
+    return Work(split, folder, tasks, first)
 
 
 @dataclass(frozen=True)
-class _Builder:
+class Builder:
     """Where shards are built: in worker processes, or by an executor."""
 
     workers: int
@@ -399,7 +419,7 @@ def _build_elsewhere(task: ShardTask) -> Built:
     return build_shard(task)
 
 
-def _collect(works: list[_Work], staging: StagingDirectory) -> None:
+def _collect(works: list[Work], staging: StagingDirectory) -> None:
     """Load the results of all shards, which jobs have built.
 
     Raises:
@@ -425,7 +445,7 @@ _NAMED = 20
 """Tasks that a message names; it counts the others."""
 
 
-def _build(works: list[_Work], plan: Plan, staging: StagingDirectory, builder: _Builder) -> int:
+def build(works: list[Work], plan: Plan, staging: StagingDirectory, builder: Builder) -> int:
     """Build all shards; return the number of shards kept from an earlier run.
 
     Raises:
@@ -435,7 +455,7 @@ def _build(works: list[_Work], plan: Plan, staging: StagingDirectory, builder: _
     of_split = {work.plan.name: work for work in works}
     done, tasks = _divide([task for work in works for task in work.tasks])
     staging.prune({task.path for task in done})
-    needs = [0] * len(done) + [of_split[t.split].plan.shard_bytes[t.number] for t in tasks]
+    needs = [0] * len(done) + [of_split[t.split].bytes_of(t) for t in tasks]
     recipe = plan.options.recipe
     ahead, copies = builder.workers, plan.storage.copies
     space = DiskReservation(staging.folder, needs, ahead=ahead, copies=copies)
@@ -473,7 +493,7 @@ def _spread(tasks: list[ShardTask], workers: int) -> list[ShardTask]:
     ]
 
 
-def _require_good(works: list[_Work], plan: Plan, staging: StagingDirectory) -> None:
+def _require_good(works: list[Work], plan: Plan, staging: StagingDirectory) -> None:
     """Raise if images are bad, unless they may be left out and others remain."""
     problems = [
         Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
@@ -508,28 +528,25 @@ def _require_good(works: list[_Work], plan: Plan, staging: StagingDirectory) -> 
 _FIX = "Fix them, or leave them out with --on-error skip"
 
 
-def _problems(work: _Work, plan: Plan) -> list[Problem]:
+def _problems(work: Work, plan: Plan) -> list[Problem]:
     found = [*plan.scan.problems.get(work.plan.name, ())]
     found += [problem for result in work.results.values() for problem in result.bad]
     return sorted(found, key=lambda problem: problem.path)
 
 
-def _finish(works: list[_Work], plan: Plan, staging: StagingDirectory) -> None:
+def _finish(works: list[Work], plan: Plan, staging: StagingDirectory) -> None:
     """Write index, reports and manifests of all splits."""
-    manifests = {work.plan.name: _manifest(work, plan) for work in works}
-    for name, manifest in manifests.items():
-        save_manifest(manifest, staging.dataset / as_name(name))
-    if "" not in manifests:
-        digests = {name: manifest.digest for name, manifest in manifests.items()}
-        save_manifest(SplitsManifest(splits=digests), staging.dataset)
+    manifests = {work.plan.name: make_manifest(work, plan) for work in works}
+    save_manifests(manifests, staging.dataset)
 
 
-def _manifest(work: _Work, plan: Plan) -> Manifest:
-    results = [work.results[number] for number in range(work.plan.shards)]
+def make_manifest(work: Work, plan: Plan) -> Manifest:
+    """Write index and reports of a split, next to its shards; return its manifest."""
+    results = [work.results[task.number] for task in work.tasks]
     shards = [result.entry for result in results if result.entry is not None]
     skipped = _problems(work, plan)
     ignored = plan.scan.ignored.get(work.plan.name, [])
-    labels = _sum(result.labels for result in results)
+    labels = total(result.labels for result in results)
     classes, schema = plan.scan.classes, plan.scan.schema
     index = join_parts(
         [load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)],
@@ -548,15 +565,15 @@ def _manifest(work: _Work, plan: Plan) -> Manifest:
         rows=len(index.rows),
         content_digest=Index(work.folder, len(index.rows)).content_digest(schema, lacking),
         shards=tuple(shards),
-        files=tuple(_file_entry(name, work.folder) for name in names),
-        fields=dict(sorted(_sum(result.fields for result in results).items())),
+        files=tuple(file_entry(name, work.folder) for name in names),
+        fields=dict(sorted(total(result.fields for result in results).items())),
         schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
         classes=classes,
         class_counts=None if classes is None else tuple(labels[n] for n in range(len(classes))),
         raw_shape=plan.options.recipe.raw_shape,
         recipe=work.plan.meta["recipe"],
         source=work.plan.meta["source"],
-        notes=dict(sorted(_sum(result.notes for result in results).items())),
+        notes=dict(sorted(total(result.notes for result in results).items())),
         skipped=tuple(skipped),
         ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
         software=plan.software,
@@ -575,24 +592,3 @@ def _require_distinct(keys: Sequence[str]) -> None:
             f"{len(twice)} keys occur more than once ({', '.join(map(quoted, twice[:3]))}); give "
             "each record a key of its own"
         )
-
-
-def _sum(counts: Iterable[dict[_Name, int]]) -> Counter[_Name]:
-    total: Counter[_Name] = Counter()
-    for part in counts:
-        total.update(part)
-    return total
-
-
-def save_report(name: str, problems: list[Problem], folder: Path) -> list[str]:
-    """Write a report, unless there is nothing to report; return the files written."""
-    if not problems:
-        return []
-    (folder / name).write_bytes(render_report(problems))
-    return [name]
-
-
-def _file_entry(name: str, folder: Path) -> FileEntry:
-    path = folder / name
-    sync(path)
-    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -30,7 +30,7 @@ from shardkit.system.pool import Meter, Report, run_tasks
 from shardkit.system.safe_paths import opened
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
-from shardkit.verification.source_match import SourceMatch, find_origins, match_rows, scan_source
+from shardkit.verification.source_match import SourceMatch, match_rows, match_sources
 
 _NAMED = 3
 """Maximum source files that a message names; it counts all."""
@@ -67,7 +67,8 @@ def repair(
 
     Args:
         directory: The dataset. Its manifests must be intact.
-        source: The folder, or the Python samples, that the dataset was made from.
+        source: The folder, or the Python samples, that the dataset was made from; a list of these,
+            one for each part, if it was merged or appended to, unless all are the same.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 
@@ -84,10 +85,11 @@ def repair(
         damaged = _find_damage(directory, manifests, result, workers, on_progress)
         if not damaged:
             return result
-        origins = find_origins(directory, manifests, scan_source(source, manifests))
+        origins = match_sources(directory, manifests, source)
         for split, entries in damaged.items():
             place = _Place(directory / as_name(split), split, manifests[split], result)
-            _rebuild(place, origins[split], entries, scratch, (workers, on_progress))
+            parts = [each[split] for each in origins if split in each]
+            _rebuild(place, parts, entries, scratch, (workers, on_progress))
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
     return result
@@ -180,22 +182,23 @@ def _find_damage(
 
 def _rebuild(
     place: _Place,
-    origin: SourceMatch,
+    origins: Sequence[SourceMatch],
     entries: Sequence[FileEntry],
     scratch: Path,
     how: tuple[int, Report | None],
 ) -> None:
     """Rebuild files of one dataset: shards, then the index from the shards, then reports."""
     names = {entry.name for entry in entries}
-    shards = [entry for entry in place.manifest.shards if entry.name in names]
     index = [entry for entry in entries if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
-    if shards:
-        _rebuild_shards(place, origin, shards, scratch, how)
+    for origin in origins:
+        shards = [entry for entry in origin.part.manifest.shards if entry.name in names]
+        if shards:
+            _rebuild_shards(place, origin, shards, scratch, how)
     if index:
         _rebuild_index(place, index, scratch)
     for entry in entries:
         if not isinstance(entry, ShardEntry) and entry not in index:
-            _rebuild_report(place, origin, entry, scratch)
+            _rebuild_report(place, origins, entry, scratch)
 
 
 def _rebuild_shards(
@@ -207,13 +210,14 @@ def _rebuild_shards(
 ) -> None:
     rows, unknown = match_rows(origin, "")
     damaged = {shard.name for shard in shards}
-    of_number = dict(enumerate(place.manifest.shards))
+    part = origin.part
+    of_number = dict(enumerate(part.manifest.shards, part.first))
     tasks = []
     start = 0
     starts = {}
-    for number, shard in enumerate(place.manifest.shards):
+    for number, shard in of_number.items():
         span = slice(start, start + shard.rows)
-        starts[shard.name], start = start, span.stop
+        starts[shard.name], start = part.start + start, span.stop
         if shard.name not in damaged:
             continue
         images = [entry for entry in rows[span] if entry is not None]
@@ -243,7 +247,7 @@ def _rebuild_shards(
 def _task(
     place: _Place, origin: SourceMatch, number: int, source: Images, scratch: Path
 ) -> ShardTask:
-    manifest = place.manifest
+    manifest = origin.part.manifest
     return ShardTask(
         split=place.split,
         number=number,
@@ -311,11 +315,13 @@ def _rebuild_index(place: _Place, entries: Sequence[FileEntry], scratch: Path) -
     place.result.files += [place.name(entry) for entry in entries]
 
 
-def _rebuild_report(place: _Place, origin: SourceMatch, entry: FileEntry, scratch: Path) -> None:
+def _rebuild_report(
+    place: _Place, origins: Sequence[SourceMatch], entry: FileEntry, scratch: Path
+) -> None:
     """Rebuild a report."""
     known: dict[str, Sequence[Problem]] = {
         SKIPPED: place.manifest.skipped,
-        IGNORED: origin.ignored,
+        IGNORED: [problem for origin in origins for problem in origin.ignored],
     }
     if entry.name not in known:
         place.fail(entry, "this version of shardkit cannot rebuild it")

@@ -13,7 +13,7 @@ from shardkit.errors import BadImage
 from shardkit.system.files import as_text
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
 from shardkit.verification.shard_check import Finding, ShardCheck
-from shardkit.verification.source_match import SourceMatch, find_origins, match_rows, scan_source
+from shardkit.verification.source_match import SourceMatch, match_rows, match_sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +64,35 @@ def attach_source(
         UsageError: If ``root`` cannot be the source.
         CorruptDataset: If the recipe or source in a manifest is invalid.
     """
-    scan = scan_source(root, manifests)
-    origins = find_origins(directory, manifests, scan)
-    findings = [
-        Finding(file=split, reason="it is a split of the source but not of the dataset")
-        for split in sorted(scan.splits.keys() - dataset_directories(directory).keys())
-        if len(scan.splits[split]) or scan.problems.get(split)
-    ]
-    attached = []
-    for split, origin in origins.items():
-        prefix = f"{split}/" if split else ""
-        rows, wrong = match_rows(origin, prefix)
-        findings += [*origin.findings, *wrong, *_good_ones(origin, prefix)]
-        for task in tasks:
-            if task.split == split:
-                against = SourceComparison(
-                    source=scan.source,
-                    split=split,
-                    entries=rows[task.start : task.start + task.entry.rows],
-                    recipe=origin.recipe,
-                    schema=origin.schema,
-                    exact=origin.exact,
-                )
-                attached.append(replace(task, against=against if rows else None))
-    return AttachedSource(attached, findings, sum(origin.left_out for origin in origins.values()))
+    findings: list[Finding] = []
+    attached = {(task.split, task.entry.name): task for task in tasks}
+    left_out = 0
+    for origins in match_sources(directory, manifests, root):
+        scan = next(iter(origins.values())).scan
+        findings += [
+            Finding(file=split, reason="it is a split of the source but not of the dataset")
+            for split in sorted(scan.splits.keys() - dataset_directories(directory).keys())
+            if len(scan.splits[split]) or scan.problems.get(split)
+        ]
+        for split, origin in origins.items():
+            prefix = f"{split}/" if split else ""
+            rows, wrong = match_rows(origin, prefix)
+            findings += [*origin.findings, *wrong, *_good_ones(origin, prefix)]
+            left_out += origin.left_out
+            names = {entry.name for entry in origin.part.manifest.shards}
+            for task in tasks:
+                if task.split == split and task.entry.name in names and rows:
+                    start = task.start - origin.part.start
+                    against = SourceComparison(
+                        source=scan.source,
+                        split=split,
+                        entries=rows[start : start + task.entry.rows],
+                        recipe=origin.recipe,
+                        schema=origin.schema,
+                        exact=origin.exact,
+                    )
+                    attached[split, task.entry.name] = replace(task, against=against)
+    return AttachedSource([*attached.values()], [*dict.fromkeys(findings)], left_out)
 
 
 def report_source(
@@ -115,6 +120,8 @@ def report_source(
 
 
 def _name(root: Any) -> str:
+    if isinstance(root, (list, tuple)) and all(isinstance(each, (str, Path)) for each in root):
+        return ", ".join(map(_name, root))
     is_path = isinstance(root, (str, Path))
     return as_text(Path(root).resolve().name) if is_path else type(root).__name__
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
@@ -13,6 +15,7 @@ from shardkit.conversion.plan import as_stored, software_of
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import Index, string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.parts import Part, parts_of
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.record import Schema
 from shardkit.registry import get_format, get_source, source_names
@@ -26,6 +29,10 @@ from shardkit.verification.shard_check import Finding
 class SourceMatch:
     """The source of one dataset, as far as it still exists."""
 
+    part: Part
+    """The dataset, or the part of it that was made from the source."""
+    scan: Scan
+    """The source today."""
     images: Images
     """Images in row order, without bad ones that the conversion left out."""
     skipped: Images
@@ -41,8 +48,6 @@ class SourceMatch:
     """Versions then and now of each changed library that affects the dataset's bytes."""
     exact: bool
     """Whether no library changed that affects image bytes (rather than the shards around them)."""
-    rows: int
-    """Number of rows of the dataset."""
     stored: list[str] | None
     """Source path of each row; None if that part of the index is damaged."""
     keys: list[str] | None
@@ -101,23 +106,76 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
     return source.scan(manifest.classes)
 
 
+def match_sources(
+    directory: Path, manifests: Mapping[str, Manifest], source: Any
+) -> list[dict[str, SourceMatch]]:
+    """Find the source files of each part of a dataset, by split.
+
+    Args:
+        directory: The dataset.
+        manifests: Each split's manifest, by split name ("" without splits).
+        source: The source; for several parts, a source for each, or one path for all.
+
+    Raises:
+        CorruptDataset: If a manifest does not state how its dataset was made.
+        UsageError: If there are more or fewer sources than parts, or one cannot be the source.
+    """
+    parts = {split: parts_of(manifest) for split, manifest in manifests.items()}
+    count = max(map(len, parts.values()))
+    sources = [source]
+    if count > 1:
+        names = [part.manifest.source.get("name") for part in next(iter(parts.values()))]
+        is_one = isinstance(source, (str, Path))
+        sources = [source] * count if is_one else list(source)
+        if len(sources) != count:
+            raise UsageError(
+                f"{directory} has {count} parts, made from {', '.join(map(quoted, names))}: give "
+                f"one source for each, in this order, or a single one for all; not {len(sources)}"
+            )
+    found = []
+    for number, root in enumerate(sources):
+        own = {split: each[number] for split, each in parts.items() if number < len(each)}
+        scan = scan_source(root, {split: part.manifest for split, part in own.items()})
+        elsewhere = {
+            split: {
+                path
+                for other, part in enumerate(each)
+                if other != number and _is_same(sources[other], root)
+                for path in stored_texts(directory / as_name(split), part, "paths") or ()
+            }
+            for split, each in parts.items()
+        }
+        found.append(find_origins(directory, own, scan, elsewhere))
+    return found
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, (str, Path)) and isinstance(other, (str, Path)):
+        return os.path.realpath(one) == os.path.realpath(other)
+    return one is other
+
+
 def find_origins(
-    directory: Path, manifests: Mapping[str, Manifest], scan: Scan
+    directory: Path,
+    parts: Mapping[str, Part],
+    scan: Scan,
+    elsewhere: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, SourceMatch]:
     """Find the source files of a dataset, or of each of its splits.
 
     Args:
         directory: The dataset.
-        manifests: Each split's manifest, by split name ("" without splits).
+        parts: The part that was made from the source, by split name ("" without splits).
         scan: The result of `scan_source`.
+        elsewhere: Paths of images of the source that are in other parts, by split.
 
     Raises:
         CorruptDataset: If a manifest does not state how its dataset was made.
         UsageError: If the source contains none of the files.
     """
     origins = {
-        split: _find_origin(manifest, split, scan, directory / as_name(split))
-        for split, manifest in manifests.items()
+        split: _find_origin(part, split, scan, directory / as_name(split), elsewhere.get(split, ()))
+        for split, part in parts.items()
     }
     known = [origin for origin in origins.values() if origin.stored]
     if known and all(
@@ -125,7 +183,9 @@ def find_origins(
         for origin in known
     ):  # otherwise there would be a finding for every file
         why = "is it the right folder?"
-        if scan.classes is not None and all(m.classes is None for m in manifests.values()):
+        if scan.classes is not None and all(
+            part.manifest.classes is None for part in parts.values()
+        ):
             why = "it had no folders then, and folders are now taken for classes"
         raise UsageError(
             f"{scan.source} contains none of the files that {directory} was made from; {why}"
@@ -133,11 +193,14 @@ def find_origins(
     return origins
 
 
-def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> SourceMatch:
+def _find_origin(
+    part: Part, split: str, scan: Scan, place: Path, elsewhere: Collection[str]
+) -> SourceMatch:
+    manifest = part.manifest
     prefix = f"{split}/" if split else ""
     recipe, seed, limit = how_made(manifest)
     findings = []
-    if split not in scan.splits:
+    if split not in scan.splits and manifest.shards:
         findings.append(Finding(file=split, reason="the source does not have this split"))
     source = scan.splits.get(split, Images(scan.source, split, ()))
     if (manifest.classes is None) != (scan.classes is None) and len(source):
@@ -150,8 +213,11 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Sou
         if not is_within(problem.path, bad)
     ]
     listed = source.of(scan.source.relist(scan, split, manifest.skipped))
+    if elsewhere:
+        own = [row for row, path in enumerate(listed.paths()) if path not in elsewhere]
+        listed = listed.take(own)
     rows = as_stored(listed, seed=seed, limit=limit)
-    stored = _stored(place, manifest, "paths")
+    stored = stored_texts(place, part, "paths")
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     if not scan.whole and stored is not None:
         images = _only(images, stored)
@@ -163,17 +229,18 @@ def _find_origin(manifest: Manifest, split: str, scan: Scan, place: Path) -> Sou
         if then.get(name, "absent") != now.get(name, "absent")
     }
     return SourceMatch(
+        part=part,
+        scan=scan,
         images=source.of(images),
         skipped=source.of([entry for entry in source.entries if is_within(entry.path, bad)]),
-        left_out=len(source) - len(images),
+        left_out=len(source) - len(elsewhere) - len(images),
         ignored=scan.ignored.get(split, []),
         recipe=recipe,
         schema=manifest.fields_by_name,
         changed_software=changed,
         exact=changed.keys() <= set(storage.libraries),
-        rows=manifest.rows,
         stored=stored,
-        keys=_stored(place, manifest, "keys"),
+        keys=stored_texts(place, part, "keys"),
         findings=findings,
     )
 
@@ -204,14 +271,21 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
         ) from error
 
 
-def _stored(place: Path, manifest: Manifest, name: str) -> list[str] | None:
-    """Return the key or path of each row; None if these files differ from the manifest."""
-    files = [entry for entry in manifest.files if entry.name in string_files(name)]
+def stored_texts(place: Path, part: Part, name: str) -> list[str] | None:
+    """Return the key or path of each row of a part; None if these files differ from the manifest.
+
+    Args:
+        place: The dataset.
+        part: The part.
+        name: ``keys`` or ``paths``.
+    """
+    files = [entry for entry in part.manifest.files if entry.name in string_files(name)]
     if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):
         return None
-    index = Index(place, manifest.rows)
+    index = Index(place, part.rows)
+    rows = slice(part.start, part.start + part.manifest.rows)
     try:
-        return list(index.paths() if name == "paths" else index.keys())
+        return list((index.paths() if name == "paths" else index.keys())[rows])
     except (CorruptDataset, ValueError):
         return None
 
@@ -227,11 +301,11 @@ def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], li
     """
     entries = origin.images.entries
     if origin.stored is None:
-        if len(entries) == origin.rows:
+        if len(entries) == origin.part.manifest.rows:
             return list(entries), []
         reason = (
             f"the index is damaged, and the source gives {len(entries)} rows instead of "
-            f"{origin.rows}, so files cannot be matched to rows"
+            f"{origin.part.manifest.rows}, so files cannot be matched to rows"
         )
         return [], [Finding(file=prefix + MANIFEST_NAME, reason=reason)]
     stored = origin.stored

@@ -23,6 +23,7 @@ from shardkit.dataset.manifest import (
     load_manifest,
     split_directory,
 )
+from shardkit.dataset.parts import Part, parts_of
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import describe_schema, dump_json, load_json
 from shardkit.stores.urls import as_local, as_url
@@ -86,7 +87,8 @@ def verify(  # noqa: PLR0913 - the options of the command
             folder, one for each worker at a time.
         level: ``quick`` checks manifests, the index, and presence and size of all files; ``full``
             also each shard's SHA-256 and each record; ``decode`` also decodes each image.
-        against: The folder, or the Python samples, that the dataset was made from. The dataset
+        against: The folder, or the Python samples, that the dataset was made from; a list of these,
+            one for each part, if it was merged or appended to, unless all are the same. The dataset
             must contain exactly its files, each once, with the manifest's order and labels. Each
             record must equal its
             converted file: byte for byte, or, if other library versions encoded it, with a PSNR of
@@ -261,7 +263,17 @@ def _check_files(
             present.append(entry.name)
     if is_file(place, ROWS_NAME):
         _check_index(place, manifest, blame, sound=len(result.findings) == before)
-    return list(_tasks(directory, prefix, manifest, folder, result.level, set(present)))
+    try:
+        parts = parts_of(manifest)
+    except CorruptDataset as error:
+        blame(MANIFEST_NAME, str(error))
+        return []
+    there = set(present)
+    return [
+        task
+        for part in parts
+        for task in _tasks(directory, prefix, part, folder, result.level, there)
+    ]
 
 
 def _others(directory: Path, named: set[str]) -> list[str]:
@@ -302,9 +314,10 @@ def _check_index(
 
 
 def _tasks(  # noqa: PLR0913, PLR0917 - all from one caller
-    directory: Path, prefix: str, manifest: Manifest, folder: Path, level: str, present: set[str]
+    directory: Path, prefix: str, part: Part, folder: Path, level: str, present: set[str]
 ) -> Iterator[ShardCheck]:
-    start = 0
+    """Yield the shards of a part to check, each with the metadata that its conversion wrote."""
+    manifest, start = part.manifest, part.start
     stated = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
     said = load_json(dump_json({name: stated[name] for name in _SAID}))
     for entry in manifest.shards:
@@ -316,11 +329,11 @@ def _tasks(  # noqa: PLR0913, PLR0917 - all from one caller
                 entry=entry,
                 format=manifest.format,
                 start=start,
-                rows=manifest.rows,
+                rows=part.rows,
                 decode=level == "decode",
                 raw_shape=manifest.raw_shape,
                 schema=manifest.fields_by_name,
-                lacking=manifest.lacking,
+                lacking=part.lacking,
                 meta=said,
             )
         start += entry.rows

@@ -35,9 +35,9 @@ INSIDE = {
     "cli": (
         "console measure_options options",
         "main show",
-        "convert_report diff doctor_report export index info ladder repair report show_records "
-        "upload verify",
-        "bench convert doctor jobs tune",
+        "convert_report diff doctor_report export index info ladder merge repair report "
+        "show_records upload verify",
+        "append bench convert doctor jobs tune",
         "attach",
     ),
     "codecs": (
@@ -49,16 +49,16 @@ INSIDE = {
     "conversion": (
         "disk exchange fingerprint geometry",
         "recipe",
-        "bulk command lock options plan upload",
-        "build",
+        "assemble bulk command lock options plan upload",
+        "build combine",
         "staging",
-        "finished jobs",
+        "finished jobs merge",
         "convert",
-        "attach",
+        "append attach",
     ),
     "dataset": (
         "columns handles manifest reports",
-        "attached index",
+        "attached index parts",
         "index_builder index_reader remote",
         "shardset",
         "decode selection",

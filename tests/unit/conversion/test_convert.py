@@ -702,7 +702,7 @@ def test_a_failed_reservation_is_refused_at_once(
     assert os.listdir(tmp_path) == ["photos"]
 
 
-@pytest.mark.parametrize("name", ["save_index", "save_manifest", "sha256_of"])
+@pytest.mark.parametrize("name", ["save_index", "save_manifests", "file_entry"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_at_the_end_fails_the_conversion(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int

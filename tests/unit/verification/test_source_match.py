@@ -17,6 +17,7 @@ from shardkit import verify
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import Manifest, load_manifest
+from shardkit.dataset.parts import parts_of
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import sha256_of
@@ -232,7 +233,8 @@ def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
 
     restate(place, change)
     manifests = {"": load_manifest(place)}
-    origin = find_origins(place, manifests, scan_source(folder, manifests))[""]
+    parts = {split: parts_of(each)[0] for split, each in manifests.items()}
+    origin = find_origins(place, parts, scan_source(folder, manifests))[""]
     assert origin.stored is None
     assert origin.keys is not None
     rows, findings = match_rows(origin, "")

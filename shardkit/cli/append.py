@@ -1,0 +1,121 @@
+"""``shardkit append``: add the images of a source to a dataset."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from shardkit.cli.console import emit, say
+from shardkit.cli.convert_report import bad_as_json, show_problems
+from shardkit.cli.options import quiet_option, workers_option
+from shardkit.cli.show import amount, line, progress_bar, some
+from shardkit.conversion.append import Appended, append
+from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
+from shardkit.errors import BadImages
+from shardkit.system.machine import usable_cpus
+
+
+@click.command("append")
+@click.argument("dataset", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="SRC",
+    required=True,
+    help="Source of the same kind as that of DATASET.",
+)
+@click.option(
+    "--skip-existing",
+    is_flag=True,
+    help="Leave out images whose path or key DATASET has already, such as all old ones of a folder "
+    "that has grown.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="fail: list all bad images and write nothing. skip: leave bad images out and record each.",
+)
+@click.option(
+    "--shard-size",
+    default=f"{DEFAULT_SHARD_BYTES >> 20}MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Approximate bytes of images per shard.",
+)
+@click.option(
+    "--shard-samples", type=int, metavar="N", help="Images per shard, instead of --shard-size."
+)
+@workers_option
+@click.option("--force", is_flag=True, help="Discard the work of another unfinished run.")
+@quiet_option
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def append_command(  # noqa: PLR0913 - Click passes each option by name
+    *,
+    dataset: Path,
+    source: Path,
+    skip_existing: bool,
+    on_error: str,
+    shard_size: str,
+    shard_samples: int | None,
+    workers: int | None,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Add the images of SRC to DATASET as new shards, with the options that made DATASET.
+
+    Existing rows keep their numbers and their shards. Labels of new classes follow the existing
+    ones. Readers find the old dataset until the new one replaces it in one step. Rerun the same
+    command to resume an interrupted run.
+
+    \b
+    Examples:
+      shardkit append dataset --from more-photos
+      shardkit append dataset --from photos --skip-existing
+    """
+    started = time.monotonic()
+    try:
+        with progress_bar("appending", quiet=quiet) as tally:
+            done = append(
+                dataset,
+                source,
+                skip_existing=skip_existing,
+                on_error=on_error,
+                shard_size=shard_size,
+                shard_samples=shard_samples,
+                force=force,
+                workers=workers or usable_cpus(),
+                on_progress=tally,
+            )
+    except BadImages as error:
+        if as_json:
+            emit(bad_as_json(error))
+        else:
+            show_problems(error.problems)
+        raise
+    seconds = time.monotonic() - started
+    if as_json:
+        rows = {name: manifest.rows for name, manifest in done.manifests.items()}
+        report = {"seconds": round(seconds, 3), "images": done.images, "rows": rows}
+        emit({**report, "left_out": done.left_out})
+    elif not quiet:
+        _show(dataset, done, seconds)
+
+
+def _show(dataset: Path, done: Appended, seconds: float) -> None:
+    rows = sum(manifest.rows for manifest in done.manifests.values())
+    shards = sum(len(manifest.shards) for manifest in done.manifests.values())
+    if not done.images:
+        say(f"{dataset}: nothing to append: all images are in the dataset ({amount(rows, 'row')})")
+    else:
+        say(
+            f"{dataset}: {amount(done.images, 'image')} appended, now {amount(rows, 'row')} in "
+            f"{amount(shards, 'shard')} ({seconds:.1f} s)"
+        )
+    if done.left_out:
+        line("left out", f"{amount(len(done.left_out), 'image')}: {some(done.left_out)}")

@@ -1,0 +1,139 @@
+"""The parts of a dataset that was appended to or merged: shards of one source each.
+
+The shards of a part keep the metadata that their conversion wrote. So a part is described like the
+dataset that it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, build_typed
+from shardkit.errors import CorruptDataset
+
+PARTS = "parts"
+"""The ``kind`` of a manifest's ``source`` that lists parts, and the name of the list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartEntry:
+    """One part, as the manifest states it."""
+
+    shards: int
+    """Number of shards; those of the parts follow one another."""
+    first: int
+    """The number that the metadata of its first shard state."""
+    classes: int | None
+    """Number of classes that its shards know, the first of the dataset; None without labels."""
+    skipped: int
+    """Number of bad files that its conversion skipped."""
+    source: dict[str, Any]
+    """The ``source`` of its manifest."""
+    software: dict[str, str]
+    """The ``software`` of its manifest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a dataset."""
+
+    manifest: Manifest
+    """The dataset's manifest with shards, rows, classes, source, software and skipped files of the
+    part alone."""
+    start: int
+    """Its first row."""
+    first: int
+    """As `PartEntry.first`."""
+    rows: int
+    """Number of rows of the whole dataset."""
+    lacking: frozenset[str]
+    """Names of the fields that some rows of the whole dataset lack."""
+
+
+def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
+    """Return the parts of a dataset, as a manifest states them; a single one for any other.
+
+    Args:
+        manifest: The manifest.
+        first: The number in the metadata of the first shard, if there is a single part.
+
+    Raises:
+        CorruptDataset: If the manifest states none, or ones that do not fit the dataset.
+    """
+    source = manifest.source
+    if source.get("kind") != PARTS:
+        classes = None if manifest.classes is None else len(manifest.classes)
+        return [
+            PartEntry(
+                shards=len(manifest.shards),
+                first=first,
+                classes=classes,
+                skipped=len(manifest.skipped),
+                source=source,
+                software=manifest.software,
+            )
+        ]
+    try:
+        found = [build_typed(PartEntry, each) for each in source[PARTS]]
+        if sum(each.shards for each in found) != len(manifest.shards):
+            raise ValueError("the shards of the parts do not add up")
+        if sum(each.skipped for each in found) != len(manifest.skipped):
+            raise ValueError("the skipped files of the parts do not add up")
+        known = -1 if manifest.classes is None else len(manifest.classes)
+        if any((-1 if each.classes is None else each.classes) > known for each in found):
+            raise ValueError("a part has more classes than the dataset")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptDataset(f"{MANIFEST_NAME} describes no parts: {error!r}") from error
+    return found
+
+
+def parts_of(manifest: Manifest) -> list[Part]:
+    """Return the parts of a dataset: the whole dataset, unless it was appended to or merged.
+
+    Raises:
+        CorruptDataset: If the manifest's description of them is damaged.
+    """
+    entries = entries_of(manifest)
+    ends = [0, *itertools.accumulate(each.shards for each in entries)]
+    skips = [0, *itertools.accumulate(each.skipped for each in entries)]
+    found, start = [], 0
+    for number, entry in enumerate(entries):
+        shards = manifest.shards[ends[number] : ends[number + 1]]
+        rows = sum(shard.rows for shard in shards)
+        part = replace(
+            manifest,
+            rows=rows,
+            shards=shards,
+            classes=None if manifest.classes is None else manifest.classes[: entry.classes],
+            source=entry.source,
+            software=entry.software,
+            skipped=manifest.skipped[skips[number] : skips[number + 1]],
+        )
+        found.append(
+            Part(
+                manifest=part,
+                start=start,
+                first=entry.first,
+                rows=manifest.rows,
+                lacking=manifest.lacking,
+            )
+        )
+        start += rows
+    return found
+
+
+def source_of(entries: Sequence[PartEntry]) -> dict[str, Any]:
+    """Return the ``source`` of a manifest with these parts."""
+    names = dict.fromkeys(str(each.source.get("name")) for each in entries)
+    return {
+        "kind": PARTS,
+        "name": ", ".join(names),
+        "images": sum(each.source.get("images", 0) for each in entries),
+        "limit": None,
+        "order": PARTS,
+        "seed": None,
+        PARTS: [asdict(each) for each in entries],
+    }

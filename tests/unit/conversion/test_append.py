@@ -1,0 +1,361 @@
+"""``shardkit append`` and ``merge``: shards stay, sources are still known, nothing is half done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import (
+    DEADLINE,
+    FORMATS,
+    invoke,
+    jpeg,
+    make_dataset,
+    make_folder,
+    make_tree,
+    png,
+    run_main,
+    tree,
+)
+
+from shardkit import (
+    BadImages,
+    CorruptDataset,
+    UsageError,
+    append,
+    convert,
+    diff,
+    merge,
+    open_dataset,
+    repair,
+    verify,
+)
+from shardkit.conversion import combine as combining
+from shardkit.dataset.manifest import load_manifest
+from shardkit.dataset.parts import parts_of
+
+MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
+"""Images of an existing and a new class."""
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    return make_dataset(folder, tmp_path / "made")
+
+
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "more", MORE)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_rows_and_shards_stay_and_new_ones_follow(
+    to: str, folder: Path, more: Path, tmp_path: Path
+) -> None:
+    place = make_dataset(folder, tmp_path / to, to=to)
+    before = open_dataset(place, decode="bytes")
+    rows, shards, paths = list(before), before.manifest.shards, list(before.paths)
+    done = append(place, more, shard_samples=2)
+    assert (done.images, done.left_out) == (3, [])
+    after = open_dataset(place, decode="bytes")
+    assert list(after)[:6] == rows
+    assert after.manifest.shards[: len(shards)] == shards
+    assert list(after.paths)[:6] == paths
+    assert sorted(list(after.paths)[6:]) == sorted(MORE)
+    assert after.classes == ["cat", "dog", "bird"]
+    found = {path: after[row] for row, path in enumerate(after.paths)}
+    for path, data in MORE.items():
+        assert found[path] == (data, after.classes.index(path.split("/")[0]))
+    result = verify(place, "decode", against=[folder, more])
+    assert result.findings == []
+    assert result.source is not None
+    assert (result.source.files, result.source.name) == (9, "photos, more")
+    assert result.extras == []
+
+
+def test_the_content_is_that_of_a_conversion(
+    place: Path, folder: Path, more: Path, tmp_path: Path
+) -> None:
+    append(place, more)
+    make_tree(folder, MORE)
+    (tmp_path / "classes").write_text("cat\ndog\nbird\n")
+    convert(folder, tmp_path / "all", to="lmdb", class_order=str(tmp_path / "classes"))
+    assert diff(place, tmp_path / "all", read_bytes=True).equal
+
+
+def test_a_folder_that_has_grown(place: Path, folder: Path) -> None:
+    make_tree(folder, MORE)
+    before = tree(place)
+    with pytest.raises(UsageError, match=r"already has 6 .*'cat/000.jpg'.*--skip-existing"):
+        append(place, folder)
+    assert tree(place) == before
+    done = append(place, folder, skip_existing=True)
+    assert (done.images, len(done.left_out)) == (3, 6)
+    assert verify(place, against=folder).findings == []
+    (folder / "dog/late.jpg").write_bytes(jpeg())
+    (finding,) = {f.reason: f for f in verify(place, against=folder).findings}.values()
+    assert finding.file == "dog/late.jpg"
+    assert append(place, folder, skip_existing=True).images == 1
+    assert len(parts_of(load_manifest(place))) == 3
+    assert verify(place, against=folder).findings == []
+
+
+def test_an_existing_name_with_other_content_is_refused(place: Path, folder: Path) -> None:
+    (folder / "cat/000.jpg").write_bytes(jpeg(90, 90))
+    with pytest.raises(UsageError, match=r"1 images .* other content \('cat/000.jpg'\)"):
+        append(place, folder, skip_existing=True)
+
+
+def test_a_finished_command_does_nothing_again(place: Path, more: Path) -> None:
+    append(place, more)
+    before = tree(place)
+    assert append(place, more).images == 0
+    shown = invoke("append", place, "--from", more)
+    assert shown.stdout.startswith(f"{place}: nothing to append: all images are in the dataset")
+    assert tree(place) == before
+
+
+def test_damage_is_found_and_repaired_from_the_source_of_its_part(
+    place: Path, folder: Path, more: Path
+) -> None:
+    append(place, more, shard_samples=2)
+    before = tree(place)
+    for name in ("shard-000001.lmdb", "shard-000003.lmdb", "index/keys.npy"):
+        (place / name).write_bytes(b"damaged")
+    assert {each.file for each in verify(place).findings} >= {"shard-000003.lmdb"}
+    with pytest.raises(UsageError, match=r"has 2 parts, made from 'photos', 'more'.*not 1"):
+        repair(place, [folder])
+    assert repair(place, [folder, more]).findings == []
+    assert tree(place) == before
+    (more / "bird/1.png").write_bytes(png(seed=11))
+    (finding,) = verify(place, against=[folder, more]).findings
+    assert finding.path == "bird/1.png"
+    shown = run_main("verify", place, "--against", folder, "--against", more)
+    assert shown.returncode == 1
+    assert "bird/1.png" in shown.stdout + shown.stderr
+
+
+def test_splits_are_appended_by_name(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split, each=2)
+    place = make_dataset(tmp_path / "photos", tmp_path / "made")
+    more = make_tree(tmp_path / "more", {f"val/{name}": data for name, data in MORE.items()})
+    append(place, more)
+    assert [len(open_dataset(place, split=split)) for split in ("train", "val")] == [4, 7]
+    assert open_dataset(place, split="train").classes == ["cat", "dog", "bird"]
+    assert verify(place, against=[tmp_path / "photos", more]).findings == []
+    train = make_tree(tmp_path / "even", {"train/cat/even.jpg": jpeg()})
+    append(place, train)
+    assert verify(place, against=[tmp_path / "photos", more, train]).findings == []
+    other = make_tree(tmp_path / "other", {"test/cat/1.png": png()})
+    with pytest.raises(UsageError, match=r"the splits test, and .* the splits train, val"):
+        append(place, other)
+    with pytest.raises(UsageError, match="is a split of the dataset"):
+        append(place / "val", make_tree(tmp_path / "x", MORE))
+
+
+def test_bad_images_write_nothing_or_are_left_out(place: Path, folder: Path, more: Path) -> None:
+    (more / "bird/1.png").write_bytes(b"no image")
+    before = {name: digest for name, digest in tree(place).items() if name[0] != "."}
+    with pytest.raises(BadImages) as failed:
+        append(place, more)
+    assert [problem.path for problem in failed.value.problems] == ["bird/1.png"]
+    assert {name: digest for name, digest in tree(place).items() if name[0] != "."} == before
+    assert append(place, more, on_error="skip").images == 3
+    manifest = load_manifest(place)
+    assert (manifest.rows, [problem.path for problem in manifest.skipped]) == (8, ["bird/1.png"])
+    assert verify(place, against=[folder, more]).findings == []
+    assert not list(place.glob(".shardkit*"))
+
+
+def test_other_fields_and_labels_are_refused(place: Path, tmp_path: Path) -> None:
+    loose = make_tree(tmp_path / "loose", {"a.png": png()})
+    with pytest.raises(UsageError, match=r"fields image \(image\), and .*label \(label of 2"):
+        append(place, loose)
+    with pytest.raises(UsageError, match="is not a shardkit dataset"):
+        append(tmp_path / "nowhere", loose)
+    with pytest.raises(UsageError, match="overlap"):
+        append(place, place)
+
+
+_KILL = """
+import os, signal, sys, shardkit
+count = 0
+def kill(frame, event, argument):
+    pass
+import shardkit.system.files as files
+real = {name: getattr(os, name) for name in ("rename", "replace", "link", "unlink", "fsync")}
+at = int(sys.argv[3])
+def counting(name):
+    def call(*args, **named):
+        global count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real[name](*args, **named)
+    return call
+for name in real:
+    setattr(os, name, counting(name))
+real_exchange = files.exchange
+import shardkit.conversion.exchange as module
+def exchange(*args):
+    global count
+    count += 1
+    if count == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real_exchange(*args)
+    count += 1
+    if count == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+module.exchange = exchange
+shardkit.append(sys.argv[1], sys.argv[2], shard_samples=2)
+print(count)
+"""
+
+
+def _run_killed(place: Path, more: Path, at: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _KILL, place, more, str(at)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_leaves_the_old_or_the_new_dataset(
+    folder: Path, more: Path, tmp_path: Path
+) -> None:
+    whole = make_dataset(folder, tmp_path / "whole")
+    old = tree(whole)
+    calls = int(_run_killed(whole, more, -1).stdout)
+    new = tree(whole)
+    seen = set()
+    for at in range(1, calls + 1, 3):
+        place = make_dataset(folder, tmp_path / f"killed-{at}")
+        died = _run_killed(place, more, at)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        kept = {name: value for name, value in tree(place).items() if name[0] != "."}
+        assert kept in (old, new), at
+        seen.add(kept == new)
+        assert verify(place).findings == []
+        append(place, more, shard_samples=2)
+        assert tree(place) == new, at
+    assert seen == {True, False}
+
+
+# Merging
+
+
+def test_merged_datasets_share_shards_and_are_verified(
+    place: Path, folder: Path, tmp_path: Path
+) -> None:
+    names = ("cat", "dog", "emu")
+    other = make_tree(tmp_path / "other", {f"{name}/o.jpg": jpeg(seed=7) for name in names})
+    second = make_dataset(other, tmp_path / "second")
+    shown = invoke("merge", place, second, tmp_path / "out")
+    assert shown.stdout.startswith(f"{tmp_path / 'out'}: 9 rows in 3 shards, merged from 2 dataset")
+    out = tmp_path / "out"
+    assert os.path.samefile(place / "shard-000000.lmdb", out / "shard-000000.lmdb")
+    assert os.path.samefile(second / "shard-000000.lmdb", out / "shard-000002.lmdb")
+    one, two, both = (open_dataset(each, decode="bytes") for each in (place, second, out))
+    assert list(both) == [*one, *two]
+    assert both.classes == ["cat", "dog", "emu"]
+    before = tree(out)
+    result = verify(out, against=[folder, other])
+    assert (result.findings, result.extras) == ([], [])
+    assert verify(place, against=folder).ok
+    (out / "shard-000002.lmdb").unlink()
+    (out / "shard-000002.lmdb").write_bytes(b"")
+    assert repair(out, [folder, other]).findings == []
+    assert tree(out) == before
+    third = make_dataset(make_tree(tmp_path / "x", {"cat/x.png": png()}), tmp_path / "third")
+    merge([out, third], tmp_path / "all")
+    assert [part.start for part in parts_of(load_manifest(tmp_path / "all"))] == [0, 6, 9]
+    assert verify(tmp_path / "all", against=[folder, other, tmp_path / "x"]).ok
+    append(tmp_path / "all", make_tree(tmp_path / "y", {"dog/y.png": png()}))
+    assert verify(tmp_path / "all", against=[folder, other, tmp_path / "x", tmp_path / "y"]).ok
+
+
+def test_shards_are_copied_where_they_cannot_be_linked(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
+    monkeypatch.setattr(combining.os, "link", refuse)
+    merge([place, other], tmp_path / "out")
+    assert verify(tmp_path / "out").findings == []
+    assert not os.path.samefile(place / "shard-000000.lmdb", tmp_path / "out/shard-000000.lmdb")
+
+
+def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
+    def converted(name: str, files: dict[str, bytes], **options: object) -> Path:
+        source = make_tree(tmp_path / f"{name} source", files)
+        convert(source, tmp_path / name, **{"to": "lmdb", **options})  # type: ignore[arg-type]
+        return tmp_path / name
+
+    before = tree(tmp_path)
+    cases = {
+        r"3 keys are in more than one of .*'cat/00": converted(
+            "keys", {f"cat/00{n}.jpg": jpeg(seed=n) for n in range(3)}
+        ),
+        r"label 0 is 'dog' in .*classes and 'cat' in .*made.*--class-order": converted(
+            "classes", {"dog/x.jpg": jpeg()}
+        ),
+        "different formats": converted("format", {"cat/x.jpg": jpeg()}, to="hdf5"),
+        "different recipes": converted("recipe", {"cat/x.jpg": jpeg()}, resize="8x8"),
+        "only one of .* has labels": converted("loose", {"x.jpg": jpeg()}),
+    }
+    for message, other in cases.items():
+        with pytest.raises(UsageError, match=message):
+            merge([place, other], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="the same"):
+        merge([place, place], tmp_path / "out")
+    with pytest.raises(UsageError, match="at least two"):
+        merge([place], tmp_path / "out")
+    with pytest.raises(UsageError, match="overlap"):
+        merge([place, cases["different formats"]], place / "in")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_damaged_dataset_is_not_merged(place: Path, tmp_path: Path) -> None:
+    other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
+    shard = other / "shard-000000.lmdb"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1])
+    with pytest.raises(CorruptDataset, match="is damaged"):
+        merge([place, other], tmp_path / "out")
+    shard.unlink()
+    shard.symlink_to("/etc/passwd")
+    with pytest.raises(CorruptDataset):
+        merge([place, other], tmp_path / "out")
+
+
+def test_forged_parts_are_refused(place: Path, more: Path) -> None:
+    append(place, more)
+    manifest = load_manifest(place)
+    parts = manifest.source["parts"]
+    for change in ({"shards": 9}, {"classes": 9}, {"skipped": 1}, {"first": "x"}, {"more": 1}):
+        source = {**manifest.source, "parts": [{**parts[0], **change}, parts[1]]}
+        forged = replace(manifest, source=source)
+        with pytest.raises(CorruptDataset, match="describes no parts"):
+            parts_of(forged)
+
+
+def test_the_result_is_json(place: Path, more: Path, tmp_path: Path) -> None:
+    shown = invoke("append", place, "--from", more, "--json")
+    value = json.loads(shown.stdout)
+    assert (value["images"], value["rows"], value["left_out"]) == (3, {"": 9}, [])
+    other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
+    value = json.loads(invoke("merge", place, other, tmp_path / "out", "--json").stdout)
+    assert (value["rows"], value["shards"]) == (10, 4)
