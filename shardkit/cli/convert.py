@@ -35,8 +35,11 @@ from shardkit.conversion.recipe import (
 )
 from shardkit.errors import BadImages, UsageError
 from shardkit.registry import DEFAULT_SOURCE, format_names, get_source, source_names
+from shardkit.reporting.page import MARK, page
+from shardkit.reporting.report import report
 from shardkit.stores.urls import as_url
 from shardkit.system.cluster import open_cluster
+from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 
 
@@ -209,6 +212,13 @@ def convert_group() -> None:
     help="Write only the plan into DST: jobs build it with `work DST`, then `commit DST` publishes "
     "the dataset.",
 )
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also examine the images, and write the page of `shardkit report` to FILE.",
+)
 @click.option("--quiet", is_flag=True, help="Print only --json output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
@@ -242,10 +252,12 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     cluster: str | None,
     dry_run: bool,
     plan_only: bool,
+    report_file: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
     lost: set[str] = set()
+    _require_report(report_file, dst, dry_run=dry_run or plan_only)
     try:
         with (
             progress_bar("converting", quiet=quiet) as tally,
@@ -302,6 +314,27 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
         emit(made_as_json(shown, made, tally))
     elif not quiet:
         show_made(src, shown, made, tally, lost)
+    if report_file is not None:
+        _write_report(report_file, dst, workers, quiet=quiet)
+
+
+def _write_report(path: Path, dst: Path, workers: int | None, *, quiet: bool) -> None:
+    with progress_bar("measuring", quiet=quiet) as tally:
+        found = report(dst, workers=workers or usable_cpus(), on_progress=tally)
+    write_result(path, page(found).encode())
+
+
+def _require_report(path: Path | None, dst: Path, *, dry_run: bool) -> None:
+    """Refuse ``--report`` where no report can be made or written."""
+    if path is None:
+        return
+    if dry_run:
+        raise UsageError("--report needs a finished dataset; leave out --dry-run and --plan-only")
+    if as_url(dst):
+        raise UsageError(
+            f"--report reads a local dataset; run `shardkit report` on a copy of {dst}"
+        )
+    require_own_output(path, "--report", MARK)
 
 
 @contextlib.contextmanager

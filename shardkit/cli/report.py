@@ -51,7 +51,8 @@ def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     "--exclude",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write a list of keys to leave out for each finding to DIR, for convert --exclude.",
+    help="Write lists of keys to leave out to DIR, one for each finding, for `convert dataset "
+    "--exclude`.",
 )
 @click.option(
     "--fail-on",

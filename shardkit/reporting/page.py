@@ -361,15 +361,16 @@ def _group(group: Group, album: _Album) -> str:
 def _downloads(report: DatasetReport, finding: Findings) -> str:
     """Return links to the lists of keys to leave out, which are in the page."""
     links = []
-    for part, keys in report.exclude(finding).items():
-        if len(keys) > _LISTED:
-            return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
-        content = base64.b64encode("".join(f"{key}\n" for key in keys).encode()).decode("ascii")
+    if len(finding.exclude) > _LISTED:
+        return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
+    for part, text in report.exclude_lists(finding).items():
+        content = base64.b64encode(text.encode()).decode("ascii")
         where = f" of {_safe(part)}" if len(report.images.parts) > 1 else ""
         links.append(
             f'<a download="exclude-{finding.kind}.txt" href="data:text/plain;base64,{content}">'
-            f"exclude.txt{where}</a> ({_amount(len(keys), 'key')})"
+            f"exclude.txt{where}</a>"
         )
     if not links:
         return ""
-    return f"<p>To leave these out, <code>convert ... --exclude</code>: {', '.join(links)}</p>"
+    command = "<code>shardkit convert dataset ... --exclude</code>"
+    return f"<p>To leave these out, {command}: {', '.join(links)}</p>"

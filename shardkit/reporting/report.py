@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.dataset.selection import LIST_HEAD
 from shardkit.errors import UsageError
 from shardkit.record import NO_LABEL, STORED_KINDS
 from shardkit.reporting.collection import Collection
@@ -84,11 +85,27 @@ class DatasetReport:
             keys.setdefault(image.part.name, []).append(image.key)
         return keys
 
+    def exclude_lists(self, finding: Findings) -> dict[str, str]:
+        """Return the keys of `exclude`, one per line, for ``convert dataset --exclude``.
+
+        If all keys are numbers, the list has row numbers, and fits no other dataset.
+        """
+        lists: dict[str, str] = {}
+        excluded = np.array(finding.exclude, np.int64)
+        for number, part in enumerate(self.images.parts):
+            rows = (excluded[self.images.part[excluded] == number] - part.start).tolist()
+            lines = [part.shards.keys[row] for row in rows]
+            if lines and all(line.isdecimal() for line in lines):
+                lines = [LIST_HEAD + part.shards.manifest.content_digest, *map(str, rows)]
+            if lines:
+                lists[part.name] = "".join(f"{line}\n" for line in lines)
+        return lists
+
     def save_exclude(self, folder: Path) -> list[Path]:
-        """Write the keys of `exclude` to ``KIND.txt`` or, of several datasets, ``SPLIT-KIND.txt``.
+        """Write `exclude_lists` to ``KIND.txt`` or, of several datasets, ``SPLIT-KIND.txt``.
 
         Returns:
-            The files, one for each kind of finding and dataset; one key per line.
+            The files, one for each kind of finding and dataset.
 
         Raises:
             ShardkitError: If one cannot be written.
@@ -96,10 +113,10 @@ class DatasetReport:
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for finding in self.findings:
-            for part, keys in self.exclude(finding).items():
+            for part, text in self.exclude_lists(finding).items():
                 prefix = f"{part.replace('/', '-')}-" if len(self.images.parts) > 1 else ""
                 path = folder / f"{prefix}{finding.kind}.txt"
-                write_result(path, "".join(f"{key}\n" for key in keys).encode())
+                write_result(path, text.encode())
                 written.append(path)
         return written
 

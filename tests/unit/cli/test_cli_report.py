@@ -12,6 +12,7 @@ from PIL import Image
 from planted import scene
 
 from shardkit import report
+from shardkit.dataset.shardset import ShardSet
 from shardkit.reporting.findings import KINDS
 
 
@@ -39,6 +40,32 @@ def test_files_are_written(dataset: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     assert [path.name for path in lists.iterdir()] == ["exact-duplicate.txt"]
     assert (lists / "exact-duplicate.txt").read_text() == "cat/copy\n"
+
+
+def test_a_conversion_accepts_the_lists(dataset: Path, tmp_path: Path) -> None:
+    files = {f"{n}.png": encoded(scene(n % 3), "PNG") for n in range(4)}  # keys that are numbers
+    numbered = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "numbered")
+    for place in (dataset, numbered):
+        lists = tmp_path / f"{place.name}-lists"
+        invoke("report", place, "--exclude", lists)
+        target = tmp_path / f"{place.name}-clean"
+        options = ("--exclude", lists / "exact-duplicate.txt", "--to", "lmdb", "--workers", 1)
+        assert invoke("convert", "dataset", place, target, *options).exit_code == 0
+
+        left = {each.kind: each.rows for each in report(target).findings}
+        assert left["exact-duplicate"] == 0
+        assert len(ShardSet(target)) == len(ShardSet(place)) - 1
+
+
+def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
+    photos, page = dataset.parent / "photos", tmp_path / "page.html"
+    options = ("--to", "lmdb", "--report", page, "--workers", 1)
+    dry = run_main("convert", "imagefolder", photos, tmp_path / "made", *options, "--dry-run")
+    assert (dry.returncode, page.exists()) == (2, False)
+    assert "leave out --dry-run" in dry.stderr
+    invoke("convert", "imagefolder", photos, tmp_path / "made", *options)
+
+    assert "<h1>Report on made</h1>" in page.read_text()
 
 
 def test_json_is_printed(dataset: Path) -> None:
