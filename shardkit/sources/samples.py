@@ -363,8 +363,10 @@ def _pack_number(name: str, field: Field, value: Any) -> tuple[None, Any]:
     given = np.asarray(_as_numpy(value))
     if given.size != 1 or given.dtype.kind not in "biuf":
         raise TypeError(f"it is not a number: {shortened(str(value), 40)}")
-    stored = given.reshape(()).astype(field.values)
-    if stored != given and not np.isnan(given):
+    with np.errstate(over="ignore"):
+        stored = given.reshape(()).astype(field.values)
+    rounds = field.values.kind == "f" and np.isfinite(stored)  # as in NumPy: 0.1 in float32
+    if stored != given and not (rounds or np.isnan(given)):
         raise ValueError(f"{value} is not a number of the type {field.dtype}")
     number = stored.item()
     if isinstance(number, float) and not math.isfinite(number):

@@ -119,6 +119,7 @@ def test_values_come_back(tmp_path: Path) -> None:
             "spots": torch.tensor([[n, 0.5], [1, 2]]),
             "score": [1.5, float("nan"), -float("inf"), None][n],
             "tiny": 255 - n,
+            "tenth": n / 10,
             "caption": None if n == 3 else f"ä{n}" * n,
             "info": {"n": n},
             "ragged": np.arange(n, dtype="<i2"),
@@ -134,6 +135,7 @@ def test_values_come_back(tmp_path: Path) -> None:
         "people": Field("keypoints", classes=2),
         "spots": Field("keypoints"),
         "tiny": Field("number", "uint8"),
+        "tenth": Field("number", "float32"),
         "ragged": Field("array", "int16"),
     }
     path = tmp_path / "out"
@@ -152,6 +154,7 @@ def test_values_come_back(tmp_path: Path) -> None:
     assert (score[0], np.isnan(score[1]), score[2]) == (1.5, True, -np.inf)
     assert score[3] is np.ma.masked
     assert in_order(path, "tiny") == [255, 254, 253, 252]
+    assert in_order(path, "tenth") == [np.float32(n / 10) for n in range(4)]
     assert in_order(path, "caption") == ["", "ä1", "ä2ä2", None]
     assert in_order(path, "info") == [{"n": n} for n in range(4)]
     assert stored(path, "blob") == [b"", None, bytes(2), bytes(3)]
@@ -185,6 +188,7 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"label": "cow"}, "label: 'cow' is not one of 2 classes"),
         ({"count": 1.5}, "count: 1.5 is not a number of the type int64"),
         ({"count": "1"}, "count: it is not a number"),
+        ({"half": 70_000}, "half: 70000 is not a number of the type float16"),
         ({"text": 1}, "text: it is a int, not a text"),
         ({"mask": np.full((2, 2), 70_000)}, "mask: a mask with values from 0 to 70000"),
         ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),
@@ -209,6 +213,7 @@ def test_a_wrong_value_names_the_sample_and_the_field(
         "mask": "mask",
         "boxes": "boxes",
         "joints": Field("keypoints", classes=2),
+        "half": Field("number", "float16"),
         "image": "image",
         "info": "json",
     }
