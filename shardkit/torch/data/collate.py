@@ -109,6 +109,15 @@ class BatchView(Sequence[Sample]):
             sample.name = self._name(position)
         return sample
 
+    def part(self, start: int, stop: int) -> BatchView:
+        """Return the samples of some positions, without a copy."""
+        columns = []
+        for values, block in self._columns:
+            some = None if block is None else block[start:stop]
+            columns.append(Values(some if values is block else values[start:stop], some))
+        describe = self._describe
+        return BatchView(columns, self._layout, describe and (lambda n: describe(start + n)))
+
     @property
     def batch(self) -> Any:
         """Collated fields: a tuple, or a dict with ``as_dict=True``.

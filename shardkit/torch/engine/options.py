@@ -52,7 +52,8 @@ class LoaderOptions:
     prefetch_factor: int | None = None
     """Batches that each worker prepares ahead, as in PyTorch. None is 2 for processes, and
     ``num_workers + 2`` batches in all for threads. The thread engine holds at most two more: the
-    batch in use and the one before it."""
+    batch in use and the one before it. Without transforms, a thread reads several small batches at
+    once, up to 8 MiB, and None counts these as one."""
     in_order: bool = True
     """Whether batches arrive in the order of the epoch. False returns each as soon as it is ready,
     so one slow batch delays no other; such a run cannot resume exactly."""

@@ -22,6 +22,7 @@ import torch
 
 from shardkit.errors import LoaderFailed
 from shardkit.torch.data.memory import BlockPool, OwnedBlocks, new_pinned, pin
+from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
@@ -38,7 +39,10 @@ Batches = Generator[tuple[Request, Any], None, None]
 
 
 class ThreadEngine:
-    """Reads requests in threads; at most ``prefetch`` batches are ready or in progress."""
+    """Reads requests in threads; at most ``prefetch`` batches are ready or in progress.
+
+    Of small batches, a thread reads several at once: Python would take longer than copying one.
+    """
 
     def __init__(self, fetch: Fetch, settings: Settings) -> None:
         """Create an engine; threads start and stop with an iteration."""
@@ -46,6 +50,7 @@ class ThreadEngine:
         self._fetch = fetch
         self._threads = settings.num_workers
         self._prefetch = settings.thread_prefetch
+        self._is_prefetch_default = options.prefetch_factor is None
         self._timeout = options.timeout
         self._in_order = options.in_order
         self._pinned = settings.pinned
@@ -60,23 +65,34 @@ class ThreadEngine:
         """
         if self._threads == 0:
             for request in requests:
-                job = self._new_job(request)
-                yield request, self._batch(job, alone=True)
+                job = _Job([request], self._owned)
+                yield request, self._ready(self._fetch(request, allocate=self._allocate(job)))
                 job.release()
             return
+        first = next(requests, None)
+        if first is None:
+            return
+        requests = itertools.chain([first], requests)
+        group, free = self._group(len(first.rows))
         threads, owner = _WorkerThreads(self._threads, self._make), os.getpid()
         jobs: deque[_Job] = deque()
-        try:
-            for request in itertools.islice(requests, self._prefetch):
-                jobs.append(self._new_job(request))
+
+        def submit() -> None:
+            nonlocal free
+            while free >= group and (some := list(itertools.islice(requests, group))):
+                jobs.append(_Job(some, self._owned))
                 threads.tasks.put(jobs[-1])
+                free -= len(some)
+
+        try:
+            submit()
             while jobs:
                 job = self._next(jobs, threads.finished)
-                batch = [job.take()]
-                for request in itertools.islice(requests, 1):
-                    jobs.append(self._new_job(request))
-                    threads.tasks.put(jobs[-1])
-                yield job.request, batch.pop()
+                for request in job.requests:
+                    batch = [job.take()]
+                    free += 1
+                    submit()
+                    yield request, batch.pop()
                 job.release()
         finally:
             if os.getpid() == owner:  # a fork has no threads, but may have copied their locks
@@ -86,31 +102,38 @@ class ThreadEngine:
     def close(self) -> None:
         """Do nothing: an engine holds no thread between iterations."""
 
-    def _new_job(self, request: Request) -> _Job:
-        return _Job(request, None if self._owned is None else OwnedBlocks(self._owned))
+    def _group(self, batch_size: int) -> tuple[int, int]:
+        """Return how many batches to read at once, and to prefetch."""
+        group, prefetch = self._fetch.group(batch_size), self._prefetch
+        if self._is_prefetch_default:
+            return group, group * prefetch
+        return max(1, min(group, prefetch // (self._threads + 1))), prefetch
 
     def _make(self, job: _Job) -> None:
-        """Make a batch; runs in a thread."""
+        """Make the batches of a job; runs in a thread."""
         try:
-            job.batch = self._batch(job, alone=False)
+            for batch in self._fetch.several(job.requests, allocate=self._allocate(job)):
+                job.batches.append(self._ready(batch))
         except BaseException as error:  # re-raised where the batch is awaited
             job.error = error
 
-    def _batch(self, job: _Job, *, alone: bool) -> Any:
+    def _allocate(self, job: _Job) -> Allocate:
         if self._pinned:
-            return pin(self._fetch(job.request, allocate=new_pinned, alone=alone))
-        allocate = self._pool.new if job.blocks is None else job.blocks.new
-        return self._fetch(job.request, allocate=allocate, alone=alone)
+            return new_pinned
+        return self._pool.new if job.blocks is None else job.blocks.new
+
+    def _ready(self, batch: Any) -> Any:
+        return pin(batch) if self._pinned else batch
 
     def _next(self, jobs: deque[_Job], finished: queue.SimpleQueue[_Job]) -> _Job:
-        """Wait for the next batch, and remove its job from ``jobs``."""
+        """Wait for the next job, and remove it from ``jobs``."""
         first, end = jobs[0], time.monotonic() + (self._timeout or math.inf)
         while not first.arrived:
             left = max(0.0, end - time.monotonic())
             try:
                 job = finished.get(timeout=None if left == math.inf else left)
             except queue.Empty:
-                raise LoaderFailed(self._late(first.request)) from None
+                raise LoaderFailed(self._late(first.requests[0])) from None
             job.arrived = True
             if not self._in_order:
                 first = job
@@ -126,25 +149,27 @@ class ThreadEngine:
 
 
 class _Job:
-    """A submitted batch."""
+    """Batches that a thread reads at once."""
 
-    def __init__(self, request: Request, blocks: OwnedBlocks | None) -> None:
-        self.request = request
-        self.blocks = blocks
-        self.batch: Any = None
+    def __init__(
+        self, requests: list[Request], owned: dict[int, list[torch.Tensor]] | None
+    ) -> None:
+        self.requests = requests
+        self.blocks = None if owned is None else OwnedBlocks(owned)
+        self.batches: deque[Any] = deque()
         self.error: BaseException | None = None
+        """Why there are fewer batches than requests."""
         self.arrived = False
-        """Whether the loader knows that the batch is ready."""
+        """Whether the loader knows that the batches are ready."""
 
     def take(self) -> Any:
-        """Return the batch, and keep none that its user may release; or raise its error."""
-        if self.error is not None:
+        """Return the next batch, and keep none that its user may release; or raise the error."""
+        if self.error is not None and not self.batches:
             raise self.error
-        batch, self.batch = self.batch, None
-        return batch
+        return self.batches.popleft()
 
     def release(self) -> None:
-        """Reclaim the memory of the batch with ``reuse_buffers``."""
+        """Reclaim the memory of the batches with ``reuse_buffers``."""
         if self.blocks is not None:
             self.blocks.release()
 

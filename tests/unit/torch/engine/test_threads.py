@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +23,13 @@ from loading import close, prints_of
 from torch.utils.data import Dataset
 
 from shardkit import (
+    CorruptRecord,
     LoaderFailed,
     LoaderOptions,
     Order,
+    RandomResizedCrop,
     RankShard,
+    ShardDataset,
     TransformFailed,
     collate,
     make_loader,
@@ -186,7 +191,8 @@ def test_memory_is_two_batches_plus_the_prefetched(
         return empty(shape, *more, **options)
 
     monkeypatch.setattr(np, "empty", counted)
-    engine = make_engine(open_dataset(images, decode="torch"), num_workers=1, prefetch=prefetch)
+    dataset = open_dataset(images, decode="torch")
+    engine = make_engine(dataset, num_workers=1, prefetch_factor=prefetch)
     for _ in range(3):
         for _, batch in engine.run(requests()):  # one is held while the next is asked for
             assert batch[0].shape == (BATCH, 3, 8, 12)
@@ -201,6 +207,74 @@ def test_the_memory_of_a_kept_batch_is_not_reused(images: Path) -> None:
     expected = prints_of([batch for _, batch in alone.run(requests())])
     assert prints_of(kept) == expected * 2
     assert len({images.data_ptr() for images, _ in kept}) == len(kept)
+
+
+def test_small_batches_are_read_at_once_and_equal_single_ones(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of several batches: with repeated rows, random crops, rows, and several epochs."""
+    sizes: list[int] = []
+    read = ShardDataset.__getitems__
+
+    def counted(self: ShardDataset, rows: Any) -> Any:
+        sizes.append(len(rows))
+        return read(self, rows)
+
+    monkeypatch.setattr(ShardDataset, "__getitems__", counted)
+    for dataset in (
+        open_dataset(images, decode=RandomResizedCrop(6)),
+        open_dataset(images, decode="bytes", as_dict=True, fields=("label",)),
+    ):
+        found = []
+        for prefetch in (None, 1):
+            sizes.clear()
+            options = LoaderOptions(
+                engine="thread", num_workers=2, prefetch_factor=prefetch, with_rows=True
+            )
+            loader = make_loader(
+                dataset, BATCH, samples_per_epoch=16, endless=True, options=options
+            )
+            batches = list(itertools.islice(loader, 30))
+            found.append(
+                [list(each.values() if isinstance(each, dict) else each) for each in batches]
+            )
+            assert max(sizes) == (16 if prefetch is None else BATCH)
+        for one, other in zip(*found, strict=True):
+            assert all(map(torch.equal, one, other))
+
+
+def test_a_fault_among_batches_read_at_once_comes_with_its_own(
+    images: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(images, tmp_path / "made")
+    shards = open_dataset(copy)._shards
+    shard = shards.shard_path(int(shards._starts.searchsorted(7, side="right")) - 1)
+    content = bytearray(shard.read_bytes())
+    content[int(shards.rows["offset"][7]) + 60] ^= 1
+    shard.write_bytes(content)
+    loader = make_loader(
+        open_dataset(copy, decode="torch"), BATCH, options=LoaderOptions(num_workers=1)
+    )
+    found: list[Any] = []
+    with pytest.raises(CorruptRecord, match="row 7"):
+        found.extend(loader)
+    assert len(found) == 7 // BATCH
+
+
+def test_a_failing_collate_function_fails_its_own_batch_once(images: Path) -> None:
+    called: list[int] = []
+
+    def refuse(samples: Any) -> Any:
+        called.append(len(called))
+        if len(called) == 3:
+            raise ValueError("third")
+        return collate(samples)
+
+    options = LoaderOptions(engine="thread", num_workers=1, collate_fn=refuse)
+    found: list[Any] = []
+    with pytest.raises(ValueError, match="third"):
+        found.extend(make_loader(open_dataset(images, decode="torch"), BATCH, options=options))
+    assert (len(found), called) == (2, [0, 1, 2])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
