@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.upload import upload
     from shardkit.dataset.manifest import Manifest
+    from shardkit.dataset.splitting import split
     from shardkit.errors import (
         BadImage,
         BadImages,
@@ -156,6 +157,7 @@ _WHERE = {
     "merge": "shardkit.conversion.merge",
     "open_dataset": "shardkit.torch.data.datasets",
     "reindex": "shardkit.verification.reindex",
+    "split": "shardkit.dataset.splitting",
     "repair": "shardkit.verification.repair",
     "report": "shardkit.reporting.report",
     "tune": "shardkit.measure.tune.tune",
@@ -247,6 +249,7 @@ __all__ = [
     "reindex",
     "repair",
     "report",
+    "split",
     "tune",
     "upload",
     "verify",

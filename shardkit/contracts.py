@@ -181,7 +181,7 @@ class Source(Protocol):
         """Return the description of a split for the manifest: JSON values, no absolute paths.
 
         ``name``, a string, is required. `SourceKind.find` receives these values. Reserved names
-        are ``kind``, ``images``, ``limit``, ``order`` and ``seed``.
+        are ``kind``, ``images``, ``limit``, ``order``, ``seed`` and ``division``.
         """
         ...
 

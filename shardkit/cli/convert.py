@@ -167,6 +167,16 @@ def convert_group() -> None:
     help="fail: list all bad images and write nothing. skip: leave bad images out and record each.",
 )
 @click.option(
+    "--val", type=float, metavar="SHARE", help="Divide off this share as a split val, such as 0.1."
+)
+@click.option("--test", type=float, metavar="SHARE", help="Divide off this share as a split test.")
+@click.option("--stratify", is_flag=True, help="Divide each class by itself, in exact shares.")
+@click.option(
+    "--group",
+    metavar="folder|COLUMN",
+    help="Keep images of one folder, or with one value in a column, on one side.",
+)
+@click.option(
     "--shard-size",
     default=f"{DEFAULT_SHARD_BYTES >> 20}MiB",
     show_default=True,
@@ -241,6 +251,10 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     check: str,
     tolerate_damage: bool,
     on_error: str,
+    val: float | None,
+    test: float | None,
+    stratify: bool,
+    group: str | None,
     shard_size: str,
     shard_samples: int | None,
     shuffle: bool | None,
@@ -280,6 +294,10 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
                 check=check,
                 tolerate_damage=tolerate_damage,
                 on_error=on_error,
+                val=val or 0.0,
+                test=test or 0.0,
+                stratify=stratify,
+                group=group,
                 shard_size=shard_size,
                 shard_samples=shard_samples,
                 shuffle=shuffle,
@@ -359,7 +377,7 @@ class _Command(click.Command):
     def __init__(self, kind: SourceKind) -> None:
         own = [source_option(option) for option in kind.options]
         params = _COMMON.params
-        place = next(n for n, each in enumerate(params) if each.name == "shard_size")
+        place = next(n for n, each in enumerate(params) if each.name == "val")
         super().__init__(
             kind.name,
             params=[*params[:place], *own, *params[place:]],

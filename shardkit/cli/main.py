@@ -79,6 +79,7 @@ class LazyGroup(click.Group):
             "shardkit.cli.show_records:show_command",
             "Show records of a dataset, or write a sheet of their pictures.",
         ),
+        "split": ("shardkit.cli.split:split_command", "Divide a dataset into train, val and test."),
         "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
         "doctor": (
             "shardkit.cli.doctor:doctor_command",

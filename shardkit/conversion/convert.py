@@ -43,6 +43,7 @@ from shardkit.dataset.reports import IGNORED, SKIPPED
 from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
+from shardkit.sources.divided import Divided, Division
 from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
 from shardkit.system.files import as_name
@@ -104,6 +105,10 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     on_error: str = "fail",
     class_order: str = "plain",
     splits: bool | None = None,
+    val: float = 0.0,
+    test: float = 0.0,
+    stratify: bool = False,
+    group: str | None = None,
     shard_size: int | str = DEFAULT_SHARD_BYTES,
     shard_samples: int | None = None,
     shuffle: bool | None = None,
@@ -154,6 +159,11 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         class_order: Label order: ``plain`` (as in torchvision), ``natural``, or the path of a file
             with one class per line.
         splits: Whether the folders of ``source`` are splits. None decides by their names.
+        val: Share of the images to divide off as a split ``val``, such as 0.1; the others are
+            ``train``. Sides depend on paths and ``seed``: see `shardkit.split`.
+        test: Share of the images to divide off as a split ``test``.
+        stratify: Whether to divide each class by itself.
+        group: ``folder`` or a column: images of one folder, or with one value, get one side.
         shard_size: Approximate bytes of images in a shard, as a number or as ``"256MiB"``.
         shard_samples: Images in a shard, instead of ``shard_size``.
         shuffle: Store images in random order instead of the source's. None does so unless the
@@ -232,6 +242,12 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         source = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
     elif class_order != "plain" or splits is not None:
         raise UsageError("class_order and splits are options of image folders")
+    if val or test:
+        source = Divided(
+            source, Division(val=val, test=test, stratify=stratify, group=group, seed=seed)
+        )
+    elif stratify or group is not None:
+        raise UsageError("--stratify and --group require --val or --test")
     scan = source.scan()
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))

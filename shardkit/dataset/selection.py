@@ -66,6 +66,18 @@ def matching(shards: ShardSet, expression: str) -> Mask:
         ) from error
 
 
+def column_values(shards: ShardSet, name: str) -> Sequence[Any]:
+    """Return the value of each row in a column of `matching`; None where it is missing.
+
+    Raises:
+        UsageError: If there is no such column.
+    """
+    try:
+        return _Expression(shards).values(name)
+    except ValueError as error:
+        raise UsageError(f"{shards.directory}: {error}") from error
+
+
 class _Expression:
     """Finds the rows for which the parts of an expression are true."""
 
@@ -107,7 +119,7 @@ class _Expression:
         return self._each(right.id, lambda each: compare(value, each))  # type: ignore[attr-defined]
 
     def _each(self, name: str, is_true: Callable[[Any], Any]) -> Mask:
-        values = self._values(name)
+        values = self.values(name)
         return np.array([each is not None and bool(is_true(each)) for each in values], np.bool_)
 
     def _kind(self, name: str) -> str:
@@ -127,7 +139,7 @@ class _Expression:
             raise ValueError(f"{quoted(name)} is not one of its columns: {columns}")
         return schema[name].kind
 
-    def _values(self, name: str) -> Sequence[Any]:
+    def values(self, name: str) -> Sequence[Any]:
         """Return the value of each row, None where it is missing; class names for labels."""
         if name not in self._known:
             self._known[name] = self._read(name, self._kind(name))

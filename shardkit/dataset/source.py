@@ -11,7 +11,7 @@ import numpy as np
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, SourceKind, SourceOption
 from shardkit.dataset.index import apart_of
 from shardkit.dataset.manifest import dataset_directories
-from shardkit.dataset.selection import Mask, select
+from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset, Problem, UsageError
 from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Field, Record, describe_schema
@@ -112,6 +112,15 @@ class DatasetSource:
             whole=not self._listed or self._rows is not None or self._exclude is not None,
             exact_sizes=fields.keys() <= {IMAGE, LABEL},
         )
+
+    def column(self, entries: Sequence[Entry], name: str) -> Sequence[Any]:
+        """Return a value of each entry of a dataset without splits: None where it is missing.
+
+        Raises:
+            UsageError: If there is no such column.
+        """
+        values = column_values(self._sets[""], name)
+        return [values[entry.place] for entry in entries]
 
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the name and the content digest of the dataset, and how rows were selected."""

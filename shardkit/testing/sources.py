@@ -25,7 +25,7 @@ from shardkit.verification.repair import repair
 from shardkit.verification.verify import verify
 
 _NAMES = ("cat/1.png", "dog/2.png", "cat/3.png", "bird/größer.png", "dog/a b.png", "bird/6.png")
-_RESERVED = {"kind", "images", "limit", "order", "seed"}
+_RESERVED = {"kind", "images", "limit", "order", "seed", "division"}
 
 
 class SourceConformance:

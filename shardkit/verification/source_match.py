@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from shardkit.dataset.parts import Part, parts_of
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.record import Schema
 from shardkit.registry import get_format, get_source, source_names
+from shardkit.sources.divided import reopen
 from shardkit.sources.samples import Samples
 from shardkit.system.files import as_name, has_sha256
 from shardkit.system.text import is_within, quoted
@@ -82,7 +84,8 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
             f"choose from {', '.join(source_names())}"
         )
     described = {split: manifest.source for split, manifest in manifests.items()}
-    return get_source(kind).find(Path(root), described).scan(classes[0] if classes else ())
+    source = reopen(partial(get_source(kind).find, Path(root)), described)
+    return source.scan(classes[0] if classes else ())
 
 
 def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) -> Scan:
@@ -100,10 +103,11 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
             "the dataset was made from Python samples: compare it from Python, for example with "
             "shardkit.verify(dataset, against=samples)"
         )
-    (manifest,) = manifests.values()
+    manifest = next(iter(manifests.values()))
     names = manifest.source.get("fields")
-    source = Samples(samples, schema=manifest.fields_by_name, fields=names)
-    return source.scan(manifest.classes)
+    opened = Samples(samples, schema=manifest.fields_by_name, fields=names)
+    described = {split: manifest.source for split, manifest in manifests.items()}
+    return reopen(lambda _: opened, described).scan(manifest.classes)
 
 
 def match_sources(

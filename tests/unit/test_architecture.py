@@ -36,7 +36,7 @@ INSIDE = {
         "console measure_options options",
         "main show",
         "convert_report diff doctor_report export index info ladder merge repair report "
-        "show_records upload verify",
+        "show_records split upload verify",
         "append bench convert doctor jobs tune",
         "attach",
     ),
@@ -63,6 +63,7 @@ INSIDE = {
         "shardset",
         "decode selection",
         "filling source",
+        "splitting",
     ),
     "exporting": (
         "output records",
@@ -113,7 +114,7 @@ INSIDE = {
     ),
     "sampling": ("order ranks", "epochs weighted"),
     "sources": (
-        "arrow_reader crc32c hdf5_reader images inputs labels library_process lmdb_reader "
+        "arrow_reader crc32c divided hdf5_reader images inputs labels library_process lmdb_reader "
         "tf_example",
         "image_files listing npy_files samples table_rows tar_members tfrecord_file",
         "imagefolder kept",

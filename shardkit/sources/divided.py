@@ -1,0 +1,265 @@
+"""Divide the images of any source into train, val and test, while they are converted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source
+from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.record import Record
+from shardkit.system.text import quoted
+
+TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
+
+FOLDER = "folder"
+"""The group of an image that is its folder."""
+
+_DIVISION = "division"
+"""The entry of a description with a `Division` and the side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """The rule by which images are divided. It depends on their paths, not on their positions.
+
+    Each group, or each path without groups, gets a number from 0 to 1: the BLAKE2b-64 of ``split``,
+    the seed in decimal and the group or path, with zero bytes between. Below ``val`` it is in val,
+    below ``val + test`` in test, else in train. So images that are added move no others, and shares
+    are approximate. ``stratify`` sorts the groups of each class by that number instead, and
+    divides the images of the class exactly, as far as groups permit.
+
+    Raises:
+        UsageError: If shares or seed are out of range, or there are none.
+    """
+
+    val: float = 0.0
+    """The share of val; 0 makes none."""
+    test: float = 0.0
+    """The share of test; 0 makes none."""
+    stratify: bool = False
+    """Whether to divide each class by itself."""
+    group: str | None = None
+    """``folder``, or a column: images of one folder, or with one value, stay together."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, share in ((VAL, self.val), (TEST, self.test)):
+            if type(share) not in (int, float) or not 0 <= share < 1:
+                raise UsageError(f"--{name} {share} is not a share from 0 to 1, such as 0.1")
+        if not 0 < self.val + self.test < 1:
+            raise UsageError("--val and --test must leave images for train, and not both be 0")
+        if type(self.seed) is not int or type(self.stratify) is not bool:
+            raise UsageError(f"seed={self.seed!r} or stratify={self.stratify!r} is of another type")
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The names of the parts."""
+        return (TRAIN, *(side for side in (VAL, TEST) if getattr(self, side)))
+
+    def divide(self, groups: Sequence[str], labels: Sequence[int]) -> dict[str, list[int]]:
+        """Return the rows of each side, in order.
+
+        Args:
+            groups: The group, or the path, of each row.
+            labels: The label of each row, for ``stratify``.
+        """
+        members: dict[str, list[int]] = defaultdict(list)
+        for row, group in enumerate(groups):
+            members[group].append(row)
+        found: dict[str, list[int]] = {side: [] for side in self.sides}
+        if not self.stratify:
+            for group, rows in members.items():
+                found[self._side(self._number(group))] += rows
+        else:
+            classes: dict[int, list[str]] = defaultdict(list)
+            for group, rows in members.items():
+                counts = Counter(labels[row] for row in rows)
+                classes[min(counts, key=lambda label: (-counts[label], label))].append(group)
+            for names in classes.values():
+                total = sum(len(members[name]) for name in names)
+                start = 0
+                for name in sorted(names, key=self._number):
+                    rows = members[name]
+                    found[self._side((start + len(rows) / 2) / total)] += rows
+                    start += len(rows)
+        return {side: sorted(rows) for side, rows in found.items()}
+
+    def _side(self, number: float) -> str:
+        if number < self.val:
+            return VAL
+        return TEST if number < self.val + self.test else TRAIN
+
+    def _number(self, group: str) -> float:
+        data = b"split\0%d\0" % self.seed + group.encode("utf-8", "surrogateescape")
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
+
+
+class Divided:
+    """A source without splits, divided into some.
+
+    Args:
+        source: The source.
+        division: How to divide it.
+        names: The side of each split, by name; None means all sides by their own names.
+    """
+
+    def __init__(
+        self, source: Source, division: Division, names: Mapping[str, str] | None = None
+    ) -> None:
+        self.kind = source.kind
+        self._source, self._division = source, division
+        self._names = {side: side for side in division.sides} if names is None else dict(names)
+        self._scan: Scan | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._source, self._division, self._names)
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+    def paths(self) -> Sequence[Path]:
+        """Return the paths of the source."""
+        return self._source.paths()
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the images of each side.
+
+        Raises:
+            UsageError: If the source has splits, lacks labels or groups, or a side is empty.
+        """
+        scan = self._scan = self._source.scan(classes)
+        if list(scan.splits) != [""]:
+            raise UsageError(
+                f"{self} has the splits {', '.join(scan.splits)}: leave --val and --test out"
+            )
+        if self._division.stratify and (scan.classes is None or not scan.known):
+            raise UsageError(f"--stratify needs labels, and {self} states none before it is read")
+        sides = self._divide(scan.splits[""].entries)
+        empty = [side for side in self._names.values() if not sides[side]]
+        if empty:
+            raise UsageError(
+                f"no image of {self} is in {empty[0]}: choose a larger share or another seed, or "
+                "--stratify"
+            )
+        counts = ", ".join(f"{side} {len(found):,}" for side, found in sides.items())
+        first = next((name for name, side in self._names.items() if side == TRAIN), None)
+        return replace(
+            scan,
+            source=self,
+            splits={name: Images(self, name, sides[side]) for name, side in self._names.items()},
+            ignored={first: scan.ignored.get("", [])} if first is not None else {},
+            problems={first: scan.problems.get("", [])} if first is not None else {},
+            understood={**scan.understood, "divided": counts} if scan.understood else {},
+        )
+
+    def describe(self, split: str) -> Mapping[str, Any]:
+        """Return the description of the source, with the division and the side."""
+        division = {**asdict(self._division), "side": self._names[split]}
+        return {**self._source.describe(""), _DIVISION: division}
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image; see `shardkit.contracts.Source.read`."""
+        return self._source.read("", entry)
+
+    def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
+        """Return the file of each image; see `shardkit.contracts.FileSource`."""
+        files: Callable[..., Sequence[bytes] | None] | None
+        files = getattr(self._source, "files", None)
+        return files and files("", entries)
+
+    def only(self, entries: Sequence[Entry]) -> Divided:
+        """Return a source with these images alone, if they are in memory."""
+        only: Callable[[Sequence[Entry]], Source] | None = getattr(self._source, "only", None)
+        return self if only is None else Divided(only(entries), self._division, self._names)
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the location of an image."""
+        return self._source.locate("", entry)
+
+    def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
+        """Return the images of a side as the conversion listed them."""
+        if split not in self._names or self._scan is None:
+            return ()
+        if not skipped:
+            return scan.splits[split].entries
+        listed = self._source.relist(self._scan, "", skipped)
+        return self._divide(listed)[self._names[split]]
+
+    def _divide(self, entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
+        names = self._groups(entries)
+        rows = self._division.divide(names, [entry.label for entry in entries])
+        packed = entries if isinstance(entries, PackedEntries) else PackedEntries(entries)
+        return {side: packed.take(chosen) for side, chosen in rows.items()}
+
+    def _groups(self, entries: Sequence[Entry]) -> Sequence[str]:
+        """Return the group of each image, or its path without groups.
+
+        Raises:
+            UsageError: If the source does not know it.
+        """
+        group = self._division.group
+        if group is None:
+            return [entry.path for entry in entries]
+        if group == FOLDER:
+            return [entry.path.rpartition("/")[0] for entry in entries]
+        column: Callable[[Sequence[Entry], str], Iterable[Any]]
+        column = getattr(self._source, "column", _kept)
+        found = list(column(entries, group))
+        for entry, value in zip(entries, found, strict=True):
+            if type(value) not in (str, int, float, bool):
+                raise UsageError(
+                    f"--group {group}: {quoted(entry.path)} of {self} has no number or text of "
+                    "that name; group by folder, or by a column that the source keeps (--keep)"
+                )
+        return list(map(str, found))
+
+
+def _kept(entries: Sequence[Entry], name: str) -> Iterable[Any]:
+    """Yield a kept value of each entry; None where there is none."""
+    for entry in entries:
+        try:
+            yield json.loads(entry.values).get(name)
+        except (ValueError, AttributeError):
+            yield None
+
+
+def reopen(
+    find: Callable[[Mapping[str, Mapping[str, Any]]], Source],
+    described: Mapping[str, Mapping[str, Any]],
+) -> Source:
+    """Open the source that manifests describe, divided as they say.
+
+    Args:
+        find: Opens a source from its descriptions, by split.
+        described: The description of each split.
+
+    Raises:
+        CorruptDataset: If a description is damaged.
+    """
+    divisions = [dict(each[_DIVISION]) for each in described.values() if _DIVISION in each]
+    if not divisions:
+        return find(described)
+    try:
+        names = {split: str(each[_DIVISION]["side"]) for split, each in described.items()}
+        (rule,) = {tuple(sorted(each.items())) for each in _without_side(divisions)}
+        division = Division(**dict(rule))
+        if not set(names.values()) <= set(division.sides):
+            raise ValueError(f"there is no side {sorted(names.values())}")
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise CorruptDataset(
+            f"the manifest does not state how images were divided: {error}"
+        ) from error
+    rest = {
+        name: value for name, value in next(iter(described.values())).items() if name != _DIVISION
+    }
+    return Divided(find({"": rest}), division, names)
+
+
+def _without_side(divisions: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    return [{name: each[name] for name in each if name != "side"} for each in divisions]

@@ -1,0 +1,205 @@
+"""Images divided into train, val and test: by path and seed, exactly by class, never by group."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import invoke, jpeg, make_tree, png, run_main, tree
+
+import shardkit
+from shardkit import convert, open_dataset, repair, verify
+from shardkit.dataset.manifest import load_manifest
+from shardkit.dataset.source import DatasetSource
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.sources.divided import Division, reopen
+
+PATHS = [f"{'cat' if n % 5 else 'dog'}/{n % 7}/{n}.png" for n in range(70)]
+LABELS = [int(not n % 5) for n in range(70)]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = {path: png(6, 5, number) for number, path in enumerate(PATHS)}
+    return make_tree(tmp_path_factory.mktemp("photos") / "photos", files)
+
+
+def test_the_division_never_changes() -> None:
+    """Another one would move images of somebody's validation set to training."""
+    sides = Division(val=0.1, test=0.1, seed=3).divide([f"{n}.jpg" for n in range(40)], [])
+    assert sides["val"] == [0, 1, 5, 9, 11, 13, 14, 17, 25, 33, 35]
+    assert sides["test"] == [3, 12]
+
+
+def test_images_that_are_added_move_no_others() -> None:
+    division = Division(val=0.3, seed=1)
+    some, more = (division.divide(PATHS[:n], LABELS) for n in (40, 70))
+    assert [row for row in more["val"] if row < 40] == some["val"]
+    assert Division(val=0.3, test=0.2, seed=1).divide(PATHS, LABELS)["val"] == more["val"]
+    assert Division(val=0.3, seed=2).divide(PATHS, LABELS)["val"] != more["val"]
+
+
+def test_stratified_shares_are_exact() -> None:
+    sides = Division(val=0.1, test=0.25, stratify=True).divide(PATHS, LABELS)
+    assert sorted(itertools.chain(*sides.values())) == list(range(70))
+    counts = {side: np.bincount(np.array(LABELS)[rows]).tolist() for side, rows in sides.items()}
+    assert counts == {"train": [36, 9], "val": [6, 1], "test": [14, 4]}
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+def test_a_group_is_never_on_two_sides(stratify: bool) -> None:
+    groups = [str(n % 23) for n in range(70)]
+    sides = Division(val=0.3, test=0.2, stratify=stratify, group="x").divide(groups, LABELS)
+    of = [{groups[row] for row in rows} for rows in sides.values()]
+    assert all(of)
+    assert sum(map(len, of)) == len(set().union(*of)) == 23
+    assert sorted(itertools.chain(*sides.values())) == list(range(70))
+
+
+def test_a_conversion_divides_its_source(photos: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "to": "lmdb",
+        "val": 0.2,
+        "test": 0.1,
+        "stratify": True,
+        "shard_samples": 9,
+    }
+    made = convert(photos, tmp_path / "made", **options)
+    assert {name: each.rows for name, each in made.manifests.items()} == {
+        "train": 49,
+        "val": 14,
+        "test": 7,
+    }
+    assert convert(photos, tmp_path / "made", **options).unchanged
+    convert(photos, tmp_path / "two", **options, workers=2)
+    before = tree(tmp_path / "made")
+    assert tree(tmp_path / "two") == before
+    for place in (tmp_path / "made", tmp_path / "made/val"):
+        assert verify(place, against=photos).findings == []
+    (tmp_path / "made/train/shard-000003.lmdb").unlink()
+    assert repair(tmp_path / "made", photos).findings == []
+    assert tree(tmp_path / "made") == before
+    rows = shardkit.split(whole(photos, tmp_path), val=0.2, test=0.1, stratify=True)
+    paths = open_dataset(tmp_path / "whole").paths
+    for name, each in rows.items():
+        listed = sorted(paths[row] for row in each)
+        assert listed == sorted(open_dataset(tmp_path / "made" / name).paths)
+
+
+def whole(photos: Path, place: Path) -> Path:
+    convert(photos, place / "whole", to="hdf5")
+    return place / "whole"
+
+
+def test_folders_stay_together(photos: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    done = invoke(
+        "convert", "imagefolder", photos, made, "--to", "lmdb", "--val", 0.3, "--group", "folder"
+    )
+    assert done.exit_code == 0, done.output
+    train, val = ({path.rpartition("/")[0] for path in open_dataset(made / n).paths} for n in NAMES)
+    assert train
+    assert val
+    assert not train & val
+
+
+NAMES = ("train", "val")
+
+
+def test_samples_are_divided_by_a_column(tmp_path: Path) -> None:
+    samples = [{"image": png(6, 5, n), "patient": f"p{n % 9}", "age": n % 9} for n in range(45)]
+    convert(samples, tmp_path / "all", to="lmdb")
+    for group in ("patient", "age"):
+        rows = shardkit.split(tmp_path / "all", val=0.3, group=group)
+        dataset = open_dataset(tmp_path / "all")
+        sides = [set(dataset.column("patient")[each]) for each in rows.values()]
+        assert not sides[0] & sides[1]
+        assert len(sides[0] | sides[1]) == 9
+    with pytest.raises(UsageError, match="'blood' is not one of its columns: patient, age"):
+        shardkit.split(tmp_path / "all", val=0.3, group="blood")
+    with pytest.raises(UsageError, match=r"--group patient: .* keeps \(--keep\)"):
+        convert(samples, tmp_path / "x", to="lmdb", val=0.3, group="patient")
+    with pytest.raises(UsageError, match="--stratify needs labels"):
+        convert(samples, tmp_path / "x", to="lmdb", val=0.3, stratify=True)
+    convert(samples, tmp_path / "divided", to="lmdb", val=0.3, workers=2)
+    assert verify(tmp_path / "divided", against=samples).findings == []
+
+
+def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
+    place = whole(photos, tmp_path)
+    done = invoke("split", place, "--val", 0.2, "--seed", 5)
+    assert done.exit_code == 0, done.output
+    rows = shardkit.split(place, val=0.2, seed=5)
+    for side in NAMES:
+        file = tmp_path / f"whole-split/{side}.txt"
+        assert np.loadtxt(file, dtype=int).tolist() == rows[side].tolist()
+        convert(DatasetSource(place, rows=file), tmp_path / side, to="lmdb")
+        chosen = open_dataset(place).select(rows[side])
+        assert list(open_dataset(tmp_path / side).keys) == list(chosen.keys)
+    with pytest.raises(UsageError, match="rows of another dataset"):
+        DatasetSource(tmp_path / "val", rows=file).scan()
+    assert invoke("split", place, "--val", 0.2, "--seed", 5).exit_code == 0
+    assert isinstance(invoke("split", place, "--val", 0.3).exception, UsageError)
+    assert invoke("split", place, "--val", 0.3, "--force").exit_code == 0
+    assert verify(place).extras == []
+    told = run_main("split", place, "--val", 0.3, "--to", "hdf5", "--out", tmp_path / "two")
+    assert told.returncode == 0, told.stderr
+    assert verify(tmp_path / "two", against=place).findings == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"val": 1.0}, "is not a share"),
+        ({"val": -0.1}, "is not a share"),
+        ({"val": 0.5, "test": 0.5}, "leave images for train"),
+        ({"stratify": True}, "require --val or --test"),
+        ({"group": "folder"}, "require --val or --test"),
+        ({"val": 1e-9}, "no image of .* is in val"),
+        ({"val": 0.3, "group": "person"}, "--group person: 'cat/0/14.png' of .* has no number"),
+    ],
+)
+def test_wrong_options_are_refused(
+    photos: Path, tmp_path: Path, options: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        convert(photos, tmp_path / "made", to="lmdb", **options)  # type: ignore[arg-type]
+
+
+def test_a_source_with_splits_is_refused(tmp_path: Path) -> None:
+    make_tree(
+        tmp_path / "s", {f"{side}/a/{n}.jpg": jpeg(8, 8, n) for side in NAMES for n in (1, 2)}
+    )
+    with pytest.raises(UsageError, match="has the splits train, val: leave --val and --test out"):
+        convert(tmp_path / "s", tmp_path / "made", to="lmdb", val=0.1)
+
+
+@pytest.mark.parametrize(
+    "division",
+    [
+        {"val": 0.1, "side": "test"},
+        {"val": 7, "side": "val"},
+        {"val": 0.1},
+        {"val": 0.1, "side": "val", "code": "x"},
+        {"val": 0.1, "side": "val", "seed": "1"},
+        {"val": 0.1, "side": "val", "group": ["a"]},
+    ],
+)
+def test_a_damaged_description_is_refused(division: dict[str, object]) -> None:
+    with pytest.raises(CorruptDataset, match="does not state how images were divided"):
+        reopen(lambda _: pytest.fail("opened"), {"val": {"name": "x", "division": division}})
+
+
+def test_the_manifest_states_the_division(photos: Path, tmp_path: Path) -> None:
+    convert(photos, tmp_path / "made", to="lmdb", val=0.2, seed=9)
+    assert load_manifest(tmp_path / "made/val").source["division"] == {
+        "val": 0.2,
+        "test": 0.0,
+        "stratify": False,
+        "group": None,
+        "seed": 9,
+        "side": "val",
+    }
