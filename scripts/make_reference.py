@@ -101,6 +101,7 @@ TASKS = {
             "Repaired",
             "describe",
             "reindex",
+            "split",
             "diff",
             "Differences",
             "DatasetDifference",
