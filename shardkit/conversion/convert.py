@@ -43,7 +43,7 @@ from shardkit.dataset.reports import IGNORED, SKIPPED
 from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
-from shardkit.sources.divided import Divided, Division
+from shardkit.sources.divided import divided
 from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
 from shardkit.system.files import as_name
@@ -242,13 +242,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         source = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
     elif class_order != "plain" or splits is not None:
         raise UsageError("class_order and splits are options of image folders")
-    if val or test:
-        source = Divided(
-            source, Division(val=val, test=test, stratify=stratify, group=group, seed=seed)
-        )
-    elif stratify or group is not None:
-        raise UsageError("--stratify and --group require --val or --test")
-    scan = source.scan()
+    scan = divided(source, val=val, test=test, stratify=stratify, group=group, seed=seed).scan()
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
     if plan_only:

@@ -220,6 +220,19 @@ class Divided:
         return list(map(str, found))
 
 
+def divided(source: Source, **options: Any) -> Source:
+    """Return a source divided by the options of `Division`; the source itself without shares.
+
+    Raises:
+        UsageError: If the options are invalid.
+    """
+    if options["val"] or options["test"]:
+        return Divided(source, Division(**options))
+    if options["stratify"] or options["group"] is not None:
+        raise UsageError("--stratify and --group require --val or --test")
+    return source
+
+
 def _kept(entries: Sequence[Entry], name: str) -> Iterable[Any]:
     """Yield a kept value of each entry; None where there is none."""
     for entry in entries:
