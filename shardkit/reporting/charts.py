@@ -9,7 +9,7 @@ from shardkit.reporting.report import Histogram
 from shardkit.system.formatting import significant
 from shardkit.system.text import printable, shortened
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 320, 150, 44, 10
+_WIDTH, _HEIGHT, _LEFT, _TOP = 320, 150, 54, 10
 """Size of a histogram's bars in units of its view box, and the space for the axis and the top."""
 
 _BAR, _LABELS, _BARS, _VALUES = 22, 150, 360, 110
@@ -30,7 +30,7 @@ def histogram(found: Histogram) -> str:
         if count
     )
     ticks = [
-        _text(_LEFT + _WIDTH * place, _TOP + _HEIGHT + 16, significant(edge), anchor)
+        _text(_LEFT + _WIDTH * place, _TOP + _HEIGHT + 16, _number(edge), anchor)
         for place, edge, anchor in (
             (0, edges[0], "start"),
             (0.5, edges[len(counts) // 2], "middle"),
@@ -38,8 +38,8 @@ def histogram(found: Histogram) -> str:
         )
     ]
     said = (
-        f"{found.title}, {found.unit}: {significant(edges[0])} to {significant(edges[-1])}, "
-        f"median {significant(found.median)}"
+        f"{found.title}, {found.unit}: {_number(edges[0])} to {_number(edges[-1])}, "
+        f"median {_number(found.median)}"
     )
     foot = _TOP + _HEIGHT
     return (
@@ -85,6 +85,10 @@ def class_bars(counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> str
         f'<svg class="wide" viewBox="0 0 {width} {_BAR * len(counts)}" role="img" '
         f'aria-label="{escape(said)}">{"".join(drawn)}</svg>'
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) < 1000 else significant(value)
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -16,7 +16,7 @@ from shardkit.reporting.findings import KINDS, Findings, Group
 from shardkit.reporting.pictures import data_uri, picture
 from shardkit.reporting.report import DatasetReport
 from shardkit.system.formatting import size
-from shardkit.system.text import printable
+from shardkit.system.text import printable, shortened
 
 MARK = "made by shardkit report"
 """At the start of each page, so that only these are ever overwritten."""
@@ -32,6 +32,9 @@ _GROUPS, _PER_GROUP = 12, 6
 
 _BALANCE = 40
 """Maximum classes in the chart of the class balance."""
+
+_CAPTION = 80
+"""Maximum characters of a caption below a picture."""
 
 _LISTED = 2000
 """Maximum keys in a list to download from the page."""
@@ -74,7 +77,7 @@ svg.wide {{ max-width: 46rem; }}
 figure {{ margin: 0; }}
 .pictures {{ display: flex; flex-wrap: wrap; gap: .75rem; padding: 0; margin: 0;
   list-style: none; }}
-.pictures li {{ width: 9.5rem; font-size: .78rem; line-height: 1.3; }}
+.pictures li {{ width: 8.5rem; font-size: .78rem; line-height: 1.3; }}
 .pictures .frame {{ display: flex; align-items: center; justify-content: center; height: 8rem;
   background: var(--soft); border-radius: .3rem; }}
 .pictures img {{ max-width: 100%; max-height: 100%; display: block; }}
@@ -182,6 +185,10 @@ class _Album:
         described = ", ".join(filter(None, (where, label and f"class {label}", note)))
         if described:
             lines.append(_safe(described))
+        for name, field in image.part.shards.schema.items():
+            if field.kind == "text":
+                caption = image.part.shards.values(name, [image.row]).value(0) or ""
+                lines.append(f"<q>{escape(shortened(caption, _CAPTION))}</q>")
         text = f'<span class="key">{_safe(image.key)}</span>{"<br>".join(lines)}'
         return f'<li><div class="frame"><img {self._made[row]}></div>{text}</li>'
 
