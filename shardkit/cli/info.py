@@ -9,6 +9,7 @@ import click
 
 from shardkit.cli.console import emit, say
 from shardkit.cli.show import amount, line, show_notes, table
+from shardkit.dataset.parts import sources_of
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL, field_in_words
 from shardkit.system.formatting import size
 from shardkit.system.text import printable
@@ -49,9 +50,10 @@ def _show(place: Path, value: dict[str, Any]) -> None:
         if value["images"][name]:
             low, median, high = value["images"][name]
             line(name, f"{low:,} to {high:,}, median {median:,}")
-    source = value["source"]
-    order = f"shuffled with seed {source['seed']}" if source["order"] == "shuffled" else "as found"
-    line("source", f"{source['kind']} {printable(source['name'])}, {order}")
+    for source in sources_of(value["source"]):
+        seed = source.get("seed")
+        order = "as found" if seed is None else f"shuffled with seed {seed}"
+        line("source", f"{source['kind']} {printable(source['name'])}, {order}")
     line("recipe", _recipe(value["recipe"]))
     line("made by", ", ".join(f"{name} {version}" for name, version in value["software"].items()))
     line("digest", value["digest"])

@@ -212,7 +212,7 @@ def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Sou
         last = parts_of(manifest)[-1].manifest
         count += last.rows + len(last.skipped)
         described = {**source.describe(split), "kind": source.kind}
-        if described.items() - last.source.items():
+        if any(last.source.get(name) != value for name, value in described.items()):
             return False
     return count == len(left_out)
 

@@ -16,6 +16,7 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
 )
+from shardkit.dataset.parts import parts_of
 from shardkit.registry import DEFAULT_SOURCE
 from shardkit.sources.imagefolder import natural
 
@@ -48,6 +49,8 @@ class Made:
     """Whether bad images were skipped."""
     splits: bool = False
     """Whether it is one of several splits."""
+    parts: int = 1
+    """Number of sources that it was made from; ``source`` is the first."""
 
     def hints(self, target: str) -> list[str]:
         """Return what the command needs, and how to use its result, ``target``.
@@ -57,6 +60,8 @@ class Made:
         if self.folder:
             return [f"then: make_loader(open_dataset({target!r}, ...), ...)"]
         name = f": {self.source['name']}" if self.source.get("name") else ""
+        if self.parts > 1:
+            name += f"; convert its other {self.parts - 1} sources, too, and merge the results"
         if not self._is_folder:
             own = {key: value for key, value in self.source.items() if key not in _COMMON}
             stated = ", ".join(f"{key}={value}" for key, value in own.items())
@@ -97,12 +102,14 @@ def made_of(path: str, directory: Path) -> Made:
         directory: Its directory.
     """
     manifest, parent = load_manifest(directory), directory.resolve().parent
+    sources = [part.manifest.source for part in parts_of(manifest)]
     splits = (parent / MANIFEST_NAME).exists()
     return Made(
         path=path,
         format=manifest.format,
         recipe=dict(manifest.recipe),
-        source=dict(manifest.source),
+        source=sources[0],
+        parts=len(sources),
         classes=None if manifest.classes is None else list(manifest.classes),
         counts=None if manifest.class_counts is None else list(manifest.class_counts),
         skipped=bool(manifest.skipped),

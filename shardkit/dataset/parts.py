@@ -7,7 +7,7 @@ dataset that it was.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -123,6 +123,11 @@ def parts_of(manifest: Manifest) -> list[Part]:
         )
         start += rows
     return found
+
+
+def sources_of(source: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the source of each part, given the ``source`` of a manifest whose parts are sound."""
+    return [each["source"] for each in source[PARTS]] if PARTS in source else [dict(source)]
 
 
 def source_of(entries: Sequence[PartEntry]) -> dict[str, Any]:

@@ -60,9 +60,9 @@ def _value(exporting: Exporting, record: Record, name: str) -> Any:
     if field.kind in ("label", "labels"):
         return record.meta.get(name)
     value = exporting.value(record, name)
-    if field.kind in ("json", "boxes") and value is not None:
-        return dump_json(value).decode()
-    return value
+    if value is None or field.kind in ("number", "text"):
+        return value
+    return dump_json(value).decode()
 
 
 def _type(field: Field) -> pa.DataType:

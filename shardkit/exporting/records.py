@@ -141,7 +141,7 @@ class Exporting:
     def _columns(self) -> dict[str, Any]:
         index = IndexReader(self.shards.directory, self.shards.manifest, verify=True)
         return {
-            name: index.column(name, field, lacking=not self.shards.present(name).all()).whole()
+            name: index.column(name, field, lacking=name in self.shards.manifest.lacking).whole()
             for name, field in columns_of(self.shards.schema).items()
         }
 
@@ -209,7 +209,7 @@ class Exporting:
             return None
         if field.kind == "number":
             return _NUMBERS[value] if isinstance(value, str) else value
-        names = field.classes or ()
+        names = field.classes if field.kind in ("label", "labels", "boxes") else None
         if field.kind == "boxes" and names:
             value = [[*box[:4], names[box[4]]] for box in value]
         elif names:

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest, dataset_directories, load_manifest
+from shardkit.dataset.parts import parts_of
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.verification.source_match import how_made
 
@@ -32,7 +33,8 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
 
 def _describe(place: Path) -> dict[str, Any]:
     manifest = load_manifest(place)
-    recipe, _, _ = how_made(manifest)
+    for part in parts_of(manifest):
+        recipe, _, _ = how_made(part.manifest)
     rows = Index(place, manifest.rows).rows()
     rows = rows[rows["field"] != STORED_KINDS.index(ABSENT)]
     classes = None

@@ -233,7 +233,7 @@ class _Comparison:
     def _column(self, name: str) -> None:
         one, other = (
             IndexReader(shards.directory, shards.manifest, verify=True)
-            .column(name, shards.schema[name], lacking=not shards.present(name).all())
+            .column(name, shards.schema[name], lacking=name in shards.manifest.lacking)
             .whole()
             for shards in self._sets
         )

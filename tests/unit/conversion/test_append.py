@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import (
@@ -27,6 +28,7 @@ from helpers import (
 from shardkit import (
     BadImages,
     CorruptDataset,
+    ShardDataset,
     UsageError,
     append,
     convert,
@@ -36,12 +38,17 @@ from shardkit import (
     repair,
     verify,
 )
-from shardkit.conversion import combine as combining
+from shardkit.conversion.command import command_words, made_of
+from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import load_manifest
 from shardkit.dataset.parts import parts_of
 
 MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
 """Images of an existing and a new class."""
+
+
+def samples(dataset: ShardDataset) -> list[Any]:
+    return [dataset[row] for row in range(len(dataset))]
 
 
 @pytest.fixture
@@ -60,11 +67,11 @@ def test_rows_and_shards_stay_and_new_ones_follow(
 ) -> None:
     place = make_dataset(folder, tmp_path / to, to=to)
     before = open_dataset(place, decode="bytes")
-    rows, shards, paths = list(before), before.manifest.shards, list(before.paths)
+    rows, shards, paths = samples(before), before.manifest.shards, list(before.paths)
     done = append(place, more, shard_samples=2)
     assert (done.images, done.left_out) == (3, [])
     after = open_dataset(place, decode="bytes")
-    assert list(after)[:6] == rows
+    assert samples(after)[:6] == rows
     assert after.manifest.shards[: len(shards)] == shards
     assert list(after.paths)[:6] == paths
     assert sorted(list(after.paths)[6:]) == sorted(MORE)
@@ -266,7 +273,7 @@ def test_merged_datasets_share_shards_and_are_verified(
     assert os.path.samefile(place / "shard-000000.lmdb", out / "shard-000000.lmdb")
     assert os.path.samefile(second / "shard-000000.lmdb", out / "shard-000002.lmdb")
     one, two, both = (open_dataset(each, decode="bytes") for each in (place, second, out))
-    assert list(both) == [*one, *two]
+    assert samples(both) == samples(one) + samples(two)
     assert both.classes == ["cat", "dog", "emu"]
     before = tree(out)
     result = verify(out, against=[folder, other])
@@ -291,7 +298,7 @@ def test_shards_are_copied_where_they_cannot_be_linked(
         raise OSError(18, "Invalid cross-device link")
 
     other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
-    monkeypatch.setattr(combining.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     merge([place, other], tmp_path / "out")
     assert verify(tmp_path / "out").findings == []
     assert not os.path.samefile(place / "shard-000000.lmdb", tmp_path / "out/shard-000000.lmdb")
@@ -350,6 +357,23 @@ def test_forged_parts_are_refused(place: Path, more: Path) -> None:
         forged = replace(manifest, source=source)
         with pytest.raises(CorruptDataset, match="describes no parts"):
             parts_of(forged)
+
+
+def test_info_and_commands_name_each_source(place: Path, more: Path) -> None:
+    append(place, more)
+    shown = invoke("info", place).stdout
+    assert "source    imagefolder photos, shuffled with seed 0" in shown
+    assert "source    imagefolder more, shuffled with seed 0" in shown
+    made = made_of(str(place), place)
+    assert command_words(Recipe(resize=8), made)[:4] == [
+        "shardkit",
+        "convert",
+        "imagefolder",
+        "SRC",
+    ]
+    assert made.hints("new")[0].endswith(
+        "photos; convert its other 1 sources, too, and merge the results"
+    )
 
 
 def test_the_result_is_json(place: Path, more: Path, tmp_path: Path) -> None:
