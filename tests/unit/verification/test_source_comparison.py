@@ -216,8 +216,8 @@ def test_a_source_inside_the_dataset_is_accepted(jpegs: Path, truths: Path, tmp_
 
 def test_a_dataset_of_another_kind_is_refused(jpegs: Path, truths: Path, tmp_path: Path) -> None:
     place = shutil.copytree(truths / "lmdb", tmp_path / "made")
-    restate(place, lambda m: replace(m, source={**m.source, "kind": "table"}))
-    with pytest.raises(UsageError, match="of kind 'table', which is not installed"):
+    restate(place, lambda m: replace(m, source={**m.source, "kind": "paper"}))
+    with pytest.raises(UsageError, match="of kind 'paper', which is not installed"):
         verify(place, against=jpegs)
 
 
