@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
 from shardkit.system.files import read_small, sha256_of, sync, write_atomically
 
 _TAG = "CACHEDIR.TAG"
 """Marks a folder as a cache, for us and for backup programs (bford.info/cachedir)."""
 _TAGGED = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of shardkit.\n"
 
-_SHARD = re.compile(r"[0-9a-f]{64}(\.part)?")
+_SHARD = re.compile(r"[0-9a-f]{64}")
 _POLL_SECONDS = 0.02
 _STALLED_SECONDS = 300.0
 """Seconds without progress after which another process that fetches the same file counts as
@@ -56,7 +56,13 @@ class Cache:
     """Maximum bytes of all shards, exceeded by one at most; None means no limit."""
 
     def shard(self, sha256: str) -> Path:
-        """Return the path of a shard."""
+        """Return the path of a shard.
+
+        Raises:
+            CorruptDataset: If a manifest states another text than a SHA-256, such as a path.
+        """
+        if not _SHARD.fullmatch(sha256):
+            raise CorruptDataset(f"the manifest is damaged: {sha256[:80]!r} is not a SHA-256")
         return self.folder / "shards" / sha256
 
     def dataset(self, name: str) -> Path:
@@ -142,7 +148,7 @@ class Cache:
     def _shards(self) -> Iterator[tuple[int, int, Path]]:
         """Yield the time of last use, size and path of each shard, also of unfinished ones."""
         for entry in os.scandir(self.folder / "shards"):
-            if _SHARD.fullmatch(entry.name):
+            if _SHARD.fullmatch(entry.name.removesuffix(".part")):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -86,10 +87,10 @@ def _fill(store: Store, name: str, size: int, descriptor: int) -> None:
             start, data = start + written, data[written:]
 
     with ThreadPoolExecutor(_CONNECTIONS) as threads:
-        waiting = [threads.submit(part, start) for start in range(0, size, PART)]
-        try:
-            for done in waiting:
-                done.result()
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+        waiting: deque[Future[None]] = deque()
+        for start in range(0, size, PART):  # a manifest may state any size
+            waiting.append(threads.submit(part, start))
+            if len(waiting) > _CONNECTIONS:
+                waiting.popleft().result()
+        for last in waiting:
+            last.result()

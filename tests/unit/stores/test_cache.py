@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import python, wait_until
 
-from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
 from shardkit.stores.cache import Cache, Fill, RemoteFile, open_cache, pin
 
 SIZE = 1000
@@ -134,7 +134,7 @@ def test_a_killed_fetch_leaves_a_part_that_the_next_one_replaces(tmp_path: Path)
         "    os.wait()\n"
     )
     assert python(code, cache.folder).returncode == 0
-    part = cache.shard(remote(2).sha256 + ".part")
+    part = cache.shard(remote(2).sha256).with_suffix(".part")
     assert names(cache) == {part.name}  # that of the first was evicted
 
     path = fetch(cache, 2)
@@ -162,6 +162,14 @@ def test_a_process_that_makes_no_progress_is_named(
     stop.set()
     holder.join(20)
     assert path.read_bytes() == content(1)
+
+
+def test_a_manifest_cannot_name_a_file_outside(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path / "cache", None)
+
+    for sha256 in ("/etc/passwd", "../../photos", "", "A" * 64, f"{'a' * 64}\n"):
+        with pytest.raises(CorruptDataset, match="is not a SHA-256"):
+            cache.shard(sha256)
 
 
 def test_only_an_empty_folder_becomes_a_cache(tmp_path: Path) -> None:
