@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    AttachedManifest,
     FileEntry,
     SplitsManifest,
     dataset_directories,
@@ -51,6 +52,8 @@ def upload(
     if place is None or place.startswith("http"):
         raise UsageError(f"{url} is not a URL to write to; give s3://, gs:// or az://")
     top = load_any_manifest(root)
+    if isinstance(top, AttachedManifest):
+        raise UsageError(f"{root} is an attached dataset; convert it, then upload the result")
     content = read_small(root / MANIFEST_NAME)
     claim = dump_json({"manifest": hashlib.sha256(content).hexdigest()})
     if not call("write:create", place, _CLAIM, claim):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from shardkit.dataset.handles import ShardFile, drop_removed, is_open, shard_file
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.handles import ShardFile, drop_removed, forget, is_open, shard_file
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    AttachedManifest,
     FileEntry,
     Manifest,
+    ShardEntry,
     SplitsManifest,
     parse_manifest,
 )
-from shardkit.errors import CorruptDataset, CorruptShard, UsageError
-from shardkit.stores.cache import Cache, RemoteFile, open_cache
+from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
+from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks, open_cache
 from shardkit.stores.process import call, send
 from shardkit.system.files import SMALL_BYTES, write_atomically
 from shardkit.system.safe_paths import make_folder
@@ -27,6 +34,23 @@ _USED_SECONDS = 5.0
 """Interval at which the use of a shard is noted in the cache: the time of its file."""
 
 _ATTEMPTS = 3
+
+FETCHES = ("shards", "ranges")
+
+_EVICTED = 20
+"""Times that blocks may be evicted by other processes before they are read."""
+
+_AHEAD = 64 << 20
+"""Bytes of records fetched ahead by ranges."""
+
+
+class Need(NamedTuple):
+    """What is read of a shard."""
+
+    entry: ShardEntry
+    starts: npt.NDArray[np.int64]
+    """Offset of each record; negative if the shard does not store it as plain bytes."""
+    ends: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,13 +65,31 @@ class CachedShards:
         """Return the path of a shard in the cache, where it may be missing."""
         return self.cache.shard(entry.sha256)
 
-    def open(self, entry: FileEntry) -> ShardFile:
+    def verifies(self, wanted: bool | None) -> bool | None:
+        """Return the option ``verify`` of a `ShardSet`, given the user's."""
+        return wanted
+
+    def lookahead(self, shards: Sequence[ShardEntry]) -> int:
+        """Return the rows to fetch ahead: two shards, while another one is read."""
+        return 2 * max(shard.rows for shard in shards)
+
+    def discard(self, entry: FileEntry) -> None:
+        """Remove a damaged file from the cache."""
+        self.path(entry).unlink(missing_ok=True)
+        forget(self.path(entry), self.identity(entry))
+
+    def identity(self, entry: FileEntry) -> str:
+        """Return the identity of a shard in the pool of open files."""
+        return entry.sha256
+
+    def open(self, need: Need) -> ShardFile:
         """Return an open shard; fetch it first unless it is in the cache.
 
         Raises:
             CorruptShard: If the store holds other content.
             ShardkitError: If it cannot be fetched.
         """
+        entry = need.entry
         path, size, sha256 = self.path(entry), entry.bytes, entry.sha256
         if not is_open(path, sha256):
             drop_removed()  # an open file keeps its space on the disk
@@ -59,24 +101,104 @@ class CachedShards:
                 file = shard_file(path, size, sha256)
             finally:
                 call("fetch:release", sha256)
+        self._note_use(file, sha256)
+        return file
+
+    def _note_use(self, file: ShardFile, sha256: str) -> None:
         now = time.monotonic()
         if now - self._used.get(sha256, 0.0) > _USED_SECONDS:
             self._used[sha256] = now
             file.touch()
-        return file
 
-    def fetch_ahead(self, entries: Iterable[FileEntry]) -> None:
+    def fetch_ahead(self, needs: Iterable[Need]) -> None:
         """Fetch shards into the cache, without waiting."""
-        for entry in entries:
+        for entry, *_ in needs:
             path = self.path(entry)
             if not is_open(path, entry.sha256) and not path.exists():
                 send("fetch:ahead", self.cache, _remote(self.url, entry))
 
 
+class CachedRanges(CachedShards):
+    """Shards of which only the blocks that are read are fetched.
+
+    Nothing but the records' own checksums shows whether a block is right.
+    """
+
+    def path(self, entry: FileEntry) -> Path:
+        """Return the path of the blocks of a shard, where it may be missing."""
+        return self.cache.blocks(entry.sha256)
+
+    def identity(self, entry: FileEntry) -> str:
+        """Return the identity of the blocks of a shard."""
+        return f"{entry.sha256} blocks"
+
+    def verifies(self, wanted: bool | None) -> bool | None:
+        """Return True: nothing else shows damage.
+
+        Raises:
+            UsageError: If the user wants no verification.
+        """
+        if wanted is False:
+            raise UsageError("fetch='ranges' relies on checksums of records; leave verify= out")
+        return True
+
+    def lookahead(self, shards: Sequence[ShardEntry]) -> int:
+        """Return the rows of `_AHEAD` bytes."""
+        size = sum(shard.bytes for shard in shards)
+        return 1 + _AHEAD * sum(shard.rows for shard in shards) // max(1, size)
+
+    def open(self, need: Need) -> ShardFile:
+        """Return an open shard that holds what is needed; fetch the blocks that it lacks."""
+        entry = need.entry
+        path, identity = self.path(entry), self.identity(entry)
+        size = entry.bytes + count_blocks(entry.bytes)
+        if (need.starts < 0).any():
+            return CachedShards(self.url, self.cache).open(need)
+        wanted = _blocks(need)
+        for _ in range(_EVICTED):
+            if not is_open(path, identity):
+                drop_removed()
+            with contextlib.suppress(CorruptShard):  # it is not there, most likely
+                file = shard_file(path, size, identity)
+                found = np.frombuffer(file.read(entry.bytes, size - entry.bytes), np.uint8)
+                if found[wanted].all():
+                    self._note_use(file, entry.sha256)
+                    return file
+                if file.is_removed:
+                    forget(path, identity)
+            call("fetch:blocks", self.cache, _remote(self.url, entry), wanted.tolist())
+        raise ShardkitError(
+            f"{path} cannot be read, or is evicted before it can be: raise cache_limit"
+        )
+
+    def fetch_ahead(self, needs: Iterable[Need]) -> None:
+        """Fetch blocks into the cache, without waiting."""
+        for need in needs:
+            remote = _remote(self.url, need.entry)
+            send("fetch:blocks_ahead", self.cache, remote, _blocks(need).tolist())
+
+
+def _blocks(need: Need) -> npt.NDArray[np.int64]:
+    """Return the numbers of the blocks that hold what is needed."""
+    last = count_blocks(need.entry.bytes) - 1
+    starts, ends = (np.clip(each, 0, None) // BLOCK for each in (need.starts, need.ends - 1))
+    spans = (np.arange(start, end + 1) for start, end in zip(starts, ends, strict=True))
+    return np.unique(np.clip(np.concatenate([*spans]), 0, last))
+
+
 def open_remote(
-    url: str, cache: str | os.PathLike[str] | None, limit: int | None
+    url: str,
+    cache: str | os.PathLike[str] | None,
+    limit: int | None,
+    fetch: str = "shards",
 ) -> tuple[Path, CachedShards]:
     """Fetch the manifest and the index of a dataset.
+
+    Args:
+        url: The dataset.
+        cache: A folder.
+        limit: Maximum bytes of shards in it.
+        fetch: What to fetch: whole ``shards``, or the ``ranges`` that are read.
 
     Returns:
         The local folder with both, and the shards.
@@ -91,6 +213,8 @@ def open_remote(
             f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
             "cache_limit='50GB')"
         )
+    if fetch not in FETCHES:
+        raise UsageError(f"fetch={fetch!r} is unknown; choose from {', '.join(FETCHES)}")
     opened = open_cache(cache, limit)
     content, manifest = fetch_manifest(url)
     if isinstance(manifest, SplitsManifest):
@@ -100,6 +224,8 @@ def open_remote(
             f"{url} contains one dataset per split ({names}); open one of them, for example with "
             f"split={first!r}"
         )
+    if isinstance(manifest, AttachedManifest):  # it names files of the machine that it is read on
+        raise UsageError(f"{url} is an attached dataset, which can only be read where it was made")
     name = hashlib.sha256(content).hexdigest()
     folder = opened.dataset(name)
     if not (folder / MANIFEST_NAME).is_file():  # written last
@@ -108,7 +234,7 @@ def open_remote(
             make_folder(opened.folder, os.path.relpath(path.parent, opened.folder))
             call("fetch:fetch", opened, _remote(url, entry), path)
         write_atomically(folder / MANIFEST_NAME, content)
-    return folder, CachedShards(url, opened)
+    return folder, (CachedRanges if fetch == "ranges" else CachedShards)(url, opened)
 
 
 def _remote(url: str, entry: FileEntry) -> RemoteFile:

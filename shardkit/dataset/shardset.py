@@ -42,7 +42,7 @@ from shardkit.dataset.manifest import (
     Manifest,
     load_manifest,
 )
-from shardkit.dataset.remote import CachedShards
+from shardkit.dataset.remote import CachedShards, Need
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.record import (
     ABSENT,
@@ -254,9 +254,9 @@ class ShardSet:
     def lookahead(self) -> int:
         """Rows to `announce` before they are read: 0 if the shards are local.
 
-        So two shards are fetched while another one is read.
+        So their shards are fetched while others are read.
         """
-        return 0 if self._cached is None else 2 * max(s.rows for s in self.manifest.shards)
+        return 0 if self._cached is None else self._cached.lookahead(self.manifest.shards)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
@@ -310,7 +310,10 @@ class ShardSet:
         """
         shards = self._starts.searchsorted(rows, side="right") - 1
         index = self.entries_of(field).read(rows)
-        files = self._open_all(set(shards.tolist()))
+        if self._cached is None:
+            files = self._open_all(set(shards.tolist()))
+        else:
+            files = self._fetch_all(self._cached, shards, index)
         found = LocatedRows(self, rows, index, BatchShards(shards, files), field)
         found.survey = self._survey(found, shards)
         if found.survey is None:  # find out what is unusual
@@ -380,7 +383,7 @@ class ShardSet:
         entries = self.entries_of(field).read(rows)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         if self._cached is not None:
-            self._cached.fetch_ahead(self.manifest.shards[each] for each in np.unique(shards))
+            self._cached.fetch_ahead(self._needs(shards, entries).values())
             return
         order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
         shards, starts = shards[order], entries["offset"][order].astype(np.int64)
@@ -422,10 +425,9 @@ class ShardSet:
     def _open_all(self, shards: Collection[int]) -> dict[int, ShardFile]:
         """Return the files of some shards, after checking that the dataset was not replaced."""
         entries = self.manifest.shards
-        if (cached := self._cached) is not None:
-            if len(shards) > 1:
-                cached.fetch_ahead(entries[shard] for shard in shards)
-            return {shard: cached.open(entries[shard]) for shard in shards}
+        if self._cached is not None:
+            whole = np.array([-1], np.int64)
+            return {n: self._cached.open(Need(entries[n], whole, whole)) for n in shards}
         try:
             return self._unchanged(lambda: {shard: self._open(shard) for shard in shards})
         except CorruptDataset:  # drop them: otherwise they would be read if this dataset came back
@@ -449,6 +451,25 @@ class ShardSet:
             forget(path, entry.identity)
             raise CorruptShard(f"the archive {path} has another modification time. {remedy}")
         return file
+
+    def _fetch_all(
+        self, cached: CachedShards, shards: npt.NDArray[np.int64], index: Rows
+    ) -> dict[int, ShardFile]:
+        """Return the files of shards in an object store, which hold some rows."""
+        needs = self._needs(shards, index)
+        if len(needs) > 1:
+            cached.fetch_ahead(needs.values())
+        return {number: cached.open(need) for number, need in needs.items()}
+
+    def _needs(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, Need]:
+        """Return what is read of each shard for some rows of the index."""
+        starts = index["offset"].astype(np.int64)
+        ends = starts + index["length"]
+        found = {}
+        for number in np.unique(shards).tolist():
+            here = shards == number
+            found[number] = Need(self.manifest.shards[number], starts[here], ends[here])
+        return found
 
     def _unchanged(self, load: Callable[[], _Opened]) -> _Opened:
         """Return what ``load`` opens if the directory still holds the dataset opened here.
@@ -511,9 +532,9 @@ class ShardSet:
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         entry = self.manifest.shards[shard]
         self._open_all([shard])  # checks its type and size, and that it is of this dataset
-        reader = self._unchanged(
-            lambda: shard_reader(self.shard_path(shard), entry.identity, self._format.read)
-        )
+        cached = self._cached
+        path = self.shard_path(shard) if cached is None else cached.cache.shard(entry.sha256)
+        reader = self._unchanged(lambda: shard_reader(path, entry.identity, self._format.read))
         (record,) = reader.read([row - int(self._starts[shard])])
         field = self.schema.get(name)
         stored = field.stored_name(name) if field is not None else None
@@ -596,7 +617,8 @@ class ShardSet:
             key = source = "unknown: the index is damaged too"
         remedy = f"To list all damage, run `shardkit verify {self.directory}`."
         if self._cached is not None:
-            remedy = f"Remove that file from the cache, to fetch it again from {self._cached.url}."
+            self._cached.discard(self.manifest.shards[shard])
+            remedy = f"It was removed from the cache; read it again, from {self._cached.url}."
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
             f"{offset} is damaged: {reason}. {remedy}"

@@ -11,8 +11,9 @@ import fcntl
 import os
 import re
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,18 @@ class RemoteFile(NamedTuple):
     sha256: str
 
 
+BLOCK = 4 << 20
+"""Bytes of a block, for shards of which only a part is fetched."""
+
+
+def count_blocks(size: int) -> int:
+    """Return the number of blocks of a shard."""
+    return -(-size // BLOCK)
+
+
+FillBlocks = Callable[[int, list[int]], None]
+"""Writes the blocks of some numbers to an open descriptor."""
+
 Fill = Callable[[int], None]
 """Writes the content of a file to an open descriptor."""
 
@@ -64,6 +77,13 @@ class Cache:
         if not _SHARD.fullmatch(sha256):
             raise CorruptDataset(f"the manifest is damaged: {sha256[:80]!r} is not a SHA-256")
         return self.folder / "shards" / sha256
+
+    def blocks(self, sha256: str) -> Path:
+        """Return the path of a shard of which only some blocks are here.
+
+        It has a byte for each block at its end: 1 if the block is here. The others are holes.
+        """
+        return self.shard(sha256).with_suffix(".blocks")
 
     def dataset(self, name: str) -> Path:
         """Return the folder of a dataset's manifest and index."""
@@ -97,6 +117,35 @@ class Cache:
                 elif _is_at(descriptor, part):
                     self._complete(descriptor, file, path, fill)
 
+    def fetch_blocks(self, file: RemoteFile, numbers: Sequence[int], fill: FillBlocks) -> None:
+        """Fetch the blocks of a shard that are not in the cache; only one process does at a time.
+
+        The limit is exceeded by what is fetched at a time, at most. Nothing is verified here.
+
+        Args:
+            file: The shard.
+            numbers: Blocks, ascending.
+            fill: Called with the blocks that are missing.
+        """
+        path = self.blocks(file.sha256)
+        while True:
+            with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+                if not _lock(descriptor) or not _is_at(descriptor, path):
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                count = count_blocks(file.size)
+                if os.fstat(descriptor).st_size != file.size + count:
+                    os.ftruncate(descriptor, file.size + count)
+                here = os.pread(descriptor, count, file.size)
+                missing = [number for number in numbers if not here[number]]
+                if missing:
+                    self._make_room(len(missing) * BLOCK, lambda: None)
+                    fill(descriptor, missing)
+                    os.fdatasync(descriptor)
+                    for number in missing:
+                        os.pwrite(descriptor, b"\1", file.size + number)
+                return
+
     def _complete(self, descriptor: int, file: RemoteFile, path: Path, fill: Fill) -> None:
         """Fetch a file whose lock we hold."""
         part = _part(path)
@@ -122,37 +171,45 @@ class Cache:
             raise
 
     def _reserve(self, descriptor: int, size: int, path: Path) -> None:
-        """Give the file its size, which counts from then on; evict shards first if needed.
-
-        Nothing but shards in this cache is ever removed: regular files named by a SHA-256. One that
-        is being handed to a reader is locked, and stays. A reader keeps what it has open.
-        """
+        """Give the file its size, which counts from then on."""
         os.ftruncate(descriptor, 0)
-        if self.limit is None or path != self.shard(path.name):
+        if path.parent == self.folder / "shards":
+            self._make_room(size, lambda: os.ftruncate(descriptor, size))
+        else:
             os.ftruncate(descriptor, size)
-            return
+
+    def _make_room(self, size: int, reserve: Callable[[], None]) -> None:
+        """Evict shards until so many bytes fit, then reserve them; nobody else does meanwhile.
+
+        Nothing but shards in this cache is ever removed: regular files named by a SHA-256. One
+        that is being fetched or handed to a reader is locked, and stays. A reader keeps what it has
+        open.
+        """
         while True:
             with _opened(self.folder / "lock", os.O_RDWR | os.O_CREAT) as room:
                 fcntl.flock(room, fcntl.LOCK_EX)
                 shards = sorted(self._shards(), reverse=True)
                 used = sum(each for _, each, _ in shards)
-                while shards and used + size > self.limit:
+                limit = sys.maxsize if self.limit is None else self.limit
+                while shards and used + size > limit:
                     _, freed, victim = shards.pop()
                     used -= freed if _evict(victim) else 0
                 # Beyond the limit, all others are being fetched or handed over. Only one more.
-                if used <= self.limit:
-                    os.ftruncate(descriptor, size)
+                if used <= limit:
+                    reserve()
                     return
             time.sleep(_POLL_SECONDS)
 
     def _shards(self) -> Iterator[tuple[int, int, Path]]:
         """Yield the time of last use, size and path of each shard, also of unfinished ones."""
         for entry in os.scandir(self.folder / "shards"):
-            if _SHARD.fullmatch(entry.name.removesuffix(".part")):
+            name, _, kind = entry.name.partition(".")
+            if _SHARD.fullmatch(name) and kind in ("", "part", "blocks"):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        yield status.st_mtime_ns, status.st_size, Path(entry.path)
+                        size = status.st_blocks * 512 if kind == "blocks" else status.st_size
+                        yield status.st_mtime_ns, size, Path(entry.path)
 
 
 def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:

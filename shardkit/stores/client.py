@@ -23,7 +23,7 @@ from obstore.exceptions import (
 )
 from obstore.store import HTTPStore, from_url
 
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import CorruptShard, ShardkitError, UsageError
 
 PART = 8 << 20
 """Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
@@ -66,10 +66,6 @@ class _Missing(UsageError):
     """An object does not exist."""
 
 
-class _Short(OSError):
-    """An answer ended early."""
-
-
 class Store:
     """The objects below a URL. Threads may share it; forked processes may not.
 
@@ -99,12 +95,12 @@ class Store:
 
     def read(self, name: str, start: int, end: int) -> memoryview:
         """Return the bytes of an object from ``start`` to ``end``, which it must have."""
-        return self._repeated(
-            name,
-            lambda: _whole(
-                memoryview(obstore.get_range(self._store, name, start=start, end=end)), end - start
-            ),
+        data = self._repeated(
+            name, lambda: memoryview(obstore.get_range(self._store, name, start=start, end=end))
         )
+        if len(data) != end - start:  # the client has checked that the answer is complete
+            raise CorruptShard(f"{self.url}/{name} ends at byte {start + len(data)}, too early")
+        return data
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
@@ -114,7 +110,7 @@ class Store:
             size = found.meta["size"]
             if size > most:
                 raise ShardkitError(f"{self.url}/{name} has {size:,} bytes, more than {most:,}")
-            return _whole(memoryview(found.bytes()), size)
+            return memoryview(found.bytes())
 
         try:
             return bytes(self._repeated(name, get))
@@ -164,7 +160,7 @@ class Store:
             with self._named(name):
                 try:
                     return read()
-                except (GenericError, JoinError, _Short) as error:
+                except (GenericError, JoinError) as error:
                     if time.monotonic() > end or re.search(r"status code: 4(?!29)", str(error)):
                         raise
             time.sleep(pause)
@@ -222,12 +218,6 @@ def _reason(error: Exception) -> str:
         return ", ".join(found[1].strip() for found in (status, code) if found)
     reason = text.partition("\n")[0].rpartition(" - ")[2]
     return re.sub(r"\S*[?@]\S*", "...", reason)[:200]
-
-
-def _whole(data: memoryview, size: int) -> memoryview:
-    if len(data) != size:
-        raise _Short(f"{len(data)} bytes arrived instead of {size}")
-    return data
 
 
 @lru_cache(maxsize=64)

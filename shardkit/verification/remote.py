@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    AttachedManifest,
     Manifest,
     SplitsManifest,
     load_any_manifest,
@@ -78,6 +79,8 @@ def mirrored(url: str) -> Iterator[Path]:
             with contextlib.suppress(OSError, ValueError):  # a name that no dataset has
                 _make(place, name, size)
         for prefix, manifest in _manifests(place, url, sizes):
+            if isinstance(manifest, AttachedManifest):  # it names files of this machine
+                raise UsageError(f"{url} is an attached dataset; verify it where it was made")
             for entry in manifest.files:
                 path = place / as_name(prefix) / entry.name
                 for _ in range(_ATTEMPTS if sizes.get(prefix + entry.name) == entry.bytes else 0):

@@ -46,6 +46,8 @@ class Bucket:
     """Method and path of each request."""
     rates: dict[str, float] = field(default_factory=dict)
     """Probability of each fault."""
+    planned: dict[str, list[str]] = field(default_factory=dict)
+    """Faults of the next answers with an object's content, by the object's name."""
     stalled: float = 2.0
     """Seconds of a stall."""
     random: random.Random = field(default_factory=lambda: random.Random(1))
@@ -62,14 +64,17 @@ class Bucket:
 
     def clear(self) -> None:
         """Remove all objects, requests and faults."""
-        self.rates = {}
+        self.rates, self.planned = {}, {}
         for name in self.names():
             self.ask("DELETE", name)
         self.requests.clear()
         self.random.seed(1)
 
-    def fault(self) -> str:
+    def fault(self, method: str, path: str) -> str:
         with self._lock:
+            planned = self.planned.get(path.partition("?")[0].rpartition("/")[2])
+            if planned and method == "GET":
+                return planned.pop(0)
             drawn = self.random.random()
         for name, rate in self.rates.items():
             drawn -= rate
@@ -140,7 +145,7 @@ def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
         def _pass(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             bucket.requests.append((self.command, self.path))
-            fault = bucket.fault()
+            fault = bucket.fault(self.command, self.path)
             if fault == "stall":
                 time.sleep(bucket.stalled)
             if fault == "reset":

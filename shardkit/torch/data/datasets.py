@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,7 @@ class ShardDataset(Dataset[Sample]):
         split: str | None = None,
         cache: str | PathLike[str] | None = None,
         cache_limit: int | str | None = None,
+        fetch: str = "shards",
         root: str | PathLike[str] | None = None,
     ) -> None:
         """Open a dataset.
@@ -125,6 +126,8 @@ class ShardDataset(Dataset[Sample]):
                 ahead of need and once for all processes.
             cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used
                 for the longest time are evicted. None means no limit.
+            fetch: ``shards`` fetches whole shards, each verified by its SHA-256. ``ranges`` fetches
+                blocks of 4 MiB around the records that are read, verified by their checksums.
             root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
                 found them.
         """
@@ -141,7 +144,7 @@ class ShardDataset(Dataset[Sample]):
         self.target_transform = target_transform
         self.decode = decode
         self.jpeg = jpeg
-        self._shards = _open_shards(path, split, verify, root, (cache, cache_limit))
+        self._shards = _open_shards(path, split, verify, root, _Fetching(cache, cache_limit, fetch))
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self._layout = _layout(self.schema, fields, as_dict, self.path)
@@ -554,29 +557,39 @@ def _transformed_together(
     return {name: Values([each[place] for each in made]) for place, name in enumerate(names)}
 
 
+class _Fetching(NamedTuple):
+    """How a dataset in an object store is read."""
+
+    cache: str | PathLike[str] | None = None
+    limit: int | str | None = None
+    fetch: str = "shards"
+
+
 def _open_shards(
     path: str | PathLike[str],
     split: str | None,
     verify: bool | None,
     root: str | PathLike[str] | None,
-    caching: tuple[str | PathLike[str] | None, int | str | None],
+    how: _Fetching,
 ) -> ShardSet:
     """Open a dataset in a local folder or in an object store.
 
     Raises:
         UsageError: If there is none, or an option is invalid.
     """
-    cache, limit = caching
     archives = None if root is None else Path(root)
-    most = None if limit is None else parse_bytes(limit)
-    if limit is not None and most is None:
-        raise UsageError(f"cache_limit={limit!r} is not a size such as '50GB' or 50_000_000_000")
     url = as_url(path)
     if url is not None:
-        directory, cached = open_remote(f"{url}/{split}" if split else url, cache, most)
-        return ShardSet(directory, verify=verify, cached=cached, root=archives)
-    if cache is not None or limit is not None:
-        raise UsageError(f"{path} is local; cache= and cache_limit= are for object stores")
+        most = None if how.limit is None else parse_bytes(how.limit)
+        if how.limit is not None and most is None:
+            raise UsageError(f"cache_limit={how.limit!r} is not a size such as '50GB'")
+        if root is not None:
+            raise UsageError(f"{url} is not an attached dataset; leave root= out")
+        url = f"{url}/{split}" if split else url
+        directory, cached = open_remote(url, how.cache, most, how.fetch)
+        return ShardSet(directory, verify=cached.verifies(verify), cached=cached)
+    if how != _Fetching():
+        raise UsageError(f"{path} is local; cache=, cache_limit= and fetch= are for object stores")
     place = Path(as_local(path))
     return ShardSet(place if split is None else place / split, verify=verify, root=archives)
 
@@ -684,6 +697,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
     split: str | None = None,
     cache: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    fetch: str = "shards",
     root: str | PathLike[str] | None = None,
 ) -> ShardDataset:
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
@@ -701,6 +715,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         split: Name of a split, such as ``train``: the folder of that name in ``path``.
         cache: A local folder for the shards of a dataset in an object store.
         cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``.
+        fetch: Whole ``shards``, or the ``ranges`` that are read.
         root: Folder of the archives of an attached dataset.
 
     Returns:
@@ -725,6 +740,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         split=split,
         cache=cache,
         cache_limit=cache_limit,
+        fetch=fetch,
         root=root,
     )
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}

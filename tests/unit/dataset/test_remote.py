@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from buckets import BUCKET, SECRET, Bucket, upload_by_hand
 from helpers import DEADLINE, invoke, make_dataset, make_folder, wait_until
+from PIL import Image
 
+from shardkit.conversion.convert import convert
 from shardkit.dataset.remote import open_remote
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import CorruptRecord, CorruptShard, ShardkitError, UsageError
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import make_loader
@@ -134,6 +136,60 @@ def test_faults_are_repaired(fault: str, bucket: Bucket, dataset: Path, tmp_path
     assert read_all(remote(tmp_path / "cache")) == read_all(ShardSet(dataset))
 
 
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A dataset of one shard of 10 MB: three blocks."""
+    noise = np.random.default_rng(0).integers(0, 256, (13, 500, 500, 3), np.uint8)
+    images = [{"image": Image.fromarray(pixels)} for pixels in noise]
+    convert(images, tmp_path / "large", to="webdataset", encode="png")
+    return tmp_path / "large"
+
+
+def test_ranges_fetch_only_what_is_read(bucket: Bucket, large: Path, tmp_path: Path) -> None:
+    upload_by_hand(bucket, large, "data")
+    bucket.requests.clear()
+    near = open_dataset(large, decode="bytes")
+    far = open_dataset(URL, decode="bytes", cache=tmp_path / "cache", fetch="ranges")
+
+    assert far[0] == near[0]
+    assert bucket.count("GET")["shard-000000.tar"] == 1
+    (blocks,) = shards_in(tmp_path / "cache")
+    assert blocks.stat().st_blocks * 512 < 5 << 20
+    rows = [11, 5, 0, 11]
+    assert list(far[rows]) == list(near[rows])
+    assert list(far[:]) == list(near[:])
+    assert bucket.count("GET")["shard-000000.tar"] <= 3
+    other = open_dataset(URL, decode="bytes", cache=tmp_path / "cache", fetch="ranges")
+    assert list(other[:]) == list(near[:])
+    assert bucket.count("GET")["shard-000000.tar"] <= 3
+
+
+def test_wrong_bytes_of_a_range_are_fetched_again(
+    bucket: Bucket, large: Path, tmp_path: Path
+) -> None:
+    upload_by_hand(bucket, large, "data")
+    near = open_dataset(large, decode="bytes")
+    far = open_dataset(URL, decode="bytes", cache=tmp_path / "cache", fetch="ranges", cache_limit=0)
+    bucket.planned = {"shard-000000.tar": ["wrong"]}
+
+    with pytest.raises(CorruptRecord, match="It was removed from the cache; read it again"):
+        list(far[:])
+
+    assert list(far[:]) == list(near[:])
+    with pytest.raises(UsageError, match="fetch='parts' is unknown"):
+        open_dataset(URL, cache=tmp_path / "cache", fetch="parts")
+    with pytest.raises(UsageError, match="leave verify= out"):
+        open_dataset(URL, cache=tmp_path / "cache", fetch="ranges", verify=False)
+
+
+def test_a_truncated_shard_is_named(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
+    upload_by_hand(bucket, dataset, "data")
+    bucket.put("data/shard-000001.lmdb", b"short")
+
+    with pytest.raises(CorruptShard, match=f"{URL}/shard-000001.lmdb ends at byte 5, too early"):
+        read_all(remote(tmp_path / "cache"))
+
+
 def test_a_kill_leaves_no_bad_file(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
     upload_by_hand(bucket, dataset, "data")
     found = remote(tmp_path / "cache")
@@ -195,7 +251,7 @@ def test_the_missing_extra_is_named(
 def test_wrong_uses_are_refused(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="read through a local cache"):
         open_dataset(URL)
-    with pytest.raises(UsageError, match="is local; cache= and cache_limit="):
+    with pytest.raises(UsageError, match="is local; cache=, cache_limit= and fetch="):
         open_dataset(tmp_path, cache=tmp_path)
     with pytest.raises(UsageError, match="cache_limit='much' is not a size"):
         open_dataset(URL, cache=tmp_path / "cache", cache_limit="much")

@@ -9,8 +9,10 @@ import pytest
 from buckets import BUCKET, Bucket
 from helpers import make_dataset, make_folder, run_main
 
+from shardkit.conversion.attach import attach
 from shardkit.conversion.convert import convert
 from shardkit.conversion.upload import upload
+from shardkit.dataset.remote import open_remote
 from shardkit.errors import UsageError
 from shardkit.stores.process import call
 from shardkit.verification.verify import Verification, verify
@@ -86,9 +88,25 @@ def test_a_missing_file_and_a_damaged_manifest_are_found(dataset: Path, bucket: 
 
 @pytest.mark.parametrize("fault", ["busy", "reset", "short", "wrong"])
 def test_faults_on_the_way_are_no_damage(fault: str, dataset: Path, bucket: Bucket) -> None:
-    bucket.rates = {fault: 0.15}
+    names = ("shardkit.json", "rows.npy", "shard-000000.tar", "shard-000001.tar")
+    bucket.planned = {name: [fault] for name in names}
 
     assert verify(URL).ok
+
+    assert not any(bucket.planned.values())
+
+
+def test_an_attached_dataset_is_not_followed(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
+    attach(dataset, tmp_path / "attached")
+    manifest = (tmp_path / "attached" / "shardkit.json").read_bytes()
+    bucket.put("data/shardkit.json", manifest)
+
+    with pytest.raises(UsageError, match="is an attached dataset"):
+        verify(URL)
+    with pytest.raises(UsageError, match="is an attached dataset"):
+        open_remote(URL, tmp_path / "cache", None)
+    with pytest.raises(UsageError, match="is an attached dataset"):
+        upload(tmp_path / "attached", URL)
 
 
 def test_splits_are_verified(bucket: Bucket, tmp_path: Path) -> None:
