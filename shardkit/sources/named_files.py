@@ -109,11 +109,14 @@ class NamedSource(ListedSource):
         return stated
 
     def _path(self, name: str) -> str:
-        return os.path.join(self._root, as_name(name))
+        return os.path.join(self._root, "") + as_name(name)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _as_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, separators=(",", ":")) if values else ""
+    return _ENCODER.encode(values) if values else ""
 
 
 def find_root(path: Path, described: Mapping[str, Any]) -> Path | None:
@@ -185,7 +188,8 @@ class Names:
         plain = name[2:] if name.startswith("./") else name
         folder, _, last = plain.rpartition("/")
         try:
-            if folder not in self._folders or last in ("", ".", "..") or "\0" in last:
+            known = folder in self._folders and not plain.startswith("/")
+            if not known or last in ("", ".", "..") or "\0" in last:
                 parts_of(plain)
                 self._enter(folder)
             path = self._prefix + as_name(plain)

@@ -266,7 +266,9 @@ class Table(NamedSource):
             stated = [[*_list(box, where)[:4], label] for box, label in pairs]
         boxes = []
         for box in stated:
-            code = [labels.code(checked_label(each, where)) for each in _list(box, where)[4:5]]
+            if not isinstance(box, list):
+                raise BadImage(f"a box is a list of four numbers, not {quoted(box)}")
+            code = [labels.code(checked_label(each, where)) for each in box[4:5]]
             boxes.append([*corners(box[:4], self._order), *code])
         return boxes
 
@@ -375,7 +377,9 @@ def _json(text: str, where: str) -> Any:
 
 
 def _list(value: Any, where: str) -> list[Any]:
-    value = _json(value, where) if isinstance(value, str) and value else value or []
+    if value is None or value == "":
+        return []
+    value = _json(value, where) if isinstance(value, str) else value
     if not isinstance(value, list):
         raise BadImage(f"its {where} is not a list: {quoted(value)}")
     return value

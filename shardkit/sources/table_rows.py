@@ -48,7 +48,10 @@ def columns_of(path: str) -> list[str]:
         found = [name for name, *_ in json.loads(_parquet(path, "describe"))["columns"]]
     elif is_text(path):
         with _opened(path) as file:
-            found = next(_parsed(path, file), [])
+            try:
+                found = next(_parsed(path, file), [])
+            except csv.Error as error:
+                raise UsageError(f"{path} cannot be parsed: {error}") from error
     else:
         found = next((list(row) for _, row in _json_rows(path) if isinstance(row, dict)), [])
     if not found or "" in found:

@@ -11,6 +11,7 @@ from scripts.fuzzing.targets.fields import FieldsTarget
 from scripts.fuzzing.targets.hdf5 import Hdf5Target
 from scripts.fuzzing.targets.image import ImageTarget
 from scripts.fuzzing.targets.index import IndexTarget
+from scripts.fuzzing.targets.lists import CocoTarget, CsvTarget, JsonLinesTarget, VocTarget
 from scripts.fuzzing.targets.lmdb import LmdbTarget
 from scripts.fuzzing.targets.manifest import ManifestTarget
 from scripts.fuzzing.targets.native import NativeTarget
@@ -44,6 +45,10 @@ TARGETS: dict[str, type[Target]] = {
         IdxTarget,
         NpyTarget,
         NpzTarget,
+        CsvTarget,
+        JsonLinesTarget,
+        CocoTarget,
+        VocTarget,
     )
 }
 
