@@ -89,6 +89,17 @@ class SourceTarTarget(SourceTarget):
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         return self._tar.mend(data, rng)
 
+    def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
+        source: Any = get_source(self.kind).open(path, **options)
+        (images,) = source.scan().splits.values()
+        for located in source.located(images.split, list(images.entries[:500])):
+            if not isinstance(located, BadImage):
+                for name, start in located.offsets.items():
+                    content = located.record.fields[name]
+                    if data[start : start + len(content)] != content:
+                        broken("an attached archive has other bytes there", located.record.key)
+        return super()._one(path, data, options)
+
 
 class TFRecordTarget(SourceTarget):
     """Lengths that lie, Examples that are none."""
