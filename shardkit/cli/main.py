@@ -56,6 +56,10 @@ class LazyGroup(click.Group):
         ),
         "append": ("shardkit.cli.append:append_command", "Add images to a dataset."),
         "merge": ("shardkit.cli.merge:merge_command", "Merge datasets into one."),
+        "index-export": (
+            "shardkit.cli.index_export:index_export_command",
+            "Write the tar indexes of other tools.",
+        ),
         "verify": ("shardkit.cli.verify:verify_command", "Find every damaged byte of a dataset."),
         "repair": (
             "shardkit.cli.repair:repair_command",

@@ -437,6 +437,15 @@ class ShardSet:
                 forget(self.shard_path(shard), entries[shard].identity)
             raise
 
+    def require_shards(self) -> None:
+        """Check that every shard is there, and was not replaced.
+
+        Raises:
+            CorruptShard: If one is missing, or another file.
+        """
+        for shard in range(len(self.manifest.shards)):
+            self._open_all([shard])
+
     def _open(self, shard: int) -> ShardFile:
         entry = self.manifest.shards[shard]
         path = self.shard_path(shard)

@@ -87,7 +87,7 @@ def export(
     ]
     if on_progress:
         on_progress(Progress(total=sum(len(each.shards) for each in exportings)))
-    with _staged(directory, target) as folder:
+    with staged(directory, target) as folder:
         output = OutputFolder(folder)
         for each in exportings:
             write(each, output)
@@ -123,7 +123,7 @@ def get_layout(name: str) -> Write:
 
 
 @contextlib.contextmanager
-def _staged(directory: Path, target: Path) -> Iterator[Path]:
+def staged(directory: Path, target: Path) -> Iterator[Path]:
     """Yield a new folder next to ``target``, and rename it to ``target`` in the end.
 
     A killed run leaves it behind; the next one to the same target removes it.

@@ -38,7 +38,7 @@ INSIDE = {
         "convert_report diff doctor_report export index info ladder merge repair report "
         "show_records split upload verify",
         "append bench convert doctor jobs tune",
-        "attach",
+        "attach index_export",
     ),
     "codecs": (
         "decode_errors geometry quantizers quiet reduced resize structure",
@@ -70,6 +70,7 @@ INSIDE = {
         "archive folder",
         "parquet",
         "export",
+        "tar_index",
     ),
     "formats": (
         "hdf5_layout lmdb_pages table",

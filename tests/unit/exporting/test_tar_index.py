@@ -1,0 +1,133 @@
+"""Indexes of other tools, compared with what tarfile finds in the archives."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sqlite3
+import struct
+import tarfile
+from pathlib import Path
+
+import pytest
+from helpers import invoke, jpeg
+
+from shardkit import UsageError, attach, convert
+from shardkit.exporting.tar_index import TOOLS, export_index
+
+
+def tar(path: Path, *files: tuple[str, bytes]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for number in range(2):
+        files = [
+            (f"d/s{number}{row}.{suffix}", data)
+            for row in range(3)
+            for suffix, data in (("jpg", jpeg(8, 8, row)), ("cls", b"%d" % row))
+        ]
+        tar(tmp_path / "tars" / f"x-{number}.tar", *files)
+    attach(tmp_path / "tars", tmp_path / "index")
+    return tmp_path / "tars"
+
+
+def members(path: Path) -> list[tuple[str, int, int, int]]:
+    """Return name, header, content and size of each member, and the end, as tarfile finds them."""
+    with tarfile.open(path) as archive:
+        found = [(each.name, each.offset, each.offset_data, each.size) for each in archive]
+        return [*found, ("", archive.offset, 0, 0)]
+
+
+def exported(tars: Path, tool: str) -> Path:
+    assert export_index(tars.parent / "index", tars.parent / tool, tool) == 6
+    return tars.parent / tool
+
+
+def test_energon(tars: Path) -> None:
+    made = exported(tars, "energon")
+    for path in tars.iterdir():
+        found = members(path)
+        starts = [each[1] for each in found[::2]]  # two members each, then the end
+        content = (made / f"{path.name}.idx").read_bytes()
+        assert struct.unpack("4Q", content) == tuple(starts)
+    info = json.loads((made / ".nv-meta" / ".info.json").read_text())
+    assert info == {"shard_counts": {"x-0.tar": 3, "x-1.tar": 3}}
+    database = sqlite3.connect(made / ".nv-meta" / "index.sqlite")
+    parts = database.execute(
+        "SELECT * FROM sample_parts WHERE tar_file_id = 1 ORDER BY content_byte_offset"
+    ).fetchall()
+    found = members(tars / "x-1.tar")
+    assert parts == [
+        (1, row // 2, name.partition(".")[2], offset, size)
+        for row, (name, _, offset, size) in enumerate(found[:-1])
+    ]
+    samples = database.execute(
+        "SELECT * FROM samples WHERE tar_file_id = 1 ORDER BY sample_index"
+    ).fetchall()
+    assert samples == [
+        (1, f"d/s1{row}", row, found[2 * row][1], found[2 * row + 2][1] - found[2 * row][1])
+        for row in range(3)
+    ]
+
+
+def test_dali(tars: Path) -> None:
+    lines = (exported(tars, "dali") / "x-1.idx").read_text().splitlines()
+    found = [
+        f"{name.partition('.')[2]} {offset} {size} {name}"
+        for name, _, offset, size in members(tars / "x-1.tar")[:-1]
+    ]
+    assert lines == ["v1.2 3", *map(" ".join, zip(found[::2], found[1::2], strict=True))]
+
+
+def test_wids_and_webshart(tars: Path) -> None:
+    index = json.loads((exported(tars, "wids") / "index.json").read_text())
+    path = tars / "x-0.tar"
+    assert index["shardlist"][0] == {
+        "url": str(path),
+        "md5sum": hashlib.md5(path.read_bytes()).hexdigest(),
+        "nsamples": 3,
+        "filesize": path.stat().st_size,
+    }
+    value = json.loads((exported(tars, "webshart") / "x-0.json").read_text())
+    assert value["files"] == {
+        name: {"offset": offset, "length": size} for name, _, offset, size in members(path)[:-1]
+    }
+
+
+def test_what_a_tool_cannot_read_is_refused(tars: Path, tmp_path: Path) -> None:
+    image = jpeg(8, 8)
+    cases = {
+        "dali": ([("a b.jpg", image)], "no place for spaces"),
+        "wids": ([(f"{'x' * 120}.jpg", image)], "at most 100 bytes"),
+        "webshart": ([("a.jpg", image), ("b.jpg", image), ("a.txt", b"")], "not adjacent"),
+        "energon": ([("a.jpg", image)], "requires distinct keys: 'a' repeats"),
+    }
+    assert cases.keys() == TOOLS.keys()
+    for tool, (files, message) in cases.items():
+        folder = tmp_path / tool
+        folder.mkdir()
+        for name in ("x.tar", "y.tar")[: 1 + (tool == "energon")]:
+            tar(folder / "tars" / name, *files)
+        attach(folder / "tars", folder / "index")
+        with pytest.raises(UsageError, match=message):
+            export_index(folder / "index", folder / "out", tool)
+        assert not (folder / "out").exists()
+    done = invoke("index-export", tmp_path / "index", tmp_path / "out", "--as", "dali")
+    assert "index of 6 samples for dali written" in done.output
+    with pytest.raises(UsageError, match="choose from dali, energon"):
+        export_index(tmp_path / "index", tmp_path / "new", "ffcv")
+    with pytest.raises(UsageError, match="not empty"):
+        export_index(tmp_path / "index", tmp_path / "out", "wids")
+    convert([{"image": image}], tmp_path / "made", to="lmdb")
+    with pytest.raises(UsageError, match="is not attached"):
+        export_index(tmp_path / "made", tmp_path / "new", "wids")
