@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from helpers import encoded, exif, make_dataset, make_tree, png, tree
 from PIL import Image, ImageFilter
 from planted import scene
 
-from shardkit import convert, verify
+from shardkit import convert, report, verify
 from shardkit.codecs.properties import properties
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import FACTS_NAME
@@ -20,6 +21,7 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.reporting import facts as facts_module
 from shardkit.reporting.facts import BROKEN, MEASURED, load_facts
 from shardkit.reporting.measures import measure
+from shardkit.reporting.page import page
 
 
 @pytest.fixture
@@ -153,3 +155,19 @@ def test_sharpness_falls_with_blur_and_not_with_contrast() -> None:
     assert [sharpness(image), *blurred] == sorted([sharpness(image), *blurred], reverse=True)
     assert sharpness(faint) == pytest.approx(sharpness(image), abs=0.08)
     assert sharpness(Image.new("RGB", (40, 40))) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forged_facts_make_no_harm(dataset: Path, seed: int) -> None:
+    stored = load_facts(ShardSet(dataset))
+    forged = np.frombuffer(np.random.default_rng(seed).bytes(stored.nbytes), stored.dtype).copy()
+    for name in ("checksum", "version"):
+        forged[name] = stored[name]
+    forged["state"] %= 3
+    with open(dataset / FACTS_NAME, "r+b") as file:
+        file.seek(-forged.nbytes, 2)
+        file.write(forged.tobytes())
+    made = report(dataset)
+
+    json.dumps(made.as_dict(), allow_nan=False)
+    assert "</html>" in page(made)
