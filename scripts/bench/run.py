@@ -33,6 +33,7 @@ WORKLOADS = {
     "cold": "cold",
     "convert": "conversion",
     "options": "options",
+    "scaling": "scaling",
     "monitor": "monitor",
 }
 """Name on the command line and in the page, and its module in `workloads`."""

@@ -46,6 +46,31 @@ static void decode(const uint8_t *data, size_t length, uint32_t width, uint32_t 
     sk_release(&line);
 }
 
+/* Read what entries name, of any 64 KiB, and draw crops of their sizes. */
+static void read_stored(sk_batch *batch) {
+    const sk_random_crop crop = {{0.08, 1.0}, {0.75, 1.25}, {-0.2, 0.2}, 0.5};
+    uint8_t *entries = malloc(batch->count * SK_ENTRY), *to[8];
+    int64_t sides[8];
+    uint64_t samples[8];
+    sk_piece pieces[8];
+    if (entries == NULL || batch->count > 8) abort();
+    memcpy(entries, batch->entries, batch->count * SK_ENTRY);
+    for (size_t n = 0; n < batch->count; n++) {
+        memset(entries + n * SK_ENTRY + 10, 0, 2);
+        if ((to[n] = malloc(sk_length_of(entries + n * SK_ENTRY) + 1)) == NULL) abort();
+        memcpy(&sides[n], entries + n * SK_ENTRY + 16, 8);
+        sides[n] = n % 2 ? sides[n] : sides[n] & 0xFFFF;
+        samples[n] = (uint64_t)sides[n];
+    }
+    batch->entries = entries;
+    sk_read_stored(batch, to);
+    for (size_t n = 0; n < batch->count; n++) {
+        free(to[n]);
+        decoded += sk_draw_crops(&crop, samples[n], 1, &samples[n], &sides[n], &sides[n], &pieces[n]);
+    }
+    free(entries);
+}
+
 /* Fill a batch from entries made of the file's bytes, which name the file itself. */
 static void fill(const uint8_t *data, size_t length, int file) {
     enum { COUNT = 8, SIDE = 24 };
@@ -84,6 +109,7 @@ static void fill(const uint8_t *data, size_t length, int file) {
     batch.verify_encoded = batch.verify_raw = 1;
     sk_fill(&batch);
     sk_check_entries(entries, COUNT, 8, codes);
+    read_stored(&batch);
     free(out);
     free(entries);
 }

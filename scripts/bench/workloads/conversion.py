@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import h5py
+import lmdb
+import numpy as np
 from contenders.adapter import resized
 from harness import Table, contend_here
 from PIL import Image
@@ -54,6 +57,8 @@ def _copying(source: Path, work: Path) -> dict[str, Function]:
     found: dict[str, Function] = {
         _TAR: partial(_tar_python, source, work / "x.tar"),
         "tar cf": partial(_tar_command, source, work / "y.tar"),
+        "lmdb, no checks": partial(_lmdb, source, work / "z.lmdb"),
+        "h5py, no checks": partial(_h5py, source, work / "z.h5"),
     }
     for name in format_names():
         for check in ("decode", "none"):
@@ -122,6 +127,32 @@ def _tar_python(source: Path, target: Path) -> int:
 def _tar_command(source: Path, target: Path) -> int:
     subprocess.run(["tar", "cf", str(target), "-C", str(source), "."], check=True)
     return len(_files(source))
+
+
+def _lmdb(source: Path, target: Path) -> int:
+    """Put the files into one transaction: the least that LMDB does."""
+    _clear(target)
+    files = _files(source)
+    place = lmdb.open(str(target), subdir=False, map_size=1 << 34, lock=False)
+    with place, place.begin(write=True) as transaction:
+        for number, path in enumerate(files):
+            transaction.put(f"{number:08}".encode(), path.read_bytes(), append=True)
+    return len(files)
+
+
+def _h5py(source: Path, target: Path) -> int:
+    """Append the files to one dataset of bytes, and sync: the least that HDF5 does."""
+    files = _files(source)
+    total = sum(path.stat().st_size for path in files)
+    with h5py.File(target, "w") as place:
+        values, end = place.create_dataset("bytes", total, np.uint8), 0
+        for path in files:
+            content = np.frombuffer(path.read_bytes(), np.uint8)
+            values[end : end + len(content)] = content
+            end += len(content)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+    return len(files)
 
 
 def _pillow(source: Path, target: Path) -> int:

@@ -18,12 +18,12 @@ from scripts.fuzzing.target import Target, broken
 from shardkit.codecs.image import MAX_PIXELS, Pixels, inspect
 from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding, decode_stored
-from shardkit.dataset.filling import fill
+from shardkit.dataset.filling import fill, read_stored
 from shardkit.dataset.index import HEAD, ROW, checksum, pack_row, row_check
 from shardkit.dataset.shardset import EncodedImage, LocatedRows
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.record import IMAGE_FIELDS
-from shardkit.sampling.order import Draws
+from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import native
 from shardkit.torch.data.ops import (
     CenterCrop,
@@ -105,6 +105,7 @@ class NativeTarget(Target):
         index = np.frombuffer(rows, ROW)
         with _File(self.folder / "shard", content, rows, flags) as file:
             _check_survey(index, rows, file.size)
+            _check_stored(file, index)
             return _check_fill(file, index, _OPERATIONS[choice % len(_OPERATIONS)], seed, flags)
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
@@ -140,7 +141,8 @@ class _File:
 
     def __init__(self, path: Path, content: bytes, rows: bytes, flags: int) -> None:
         self.entries, self.verifies = memoryview(rows), bool(flags & _VERIFIES)
-        self.rows = list(range(len(rows) // ROW.itemsize))
+        self.array = np.arange(len(rows) // ROW.itemsize)
+        self.survey = ()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         os.pwrite(self._descriptor, content, 0)
         self._map: Any = None
@@ -157,10 +159,10 @@ class _File:
         os.close(self._descriptor)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.array)
 
-    def descriptors(self) -> list[int]:
-        return [self._descriptor] * len(self)
+    def descriptors(self) -> npt.NDArray[np.int32]:
+        return np.full(len(self), self._descriptor, np.int32)
 
     def maps(self) -> list[Any] | None:
         return None if self._map is None else [self._map] * len(self)
@@ -198,6 +200,21 @@ def _check_survey(index: npt.NDArray[Any], rows: bytes, size: int) -> None:
         broken("a damaged or impossible row is accepted", found)
 
 
+def _check_stored(file: _File, index: npt.NDArray[Any]) -> None:
+    if index["length"].max() > _LARGE:
+        return
+    values, left = read_stored(cast(LocatedRows, file))
+    for number, row in enumerate(index):
+        try:
+            expected = file.read(row)
+        except CorruptRecord:
+            if number not in left:
+                broken("damaged bytes are returned", number)
+        else:
+            if number not in left and values[number] != expected:
+                broken("other bytes are returned", number)
+
+
 def _is_usual(row: np.void, size: int) -> bool:
     if row_check(row.tobytes()) != row["check"].tobytes() or row["field"] >= len(IMAGE_FIELDS):
         return False
@@ -224,7 +241,8 @@ def _check_fill(
     compiled = None
     if op is not None:
         compiled = compiled_pieces(op, work.pieces)
-        at_once = numbered_pieces(op, widths, heights)
+        draws = partial(BatchDraws, seed, list(range(len(index))))
+        at_once = numbered_pieces(op, widths, heights, draws)
         if at_once is not None and not (
             compiled is not None and np.array_equal(at_once.numbers, compiled.numbers)
         ):
