@@ -101,21 +101,9 @@ class Cache:
             CorruptShard: If the content differs every time.
             ShardkitError: If the process that fetches it stops, or ``fill`` raises.
         """
-        part = _part(path)
-        seen, since = -1, time.monotonic()
-        while not path.exists():
-            with _opened(part, os.O_RDWR | os.O_CREAT) as descriptor:
-                if not _lock(descriptor):  # another process fetches it
-                    blocks = os.fstat(descriptor).st_blocks
-                    if blocks != seen:
-                        seen, since = blocks, time.monotonic()
-                    if time.monotonic() - since > _STALLED_SECONDS:
-                        raise ShardkitError(
-                            f"the process that fetches {part} makes no progress; end it and retry"
-                        )
-                    time.sleep(_POLL_SECONDS)
-                elif _is_at(descriptor, part):
-                    self._complete(descriptor, file, path, fill)
+        with _exclusive(_part(path), path.exists) as descriptor:
+            if descriptor is not None:
+                self._complete(descriptor, file, path, fill)
 
     def fetch_blocks(self, file: RemoteFile, numbers: Sequence[int], fill: FillBlocks) -> None:
         """Fetch the blocks of a shard that are not in the cache; only one process does at a time.
@@ -127,24 +115,19 @@ class Cache:
             numbers: Blocks, ascending.
             fill: Called with the blocks that are missing.
         """
-        path = self.blocks(file.sha256)
-        while True:
-            with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
-                if not _lock(descriptor) or not _is_at(descriptor, path):
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                count = count_blocks(file.size)
-                if os.fstat(descriptor).st_size != file.size + count:
-                    os.ftruncate(descriptor, file.size + count)
-                here = os.pread(descriptor, count, file.size)
-                missing = [number for number in numbers if not here[number]]
-                if missing:
-                    self._make_room(len(missing) * BLOCK, lambda: None)
-                    fill(descriptor, missing)
-                    os.fdatasync(descriptor)
-                    for number in missing:
-                        os.pwrite(descriptor, b"\1", file.size + number)
-                return
+        path, count = self.blocks(file.sha256), count_blocks(file.size)
+        with _exclusive(path) as descriptor:
+            assert descriptor is not None
+            if os.fstat(descriptor).st_size != file.size + count:
+                os.ftruncate(descriptor, file.size + count)
+            here = os.pread(descriptor, count, file.size)
+            missing = [number for number in numbers if not here[number]]
+            if missing:
+                self._make_room(len(missing) * BLOCK, path, lambda: None)
+                fill(descriptor, missing)
+                os.fdatasync(descriptor)
+                for number in missing:
+                    os.pwrite(descriptor, b"\1", file.size + number)
 
     def _complete(self, descriptor: int, file: RemoteFile, path: Path, fill: Fill) -> None:
         """Fetch a file whose lock we hold."""
@@ -174,12 +157,14 @@ class Cache:
         """Give the file its size, which counts from then on."""
         os.ftruncate(descriptor, 0)
         if path.parent == self.folder / "shards":
-            self._make_room(size, lambda: os.ftruncate(descriptor, size))
+            self._make_room(size, _part(path), lambda: os.ftruncate(descriptor, size))
         else:
             os.ftruncate(descriptor, size)
 
-    def _make_room(self, size: int, reserve: Callable[[], None]) -> None:
+    def _make_room(self, size: int, own: Path, reserve: Callable[[], None]) -> None:
         """Evict shards until so many bytes fit, then reserve them; nobody else does meanwhile.
+
+        The file ``own``, to which they will belong, stays.
 
         Nothing but shards in this cache is ever removed: regular files named by a SHA-256. One
         that is being fetched or handed to a reader is locked, and stays. A reader keeps what it has
@@ -189,12 +174,14 @@ class Cache:
             with _opened(self.folder / "lock", os.O_RDWR | os.O_CREAT) as room:
                 fcntl.flock(room, fcntl.LOCK_EX)
                 shards = sorted(self._shards(), reverse=True)
+                needed = size + sum(each for _, each, path in shards if path == own)
+                shards = [each for each in shards if each[2] != own]
                 used = sum(each for _, each, _ in shards)
                 limit = sys.maxsize if self.limit is None else self.limit
-                while shards and used + size > limit:
+                while shards and used + needed > limit:
                     _, freed, victim = shards.pop()
                     used -= freed if _evict(victim) else 0
-                # Beyond the limit, all others are being fetched or handed over. Only one more.
+                # The others are being fetched or handed over. Only one goes beyond the limit.
                 if used <= limit:
                     reserve()
                     return
@@ -241,6 +228,31 @@ def _others(place: Path) -> list[str]:
     """Return the entries of a folder that are not those of a cache that is just being created."""
     own = ("shards", "datasets")
     return sorted(each for each in os.listdir(place) if each not in own and _TAG not in each)
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path, done: Callable[[], bool] = lambda: False) -> Iterator[int | None]:
+    """Open or create a file and lock it, when no other process has; yield None if ``done()``.
+
+    Raises:
+        ShardkitError: If the process that has it makes no progress.
+    """
+    seen, since = -1, time.monotonic()
+    while not done():
+        with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+            if _lock(descriptor):
+                if _is_at(descriptor, path):
+                    yield descriptor
+                    return
+                continue  # it was renamed or removed meanwhile
+            if (blocks := os.fstat(descriptor).st_blocks) != seen:
+                seen, since = blocks, time.monotonic()
+        if time.monotonic() - since > _STALLED_SECONDS:
+            raise ShardkitError(
+                f"the process that fetches {path} makes no progress; end it and retry"
+            )
+        time.sleep(_POLL_SECONDS)
+    yield None
 
 
 def _part(path: Path) -> Path:

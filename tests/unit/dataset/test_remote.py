@@ -176,6 +176,10 @@ def test_wrong_bytes_of_a_range_are_fetched_again(
         list(far[:])
 
     assert list(far[:]) == list(near[:])
+    small = open_dataset(
+        URL, decode="bytes", cache=tmp_path / "small", fetch="ranges", cache_limit=1
+    )
+    assert [small[row] for row in (0, 6, 12)] == [near[row] for row in (0, 6, 12)]
     with pytest.raises(UsageError, match="fetch='parts' is unknown"):
         open_dataset(URL, cache=tmp_path / "cache", fetch="parts")
     with pytest.raises(UsageError, match="leave verify= out"):
