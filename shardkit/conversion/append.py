@@ -16,7 +16,12 @@ from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.options import parse_bytes
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, make_plan
 from shardkit.conversion.recipe import Recipe
-from shardkit.conversion.staging import StagingDirectory, check_target, open_staging
+from shardkit.conversion.staging import (
+    StagingDirectory,
+    check_target,
+    clear_trash,
+    open_staging,
+)
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.parts import parts_of
@@ -90,7 +95,7 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
         opened = _open(source, manifests)
         refuse_overlap(opened, directory)
         new = _new_images(directory, manifests, opened, skip_existing=skip_existing)
-        if new.images:
+        if new.images or any(new.scan.problems.values()):
             first = next(iter(manifests.values()))
             options = ConvertOptions(
                 to=first.format,
@@ -108,17 +113,18 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
                 _carry_out(directory, manifests, plan, staging, (workers, on_progress))
     except OSError as error:
         raise as_failure(error, directory) from error
-    return Appended(
-        manifests=load_splits(directory), images=new.images, left_out=sorted(new.left_out)
-    )
+    after = load_splits(directory)
+    rows = [sum(manifest.rows for manifest in each.values()) for each in (manifests, after)]
+    return Appended(manifests=after, images=rows[1] - rows[0], left_out=sorted(new.left_out))
 
 
 def _finish_interrupted(directory: Path) -> None:
-    """Complete the publication of an earlier run."""
+    """Complete the publication of an earlier run, and remove what a killed one left."""
+    clear_trash(directory)
     if StagingDirectory(directory).is_ready:
         with open_staging(directory, force=True) as staging:
             if staging.is_ready:
-                staging.publish()
+                staging.finish()
 
 
 def _without_empty_shards(plan: Plan) -> Plan:

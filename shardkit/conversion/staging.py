@@ -158,6 +158,12 @@ class StagingDirectory:
         self._move()
         self.discard()
 
+    def finish(self) -> None:
+        """Complete the publication of an earlier run, which had made everything ready."""
+        self._exchange.take_back()
+        self._move()
+        self.discard()
+
     def _move(self) -> None:
         if self._exchanged():
             return

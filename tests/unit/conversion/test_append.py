@@ -174,11 +174,14 @@ def test_bad_images_write_nothing_or_are_left_out(place: Path, folder: Path, mor
         append(place, more)
     assert [problem.path for problem in failed.value.problems] == ["bird/1.png"]
     assert {name: digest for name, digest in tree(place).items() if name[0] != "."} == before
-    assert append(place, more, on_error="skip").images == 3
+    assert append(place, more, on_error="skip").images == 2
     manifest = load_manifest(place)
     assert (manifest.rows, [problem.path for problem in manifest.skipped]) == (8, ["bird/1.png"])
     assert verify(place, against=[folder, more]).findings == []
     assert not list(place.glob(".shardkit*"))
+    (more / "bird/3.png").symlink_to("nowhere")
+    with pytest.raises(BadImages, match="1 bad file"):
+        append(place, more, skip_existing=True)
 
 
 def test_other_fields_and_labels_are_refused(place: Path, tmp_path: Path) -> None:
