@@ -130,9 +130,10 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
 
     Args:
         source: A folder with one folder for each class, or images alone, or splits of either; or
-            another `shardkit.contracts.Source`; or samples: any object with ``len()`` and
-            ``[number]`` that returns dicts, `shardkit.Sample` objects or tuples of images (bytes,
-            paths, PIL images), arrays, tensors, numbers and texts.
+            another `shardkit.contracts.Source`; or samples: a sequence or iterable, such as a
+            PyTorch dataset, of dicts, `shardkit.Sample` objects or tuples of images (bytes, paths,
+            PIL images), arrays, tensors, numbers and texts. An iterable is read once, into a
+            temporary file.
         target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
             old dataset stays intact until the new one is ready. Or a URL in an object store
             (``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``.

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from shardkit.record import (
     dump_json,
 )
 from shardkit.sources.images import image_field_of
+from shardkit.sources.spool import Spool
 from shardkit.system.npy import npy_header
 from shardkit.system.text import quoted, shortened
 
@@ -58,8 +60,9 @@ class Samples:
     """A sequence of samples as a `shardkit.contracts.Source`.
 
     Args:
-        samples: Any object with ``len()`` and ``[number]``. Each sample is a dict of values by
-            field, a `Sample`, or a tuple. It must be picklable for several workers.
+        samples: Any object with ``len()`` and ``[number]``, or an iterable, which is read once,
+            into a temporary file. Each sample is a dict of values by field, a `Sample`, or a
+            tuple. It must be picklable for several workers.
         schema: The fields, by name: a `shardkit.record.Field`, or a kind. Fields that it lacks
             follow from the first sample.
         fields: Names of the values, if samples are tuples; image and label for two of them.
@@ -74,12 +77,14 @@ class Samples:
         schema: Mapping[str, Field | str] | None = None,
         fields: Sequence[str] | None = None,
     ) -> None:
-        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-            raise UsageError(
-                f"{type(samples).__name__} is not a sequence: samples need len() and [number]"
-            )
-        self._samples = samples
         self._name = type(samples).__name__
+        if not _is_sequence(samples):
+            if not hasattr(samples, "__iter__"):
+                raise UsageError(
+                    f"{self._name} is neither a sequence, with len() and [number], nor an iterable"
+                )
+            samples = Spool(samples)
+        self._samples = samples
         self._names = fields
         self._schema = self._complete(schema or {})
 
@@ -102,6 +107,7 @@ class Samples:
         if classes is not None and tuple(classes) != (names or ()):
             raise UsageError("the classes of the samples differ from those of the dataset")
         size = self._mean_bytes()
+        self._warn_if_random()
         entries = PackedEntries(
             Entry(f"{number:09d}", f"{number:09d}", NO_LABEL, size, 0) for number in range(count)
         )
@@ -150,12 +156,15 @@ class Samples:
 
     def only(self, entries: Sequence[Entry]) -> Samples:
         """Return a source with these samples alone, if they are in memory, for a worker process."""
-        if not isinstance(self._samples, (list, tuple)):
+        if not isinstance(self._samples, (list, tuple, Spool)):
             return self
         found = Samples.__new__(Samples)
         vars(found).update(vars(self))
         numbers = [int(entry.path) for entry in entries]
-        found._samples = {number: self._samples[number] for number in numbers}
+        if isinstance(self._samples, Spool):
+            found._samples = self._samples.only(numbers)
+        else:
+            found._samples = {number: self._samples[number] for number in numbers}
         return found
 
     def _values(self, number: int) -> tuple[str | None, Mapping[str, Any]]:
@@ -233,6 +242,22 @@ class Samples:
             f"schema={{{name!r}: Field(...)}}"
         )
 
+    def _warn_if_random(self) -> None:
+        """Warn if the first sample differs when it is read again, as with a random transform."""
+        entry = Entry(f"{0:09d}", f"{0:09d}", NO_LABEL, 0, 0)
+        try:
+            is_same = self.read("", entry) == self.read("", entry)
+        except BadImage:
+            return  # reported when its shard is built
+        if not is_same:
+            warnings.warn(
+                f"sample 0 of {self._name} differs each time it is read. Each sample is stored "
+                "once, but an interrupted conversion cannot resume to the same bytes, and "
+                "verify(against=samples) finds differences. Derive random numbers from the "
+                "sample's number, for example with torch.Generator().manual_seed(number)",
+                stacklevel=4,
+            )
+
     def _mean_bytes(self) -> int:
         """Return the mean size of some samples' records."""
         step = max(1, len(self._samples) // _TRIALS)
@@ -244,6 +269,13 @@ class Samples:
                 continue  # reported when its shard is built
             sizes.append(sum(map(len, record.fields.values())))
         return sum(sizes) // len(sizes) if sizes else 1
+
+
+def _is_sequence(samples: Any) -> bool:
+    """Return whether samples have ``len()`` and ``[number]``, which PyTorch's iterables inherit."""
+    if any(base.__name__ == "IterableDataset" for base in type(samples).__mro__):
+        return False
+    return hasattr(samples, "__len__") and hasattr(samples, "__getitem__")
 
 
 def _field(stated: Field | str) -> Field:

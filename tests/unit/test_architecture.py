@@ -116,7 +116,7 @@ INSIDE = {
     "sampling": ("order ranks", "epochs weighted"),
     "sources": (
         "arrow_reader crc32c divided hdf5_reader images inputs labels library_process lmdb_reader "
-        "tf_example",
+        "spool tf_example",
         "image_files listing npy_files samples table_rows tar_members tfrecord_file",
         "imagefolder kept",
         "named_files",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import os
 import pickle
 import re
-from collections.abc import Mapping
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import python, tree
 from PIL import Image
+from torch.utils.data import IterableDataset
 
 from shardkit import Field, Sample, convert, verify
 from shardkit.dataset.shardset import ShardSet
@@ -243,7 +250,10 @@ def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
     ("samples", "schema", "reason"),
     [
         ([], {}, "there are no samples"),
-        (iter([{"a": 1}]), {}, "is not a sequence"),
+        (7, {}, "int is neither a sequence"),
+        (iter([]), {}, "there are no samples"),
+        (map(int, "x"), {}, "sample 0 cannot be read: ValueError: invalid literal"),
+        (iter([lambda: 1]), {}, "sample 0 cannot be read: .*pickle"),
         ([{"label": 1}], {}, "the classes of the field 'label' are unknown"),
         ([{"a": None}], {}, "the field 'a' of the first sample is missing"),
         ([{"a": object()}], {}, "is a object"),
@@ -296,3 +306,90 @@ def test_a_worker_gets_only_its_own_samples() -> None:
     packed = pickle.dumps(images)
     assert len(packed) < 250_000
     assert pickle.loads(packed).read([1, 0]) == images.read([1, 0])
+
+
+def rows(count: int = 6) -> Iterator[tuple[Any, ...]]:
+    for number in range(count):
+        picture = Image.fromarray(PIXELS + np.uint8(number))
+        yield picture, number % 2, torch.full((2, 3), number, dtype=torch.bfloat16)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return rows()
+
+    def __len__(self) -> int:
+        return 6
+
+
+STATED: dict[str, Any] = {
+    "schema": {"label": Field("label", classes=2)},
+    "fields": ("image", "label", "latent"),
+}
+
+
+@pytest.mark.parametrize(
+    ("samples", "workers"), [(Stream, 1), pytest.param(rows, 2, marks=pytest.mark.slow)]
+)
+def test_an_iterable_is_read_once(
+    tmp_path: Path, samples: Any, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    listed = convert(list(rows()), tmp_path / "listed", to="lmdb", **STATED)
+    options: dict[str, Any] = {"to": "lmdb", "shard_samples": 2, "workers": workers, **STATED}
+    made = convert(samples(), tmp_path / "made", **options)
+    assert made.manifests[""].content_digest == listed.manifests[""].content_digest
+    assert convert(samples(), tmp_path / "made", **options).unchanged
+    assert verify(tmp_path / "made", against=samples()).findings == []
+    del made
+    gc.collect()
+    assert not list(tmp_path.glob("shardkit-*"))
+
+
+class Precomputed:
+    """A dataset with a slow transform; reads sample 4 a second time only if it is not killed."""
+
+    def __init__(self, fatal: bool) -> None:
+        self.fatal, self.read = fatal, 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> tuple[Any, ...]:
+        self.read += number == 4
+        if self.fatal and self.read > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rng = np.random.default_rng(number)
+        return rng.random((3, 4), np.float32), np.int64(number)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_conversion_resumes(tmp_path: Path, workers: int) -> None:
+    options: dict[str, Any] = {"to": "hdf5", "fields": ("view", "number"), "shuffle": False}
+    options |= {"shard_samples": 2, "workers": workers}
+    code = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
+        "from test_samples import Precomputed\n"
+        "from shardkit import convert\n"
+        f"if __name__ == '__main__': convert(Precomputed(True), sys.argv[1], **{options!r})"
+    )
+    done = python(code, tmp_path / "made")
+    assert done.returncode != 0
+    assert not (tmp_path / "made/shardkit.json").exists()
+    resumed = convert(Precomputed(False), tmp_path / "made", **options)
+    convert(Precomputed(False), tmp_path / "whole", **options)
+    assert resumed.reused_shards >= (workers == 1)
+    assert tree(tmp_path / "made") == tree(tmp_path / "whole")
+
+
+def test_random_samples_are_noticed(tmp_path: Path) -> None:
+    class Random:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            return {"view": torch.rand(3)}
+
+    with pytest.warns(UserWarning, match="sample 0 of Random differs each time it is read"):
+        convert(Random(), tmp_path / "made", to="hdf5")
+    assert verify(tmp_path / "made").findings == []

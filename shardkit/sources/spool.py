@@ -1,0 +1,81 @@
+"""The samples of an iterable as a sequence: each is read once, into a temporary file."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shardkit.errors import UsageError
+from shardkit.system.text import shortened
+
+_LONGEST = 200
+"""Maximum characters of a message of an exception of the user's code."""
+
+
+class Spool:
+    """The samples of an iterable, such as a generator, pickled one after another to a file.
+
+    The file is in the folder for temporary files (``TMPDIR``), readable by its user only. It is
+    removed with the last reference in the process that made it.
+
+    Raises:
+        UsageError: If the iterable raises an exception, or a sample cannot be pickled.
+    """
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        folder = tempfile.mkdtemp(prefix="shardkit-")
+        weakref.finalize(self, _remove, folder, os.getpid())
+        self._path = os.path.join(folder, "samples")
+        ends = array("q", [0])
+        with open(self._path, "xb") as file:
+            try:
+                for sample in samples:
+                    pickle.dump(sample, file, pickle.HIGHEST_PROTOCOL)
+                    ends.append(file.tell())
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:
+                reason = shortened(f"{type(error).__name__}: {error}", _LONGEST)
+                raise UsageError(f"sample {len(ends) - 1} cannot be read: {reason}") from error
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: int) -> Any:
+        return _read(self._path, self._ends[number], self._ends[number + 1])
+
+    def only(self, numbers: Iterable[int]) -> SpoolPart:
+        """Return some samples by number, for a worker process; this object must outlive it."""
+        return SpoolPart(self._path, {n: (self._ends[n], self._ends[n + 1]) for n in numbers})
+
+
+class SpoolPart:
+    """Some samples of a `Spool`."""
+
+    def __init__(self, path: str, places: Mapping[int, tuple[int, int]]) -> None:
+        self._path = path
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> Any:
+        return _read(self._path, *self._places[number])
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(path: str, start: int, end: int) -> Any:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return pickle.loads(file.read(end - start))  # noqa: S301 - written by this process
