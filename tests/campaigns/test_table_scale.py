@@ -1,0 +1,51 @@
+"""A table of a million rows is planned in seconds, and in less than a gigabyte."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDERS = 1000
+MOST_SECONDS = 20
+MOST_BYTES = 1 << 30
+
+PLAN = """
+import json, resource, sys, time
+from shardkit.conversion.plan import ConvertOptions, make_plan
+from shardkit.registry import get_source
+
+source = get_source("table").open(sys.argv[1], root=sys.argv[2], image="path", label="class")
+plan = make_plan(source.scan(), ConvertOptions(to="lmdb"))
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([len(plan.splits[0].source), time.process_time(), memory]))
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_million_rows_are_planned_in_seconds(tmp_path: Path) -> None:
+    root = tmp_path / "files"
+    root.mkdir()
+    with (tmp_path / "t.csv").open("w") as table:
+        table.write("path,class\n")
+        for folder in range(FOLDERS):
+            (root / f"{folder:03d}").mkdir()
+            for number in range(1000):
+                name = f"{folder:03d}/{number:03d}.png"
+                (root / name).touch()
+                table.write(f"{name},class {number % 100}\n")
+
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, str(tmp_path / "t.csv"), str(root)],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+
+    rows, seconds, memory = json.loads(done.stdout)
+    assert rows == 1000 * FOLDERS
+    assert seconds < MOST_SECONDS, f"{seconds:.1f} s of CPU time"
+    assert memory < MOST_BYTES, f"{memory >> 20} MiB"
