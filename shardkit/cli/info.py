@@ -54,6 +54,8 @@ def _show(place: Path, value: dict[str, Any]) -> None:
         seed = source.get("seed")
         order = "as found" if seed is None else f"shuffled with seed {seed}"
         line("source", f"{source['kind']} {printable(source['name'])}, {order}")
+    if "folder" in value:
+        line("attached", f"the shards are archives in {printable(value['folder'])}")
     line("recipe", _recipe(value["recipe"]))
     line("made by", ", ".join(f"{name} {version}" for name, version in value["software"].items()))
     line("digest", value["digest"])

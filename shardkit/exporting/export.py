@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.lock import locked
-from shardkit.dataset.manifest import AttachedManifest, dataset_directories, load_any_manifest
+from shardkit.dataset.manifest import dataset_directories
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.exporting.output import OutputFolder
@@ -73,8 +73,6 @@ def export(
         ConversionFailed: If writing fails.
     """
     directory, target = Path(directory), Path(target)
-    if isinstance(load_any_manifest(directory), AttachedManifest):
-        raise UsageError(f"{directory} reads archives in place: they are files already")
     write = get_layout(layout)
     exportings = [
         Exporting(

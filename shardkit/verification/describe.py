@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import Manifest, dataset_directories, load_manifest
+from shardkit.dataset.manifest import AttachedManifest, Manifest, dataset_directories, load_manifest
 from shardkit.dataset.parts import parts_of
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.verification.source_match import how_made
@@ -21,7 +21,8 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     Returns:
         By split name ("" without splits), the manifest as JSON values without its lists of files,
         plus ``digest``, ``bytes`` and number of all ``shards``, and ``images``: the smallest,
-        median and largest width, height and stored size in bytes of the primary images.
+        median and largest width, height and stored size in bytes of the primary images. Of an
+        attached dataset, also the ``folder`` of the archives.
 
     Raises:
         UsageError: If there is no dataset.
@@ -40,8 +41,10 @@ def _describe(place: Path) -> dict[str, Any]:
     classes = None
     if manifest.classes is not None and manifest.class_counts is not None:
         classes = dict(zip(manifest.classes, manifest.class_counts, strict=True))
+    elsewhere = {"folder": manifest.folder} if isinstance(manifest, AttachedManifest) else {}
     return {
         **summarize(manifest),
+        **elsewhere,
         "images": {
             name: _spread(rows[column])
             for name, column in (("width", "width"), ("height", "height"), ("bytes", "length"))

@@ -450,6 +450,7 @@ def test_the_command(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert manifest.folder == "../tars"  # type: ignore[union-attr]
     again = invoke("attach", "tars", "index", "--json", "--quiet", "--workers", 1)
     assert '"unchanged": true' in again.output
+    assert "attached  the shards are archives in ../tars" in invoke("info", "index").output
     assert invoke("verify", "index", "--workers", 1).exit_code == 0
     tar(tars / "x-1.tar", ("a.jpg", b"not an image"), ("a.cls", b"1"))
     failed = invoke("attach", "tars", "index", "--workers", 1)
