@@ -101,7 +101,10 @@ def _hashes(gray: Image.Image) -> npt.NDArray[np.uint64]:
     blocks = waves.reshape(len(_RANGES), _WAVES, len(_RANGES), _WAVES).swapaxes(1, 2)
     views = blocks[[y for _, y in _VIEWS], [x for x, _ in _VIEWS]].reshape(len(_VIEWS), -1)
     views[:, 0] = 0
-    bits = np.packbits(views > np.median(views, axis=1, keepdims=True), axis=1)
+    ranked = np.sort(views, axis=1)  # np.median takes 8 times as long
+    middle = ranked.shape[1] // 2
+    medians = ranked[:, middle - 1 : middle + 1].mean(1, keepdims=True)
+    bits = np.packbits(views > medians, axis=1)
     return bits.view(">u8")[:, 0].astype(np.uint64)
 
 

@@ -88,16 +88,17 @@ class DatasetReport:
     def exclude_lists(self, finding: Findings) -> dict[str, str]:
         """Return the keys of `exclude`, one per line, for ``convert dataset --exclude``.
 
-        If all keys are numbers, the list has row numbers, and fits no other dataset.
+        If all keys are numbers, or one cannot be a line, the list has row numbers instead, and fits
+        no other dataset.
         """
         lists: dict[str, str] = {}
         excluded = np.array(finding.exclude, np.int64)
         for number, part in enumerate(self.images.parts):
             rows = (excluded[self.images.part[excluded] == number] - part.start).tolist()
             lines = [part.shards.keys[row] for row in rows]
-            if lines and all(line.isdecimal() for line in lines):
+            if all(map(str.isdecimal, lines)) or not all(map(_is_line, lines)):
                 lines = [LIST_HEAD + part.shards.manifest.content_digest, *map(str, rows)]
-            if lines:
+            if rows:
                 lists[part.name] = "".join(f"{line}\n" for line in lines)
         return lists
 
@@ -182,6 +183,11 @@ class DatasetReport:
                 for row, image in found
             ],
         }
+
+
+def _is_line(key: str) -> bool:
+    """Return whether a list of one key per line can have a key."""
+    return key.isprintable() and key.strip() == key and not key.startswith("#")
 
 
 def report(

@@ -12,6 +12,7 @@ from helpers import encoded, make_dataset, make_tree
 from planted import FAULTS, planted, scene
 
 from shardkit import convert
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptRecord, UsageError
 from shardkit.reporting.report import DatasetReport, report
 
@@ -125,3 +126,17 @@ def test_a_damaged_record_is_an_error(dataset: Path, tmp_path: Path) -> None:
 
     with pytest.raises(CorruptRecord, match="shardkit verify"):
         report(tmp_path / "made")
+
+
+@pytest.mark.parametrize("key", ["a\nb", "# a", " a", "\udcff", "7"])
+def test_lists_of_keys_that_are_no_lines_have_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    files = {f"{n}.png": encoded(scene(n // 2), "PNG") for n in range(2)}
+    made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+    monkeypatch.setattr(ShardSet, "keys", property(lambda _: [key] * 2))
+    (found,) = (each for each in made.findings if each.groups)
+    (path,) = made.save_exclude(tmp_path / "lists")
+
+    assert made.exclude(found) == {"made": [key]}
+    assert path.read_text().splitlines()[1:] == ["1"]
