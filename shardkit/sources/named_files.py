@@ -184,7 +184,7 @@ class Names:
             BadImage: If it names no file below the folder.
         """
         if not isinstance(name, str) or not name:
-            raise BadImage(f"{quoted(name)} is not a file name" if name else "it has no file name")
+            raise BadImage("it has no file name that is a text" if name else "it has no file name")
         plain = name[2:] if name.startswith("./") else name
         folder, _, last = plain.rpartition("/")
         try:
@@ -200,12 +200,12 @@ class Names:
         except BadImage:
             raise
         except ValueError as error:
-            raise BadImage(f"{quoted(name)} is not a plain path below the root folder") from error
+            raise BadImage("its name is not a plain path below the root folder") from error
         except OSError as error:
             require_machine(error)
-            raise BadImage(f"{quoted(name)} cannot be read: {error.strerror}") from error
+            raise BadImage(f"it cannot be read: {error.strerror}") from error
         if not stat.S_ISREG(status.st_mode):
-            raise BadImage(f"{quoted(name)} is not a file")
+            raise BadImage("it is not a file")
         self._used.add(plain)
         return plain, status
 
@@ -216,7 +216,7 @@ class Names:
 
     def _require_below(self, path: str) -> None:
         if not _is_below(os.path.realpath(path), self._top):
-            raise BadImage(f"{quoted(path)} is a link that leads out of the root folder")
+            raise BadImage("it is below a link that leads out of the root folder")
 
     def unused(self, lists: Sequence[str]) -> Iterator[Problem]:
         """Yield all files below the folder that are not named, except for the lists."""
@@ -266,7 +266,7 @@ class NamedListing(Listing):
             text = values if isinstance(values, str) else _as_json(values)
             plain, status = self._names.find(name)
             if plain in self or plain in self._bad:
-                raise BadImage(f"another row also names {quoted(plain)}")
+                raise BadImage("another row names it, too")
         except BadImage as error:
             self.blame_row(row, name, str(error))
             return
@@ -280,4 +280,6 @@ class NamedListing(Listing):
         known = isinstance(name, str) and name and name not in self and name not in self._bad
         if known:
             self._bad.add(str(name))
-        self.blame(str(name) if known else row, f"{reason} ({row})" if known else reason)
+            self.blame(str(name), f"{reason} ({row})")
+        else:
+            self.blame(row, f"{quoted(name)}: {reason}" if name else reason)

@@ -225,7 +225,10 @@ class Table(NamedSource):
         for kept in self._files:
             name = _cell(row, kept, text)
             if _is_there(kept, name):
-                plain, status = found.names.find(name)
+                try:
+                    plain, status = found.names.find(name)
+                except BadImage as error:
+                    raise BadImage(f"its {_name(kept)} {quoted(name)}: {error}") from error
                 values[kept.name] = [plain, status.st_size, status.st_mtime_ns]
                 if kept.kind is None:
                     kind = "mask" if kept.name == "mask" else kind_of_suffix(plain)

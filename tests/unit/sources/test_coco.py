@@ -161,7 +161,7 @@ def test_wrong_annotations_are_named(root: Path, tmp_path: Path) -> None:
         "1.png": "annotations[6]: a box is four numbers, not [1, 1, 1]",
         "x.json:annotations[7]": "it states no image_id",
         "9.png": "another image has the id 4",
-        "x.json:images[4]": "'9.png' cannot be read",
+        "x.json:images[4]": "'9.png': it cannot be read",
         "../x.png": "is not a plain path",
         "x.json:images[6]": "it has no file name",
         "x.json:images[7]": "it has no id",

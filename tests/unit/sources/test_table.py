@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign import pixels_of, write_table
-from helpers import invoke, png
+from helpers import invoke, png, run_main
 
 from shardkit import UsageError, convert, repair, verify
 from shardkit.contracts import Scan
@@ -153,12 +153,12 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
     path.write_bytes("\n".join(lines).encode() + b"\xff.png,cat,1\na/\0.png,cat,1\n")
     found = scan(path, root=root, image="path", label="class", keep="n:int64")
     reasons = problems(found)
-    plain = "is not a plain path below the root folder"
-    leads = "is a link that leads out of the root folder"
+    plain = "its name is not a plain path below the root folder"
+    leads = "it is below a link that leads out of the root folder"
     assert [entry.path for entry in found.splits[""].entries] == ["a/0.png", "inner.png"]
     for name, reason in {
-        "t.csv:3": "another row also names 'a/0.png'",
-        "a/9.png": "'a/9.png' cannot be read: No such file or directory (t.csv:4)",
+        "t.csv:3": "'a/0.png': another row names it, too",
+        "a/9.png": "it cannot be read: No such file or directory (t.csv:4)",
         "../out.png": plain,
         f"{tmp_path}/out.png": plain,
         "link.png": leads,
@@ -192,7 +192,7 @@ def test_a_table_that_cannot_be_parsed_is_reported(root: Path, tmp_path: Path) -
     reasons = problems(scan(lines, root=root, image="path"))
     assert reasons.pop("t.jsonl:2") == "it is not a JSON object"
     assert reasons.pop("t.jsonl:4") == "it is not UTF-8"
-    assert reasons.pop("t.jsonl:5") == "7 is not a file name"
+    assert reasons.pop("t.jsonl:5") == "7: it has no file name that is a text"
     assert all("it is not JSON" in reason for reason in reasons.values())
     assert len(reasons) == 2
 
@@ -267,7 +267,7 @@ def test_the_metadata_of_hugging_face_needs_no_options(root: Path, tmp_path: Pat
         "--dry-run",
     )
     assert shown.exit_code == 0
-    assert "'../mask.png' is not a plain path" in shown.output
+    assert "its mask_file_name '../mask.png': its name is not a plain path" in shown.output
     for row in table:
         row["mask_file_name"] = "0.png"
     write_table(root / "a" / "metadata.jsonl", table)
@@ -295,3 +295,64 @@ def test_the_rows_equal_those_of_the_datasets_package(root: Path, tmp_path: Path
         assert record.meta["n"] == row["n"]
         assert np.array_equal(pixels_of(record.fields["png"]), np.asarray(row["image"]))
     assert rows_of == {}
+
+
+def test_the_exit_code_states_whose_fault_it_is(root: Path, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [*rows(), {"path": "a/7.png"}])
+    command = ("convert", "table", path, tmp_path / "made", "--to", "lmdb", "--root", root)
+    missing = run_main(*command, "--image", "path")
+    assert missing.returncode == 1
+    assert "bad: a/7.png: it cannot be read: No such file or directory (t.csv:5)" in (
+        missing.stderr
+    )
+    unknown = run_main(*command, "--image", "name")
+    assert unknown.returncode == 2
+    assert "has no column name; it has path" in unknown.stderr
+    assert not (tmp_path / "made" / "shardkit.json").exists()
+    assert run_main(*command, "--image", "path", "--on-error", "skip").returncode == 0
+    assert run_main("verify", tmp_path / "made", "--against", f"{path}@{root}").returncode == 0
+
+
+def test_names_of_classes_may_be_given(root: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("zero\none\ntwo\n")
+    path = write_table(tmp_path / "t.csv", rows(n=[2, 0, 2], tags=["two one", "", "zero"]))
+    found = scan(path, root=root, image="path", label="n", classes=str(names))
+    assert found.classes == ("zero", "one", "two")
+    assert [entry.label for entry in found.splits[""].entries] == [2, 0, 2]
+    options = {"labels": "tags", "separator": " ", "classes": str(names)}
+    several = scan(path, root=root, image="path", **options)
+    assert several.schema["labels"].classes == ("zero", "one", "two")
+    assert [record.meta["labels"] for record in several.splits[""].read(range(3))] == [
+        [1, 2],
+        [],
+        [0],
+    ]
+    again = get_source("table").find(path, {"": several.source.describe("")}).scan()
+    assert again.schema == several.schema
+    names.write_text("zero\none\n")
+    with pytest.raises(UsageError, match="the label 2 has no name"):
+        scan(path, root=root, image="path", label="n", classes=str(names))
+
+
+@pytest.mark.slow
+def test_damaged_parquet_files_are_refused_or_read(root: Path, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.parquet", rows(text=["a", "b", "c"], n=[1, 2, 3]))
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(150):
+        damaged = bytearray(data[: rng.integers(4, len(data) + 1)] if rng.random() < 0.2 else data)
+        for place in rng.integers(0, len(damaged), 3):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            found = scan(path, root=root, image="path", keep="text?,n?")
+        except UsageError:
+            outcomes.add("refused")
+        else:
+            outcomes.add("problems" if found.problems[""] else "read")
+            assert {entry.path for entry in found.splits[""].entries} <= {
+                *(f"a/{number}.png" for number in range(3)),
+                "mask.png",
+            }
+    assert outcomes >= {"refused", "read"}

@@ -87,12 +87,12 @@ def test_wrong_annotations_are_named(voc: Path, tmp_path: Path) -> None:
     reasons = {problem.path: problem.reason for problem in found.problems["train"]}
     for path, reason in {
         "Annotations/1.xml": "its annotation is not XML: ",
-        "9.png": "'9.png' cannot be read: No such file or directory (Annotations/2.xml)",
-        "Annotations/8.xml": "'8.xml' cannot be read",
+        "9.png": "it cannot be read: No such file or directory (Annotations/2.xml)",
+        "Annotations/8.xml": "it cannot be read",
         "Annotations/../../secret.xml": "is not a plain path below the root folder",
         "3.png": "its box of 'dog' is ['1', 'one', '2', '2']",
         "../Annotations/9.xml": "is not a plain path below the root folder",
-        "Annotations/0.xml": "another row also names '0.png'",
+        "Annotations/0.xml": "'0.png': another row names it, too",
     }.items():
         assert reason in reasons.pop(path), path
     assert reasons == {}
