@@ -36,6 +36,7 @@ class Mutant(NamedTuple):
 
 
 BUILD, EXAMINE = "conversion/build.py", "verification/shard_check.py"
+INDEXING = "dataset/index_builder.py"
 WORK = "conversion/staging.py"
 VERIFY = "verification/verify.py"
 REPAIR = "verification/repair.py"
@@ -190,14 +191,14 @@ MUTANTS = (
     ),
     Mutant(
         "a record's checksum is not compared by verify",
-        EXAMINE,
+        INDEXING,
         '        for name in ("checksum", "label"',
         '        for name in ("label"',
         "tests/unit/verification/test_verify.py -k byte_of_an_image",
     ),
     Mutant(
         "a record's key is not compared",
-        EXAMINE,
+        INDEXING,
         "    if found.record.key != index.keys[row]:",
         "    if False:",
         "tests/unit/verification/test_verify.py -k to_the_key",
@@ -333,15 +334,16 @@ MUTANTS = (
     Mutant(
         "threads give batches in the order in which they are ready",
         "torch/engine/threads.py",
-        "        if self._in_order:",
-        "        if False:",
+        "            if not self._in_order:",
+        "            if True:",
         "tests/unit/torch/engine/test_threads.py",
     ),
     Mutant(
         "a block is filled again while its batch is in use",
         "torch/data/memory.py",
-        "        lent, number = buffer[:], id(buffer)",
-        "        lent, number = buffer[:], id(buffer)\n        self._free[size].append(buffer)",
+        "        lent, number = buffer.reshape(shape), id(buffer)",
+        "        lent, number = buffer.reshape(shape), id(buffer)\n"
+        "        self._free[size].append(buffer)",
         "tests/unit/torch/data/test_memory.py",
     ),
     Mutant(
@@ -375,14 +377,14 @@ MUTANTS = (
     # Records with several fields.
     Mutant(
         "a column is not compared with the records",
-        EXAMINE,
+        INDEXING,
         "        if value != index.columns[name].packed(row):",
         "        if False:",
         "tests/unit/conversion/test_convert_fields.py -k lie_of_the_index",
     ),
     Mutant(
         "the entry of another field is not compared with the records",
-        EXAMINE,
+        INDEXING,
         "        if packed != index.apart[name][row].tobytes():",
         "        if False:",
         "tests/unit/conversion/test_convert_fields.py -k lie_of_the_index",
