@@ -175,7 +175,7 @@ class CachedRanges(CachedShards):
         """Fetch blocks into the cache, without waiting."""
         for need in needs:
             remote = _remote(self.url, need.entry)
-            send("fetch:blocks_ahead", self.cache, remote, _blocks(need).tolist())
+            send("fetch:blocks", self.cache, remote, _blocks(need).tolist())
 
 
 def _blocks(need: Need) -> npt.NDArray[np.int64]:

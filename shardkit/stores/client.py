@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,8 +47,8 @@ _CREDENTIALS = (
 )
 
 _SET = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a "
-    "public bucket",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or install boto3 to use ~/.aws, or set "
+    "AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
@@ -83,6 +84,8 @@ class Store:
         }
         retry: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
         more: Any = {"checksum_algorithm": "SHA256"} if self._scheme == "s3" else {}
+        if self._scheme == "s3" and not _has_credentials():
+            more |= self._configured()
         try:
             if self._scheme in ("http", "https"):
                 self._store: Any = HTTPStore.from_url(
@@ -92,6 +95,20 @@ class Store:
                 self._store = from_url(url, client_options=client, retry_config=retry, **more)
         except (BaseError, ValueError) as error:
             raise self._error("", error) from None
+
+    def _configured(self) -> dict[str, Any]:
+        """Return boto3's credentials, such as those in ``~/.aws``, if boto3 is installed."""
+        try:
+            module = import_module("obstore.auth.boto3")
+        except ImportError:
+            return {}
+        try:
+            return {"credential_provider": module.Boto3CredentialProvider()}
+        except ValueError:  # it has looked everywhere
+            raise UsageError(f"{self.url}: there are no credentials; {_SET['s3']}") from None
+        except Exception as error:  # of boto3, whose text may quote a file
+            reason = type(error).__name__
+            raise UsageError(f"{self.url}: ~/.aws cannot be used ({reason}); correct it") from None
 
     def read(self, name: str, start: int, end: int) -> memoryview:
         """Return the bytes of an object from ``start`` to ``end``, which it must have."""
@@ -185,8 +202,7 @@ class Store:
         what = f"{self.url}/{name}".rstrip("/")
         reason, text = _reason(error), str(error)
         remedy = _SET.get(self._scheme, "check that the URL is public")
-        anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
-        stated = anonymous or any(map(os.environ.get, _CREDENTIALS))
+        stated = self._scheme != "s3" or _has_credentials()
         if re.search("ExpiredToken|TokenRefreshRequired|RequestExpired", text):
             return UsageError(f"{what}: the credentials have expired; renew them ({reason})")
         if re.search("InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken", text):
@@ -195,11 +211,7 @@ class Store:
             region = re.search(r"<Region>([a-z0-9-]{1,32})</Region>|expecting '([a-z0-9-]+)'", text)
             name = next(filter(None, region.groups()), "") if region else "REGION"
             return UsageError(f"{what}: the bucket is in another region; set AWS_REGION={name}")
-        if (
-            self._scheme == "s3"
-            and not stated
-            and re.search("169.254|403|401|[Cc]redential|Missing A", text)
-        ):
+        if not stated and re.search("169.254|403|401|[Cc]redential|Missing A", text):
             return UsageError(f"{what}: there are no credentials; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             return UsageError(
@@ -207,6 +219,12 @@ class Store:
                 "permission to read and list it, and to write if you upload"
             )
         return ShardkitError(f"{what} cannot be used: {reason}")
+
+
+def _has_credentials() -> bool:
+    """Return whether the environment has credentials for S3, or says that none are needed."""
+    anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
+    return anonymous or any(map(os.environ.get, _CREDENTIALS))
 
 
 def _reason(error: Exception) -> str:

@@ -85,11 +85,6 @@ def blocks(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
         raise _unwritable(cache, error) from error
 
 
-def blocks_ahead(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
-    """Fetch blocks unless that fails: the reader will then see the error."""
-    blocks(cache, file, numbers)
-
-
 def download(url: str, name: str, path: Path) -> None:
     """Write an object of any content over the file ``path``, whose size it must have."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

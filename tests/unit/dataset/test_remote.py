@@ -234,11 +234,33 @@ def test_errors_name_the_remedy_and_no_secret(
         bucket.rates = {fault: 1.0}
         assert remedy in refused()
     bucket.rates = {"denied": 1.0}
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert "there are no credentials; set AWS_ACCESS_KEY_ID" in refused()
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert "ask the owner of the bucket for permission" in refused()
+
+
+def test_credentials_of_boto3_are_used(
+    bucket: Bucket, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload_by_hand(bucket, dataset, "data")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with pytest.raises(UsageError, match="there are no credentials; set AWS_ACCESS_KEY_ID"):
+        remote(tmp_path / "cache")
+    (tmp_path / "credentials").write_text(
+        f"[work]\naws_access_key_id = key\naws_secret_access_key = {SECRET}\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "work")
+
+    assert len(remote(tmp_path / "cache")) == 20
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    with pytest.raises(UsageError, match=r"~/.aws cannot be used \(ProfileNotFound\)"):
+        remote(tmp_path / "cache")
 
 
 def test_the_missing_extra_is_named(
