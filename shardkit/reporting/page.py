@@ -80,7 +80,7 @@ figure {{ margin: 0; }}
 .pictures li {{ width: 8.5rem; font-size: .78rem; line-height: 1.3; }}
 .pictures .frame {{ display: flex; align-items: center; justify-content: center; height: 8rem;
   background: var(--soft); border-radius: .3rem; }}
-.pictures img {{ max-width: 100%; max-height: 100%; display: block; }}
+.pictures img {{ width: 100%; height: 100%; object-fit: contain; display: block; }}
 .pictures .key {{ font-weight: 600; display: block; margin-top: .2rem; }}
 .groups {{ display: flex; flex-wrap: wrap; gap: .75rem; }}
 .group {{ padding: .6rem .8rem; border: 1px solid var(--line); border-radius: .4rem; }}
@@ -89,7 +89,8 @@ details {{ border: 1px solid var(--line); border-radius: .4rem; padding: .4rem .
   margin: .5rem 0; }}
 summary {{ cursor: pointer; font-weight: 600; }}
 .swatch {{ display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }}
-@media (max-width: 36rem) {{ table {{ font-size: .85rem; }} td:nth-child(2) {{ min-width: 10rem; }}
+@media (max-width: 36rem) {{ table {{ font-size: .85rem; }} th, td {{ padding-right: .5rem; }}
+  td:nth-child(2) {{ min-width: 8rem; }}
   .pictures li {{ width: calc(50% - .4rem); }} .group {{ width: 100%; }} }}
 :focus-visible {{ outline: 3px solid var(--link); outline-offset: 2px; }}
 </style>
@@ -344,7 +345,9 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
         items = "".join(album.item(group.rows[0], group.note) for group in shown)
         body = f'<ul class="pictures">{items}</ul>'
     else:
-        body = f'<div class="groups">{"".join(_group(group, album) for group in shown)}</div>'
+        body = (
+            f'<div class="groups">{"".join(_group(report, group, album) for group in shown)}</div>'
+        )
     more = len(finding.groups) - len(shown)
     if more:
         body += f"<p>... and {more:,} more. <code>--json FILE</code> lists all.</p>"
@@ -357,12 +360,16 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
     )
 
 
-def _group(group: Group, album: _Album) -> str:
+def _group(report: DatasetReport, group: Group, album: _Album) -> str:
+    """Return the pictures of a group: at least one of each dataset and class, if there are few."""
+    labels, parts = report.images.labels, report.images.part
+    firsts = {(int(parts[row]), int(labels[row])): row for row in reversed(group.rows)}
+    rows = list(dict.fromkeys([*firsts.values(), *group.rows]))[:_PER_GROUP]
     distance = "" if group.distance is None else f"distance {group.distance}"
     text = ", ".join(filter(None, (distance, group.note)))
     if len(group.rows) > _PER_GROUP:
         text += f"; {_PER_GROUP} of {len(group.rows):,} images"
-    return f'<div class="group"><p>{_safe(text)}</p>{album.items(group.rows[:_PER_GROUP])}</div>'
+    return f'<div class="group"><p>{_safe(text)}</p>{album.items(sorted(rows))}</div>'
 
 
 def _downloads(report: DatasetReport, finding: Findings) -> str:

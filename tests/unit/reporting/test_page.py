@@ -109,6 +109,17 @@ def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPat
     assert "--exclude DIR" in small
 
 
+def test_a_large_group_shows_each_class(tmp_path: Path) -> None:
+    files = {f"ant/{n}.png": encoded(scene(0), "PNG") for n in range(9)}
+    files["bee/9.png"] = files["ant/0.png"]
+    made = report(make_dataset(make_tree(tmp_path / "a", files), tmp_path / "made", shuffle=False))
+    (conflict,) = re.findall(r'id="label-conflict">(.*?)</details>', page(made))
+
+    assert conflict.count("<img ") == 6
+    assert "6 of 10 images" in conflict
+    assert "class bee" in conflict
+
+
 def test_fields_are_drawn_and_described(tmp_path: Path) -> None:
     text = Parsed(page(report(make_fields(tmp_path / "made", to="lmdb")))).text
 
