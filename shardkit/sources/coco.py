@@ -95,7 +95,7 @@ class _Object(NamedTuple):
 
 
 class _Content:
-    """The content of a file. Annotations stay text, in a quarter of the memory of their values.
+    """The content of a file. Annotations stay text, in half of the memory of their values.
 
     Raises:
         ValueError: If it is not JSON, or its categories are wrong.
