@@ -132,6 +132,7 @@ def several() -> list[Record]:
     for row in range(3):
         meta: dict[str, Any] = {"path": str(row), "n": row, "boxes": [[0, 0, 1, row]] * row}
         fields = {"latent.npy": bytes(range(12)), "npy": npy_header((2,), np.uint8) + b"ab"}
+        meta["points"] = [[row, 1, 2], [0, 0, 0]]
         if row != 1:
             fields |= {"mask.png": mask, "txt": b"text", "bin": b"bytes"}
             meta |= {"mask": {"width": 12, "height": 9}, "tags": [0, row]}
@@ -148,6 +149,7 @@ SCHEMA = {
     "n": Field("number", "int32"),
     "tags": Field("labels", classes=4),
     "boxes": Field("boxes"),
+    "points": Field("keypoints", classes=2),
 }
 
 
