@@ -9,7 +9,7 @@ from typing import Any
 
 from shardkit.contracts import Images, Scan, Source
 from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.combine import Piece, combine, load_splits
+from shardkit.conversion.combine import Piece, combine, load_splits, other_fields
 from shardkit.conversion.convert import Builder, build, make_manifest, prepare, refuse_overlap
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
@@ -26,7 +26,7 @@ from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.parts import parts_of
 from shardkit.errors import UsageError
-from shardkit.record import LABEL, Schema, describe_schema
+from shardkit.record import LABEL
 from shardkit.registry import get_source
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
@@ -231,7 +231,7 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
             "append a source with the same splits"
         )
     schema = next(iter(manifests.values())).fields_by_name
-    if _without_label(schema) != _without_label(scan.schema) or (
+    if other_fields(schema) != other_fields(scan.schema) or (
         any(map(len, scan.splits.values())) and (LABEL in schema) != (LABEL in scan.schema)
     ):
         stated, found = (
@@ -242,10 +242,6 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
             f"{scan.source} has the fields {found}, and {directory} has {stated}: the fields of "
             "all records must be the same"
         )
-
-
-def _without_label(schema: Schema) -> list[object]:
-    return [each for each in describe_schema(schema) if each["name"] != LABEL]
 
 
 def _prefix(split: str) -> str:

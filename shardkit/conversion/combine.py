@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.conversion.assemble import file_entry, save_report, total
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, join_parts, save_index
@@ -82,16 +82,17 @@ def common_schema(pieces: Sequence[Piece]) -> Schema:
     for piece in pieces[1:]:
         names = f"{first.place} and {piece.place}"
         one, other = first.manifest, piece.manifest
-        for what, stated in (
-            ("formats", (one.format, other.format)),
-            ("recipes", (one.recipe, other.recipe)),
-            ("sizes of raw pixels", (one.raw_shape, other.raw_shape)),
-            ("fields", (_without_label(one), _without_label(other))),
+        for what, stated, its in (
+            ("formats", {"format": one.format}, {"format": other.format}),
+            ("recipes", _recipe(one), _recipe(other)),
+            ("fields", other_fields(one.fields_by_name), other_fields(other.fields_by_name)),
         ):
-            if stated[0] != stated[1]:
+            if stated != its:
+                wrong = [name for name in {**stated, **its} if stated.get(name) != its.get(name)]
                 raise UsageError(
-                    f"{names} have different {what} ({quoted(stated[0])}, {quoted(stated[1])}); "
-                    "convert one of them again with the options of the other"
+                    f"{names} have different {what} ("
+                    + ", ".join(f"{n}: {stated.get(n)} and {its.get(n)}" for n in wrong)
+                    + "); convert one of them again with the options of the other"
                 )
     classes = _common_classes(pieces)
     schema = dict(first.manifest.fields_by_name)
@@ -100,9 +101,13 @@ def common_schema(pieces: Sequence[Piece]) -> Schema:
     return schema
 
 
-def _without_label(manifest: Manifest) -> list[object]:
-    described = describe_schema(manifest.fields_by_name)
-    return [each for each in described if each["name"] != LABEL]
+def _recipe(manifest: Manifest) -> dict[str, object]:
+    return {**manifest.recipe, "size of raw pixels": manifest.raw_shape}
+
+
+def other_fields(schema: Schema) -> dict[str, dict[str, Any]]:
+    """Return all fields but the label, whose classes may grow, as JSON values by name."""
+    return {each["name"]: each for each in describe_schema(schema) if each["name"] != LABEL}
 
 
 def _common_classes(pieces: Sequence[Piece]) -> tuple[str, ...] | None:

@@ -127,7 +127,9 @@ def parts_of(manifest: Manifest) -> list[Part]:
 
 def sources_of(source: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the source of each part, given the ``source`` of a manifest whose parts are sound."""
-    return [each["source"] for each in source[PARTS]] if PARTS in source else [dict(source)]
+    if source.get("kind") == PARTS:
+        return [each["source"] for each in source[PARTS]]
+    return [dict(source)]
 
 
 def source_of(entries: Sequence[PartEntry]) -> dict[str, Any]:

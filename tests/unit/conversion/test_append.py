@@ -321,8 +321,12 @@ def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
         r"label 0 is 'dog' in .*classes and 'cat' in .*made.*--class-order": converted(
             "classes", {"dog/x.jpg": jpeg()}
         ),
-        "different formats": converted("format", {"cat/x.jpg": jpeg()}, to="hdf5"),
-        "different recipes": converted("recipe", {"cat/x.jpg": jpeg()}, resize="8x8"),
+        r"different formats \(format: lmdb and hdf5\)": converted(
+            "format", {"cat/x.jpg": jpeg()}, to="hdf5"
+        ),
+        r"different recipes \(resize: None and \[8, 8\]": converted(
+            "recipe", {"cat/x.jpg": jpeg()}, resize="8x8"
+        ),
         "only one of .* has labels": converted("loose", {"x.jpg": jpeg()}),
     }
     for message, other in cases.items():
@@ -334,7 +338,7 @@ def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least two"):
         merge([place], tmp_path / "out")
     with pytest.raises(UsageError, match="overlap"):
-        merge([place, cases["different formats"]], place / "in")
+        merge([place, tmp_path / "format"], place / "in")
     assert before.items() <= tree(tmp_path).items()
 
 
