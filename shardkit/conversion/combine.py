@@ -60,8 +60,8 @@ def load_splits(directory: Path) -> dict[str, Manifest]:
     top = load_any_manifest(directory)
     if isinstance(top, AttachedManifest):
         raise UsageError(
-            f"{directory} reads archives of another program in place; convert these to a dataset "
-            "with shards of its own first"
+            f"{directory} reads archives of another program in place; first make a dataset with "
+            "shards of its own: shardkit convert dataset"
         )
     if isinstance(top, Manifest):
         return {"": top}

@@ -31,6 +31,7 @@ from shardkit import (
     ShardDataset,
     UsageError,
     append,
+    attach,
     convert,
     diff,
     merge,
@@ -353,6 +354,13 @@ def test_a_damaged_dataset_is_not_merged(place: Path, tmp_path: Path) -> None:
     shard.symlink_to("/etc/passwd")
     with pytest.raises(CorruptDataset):
         merge([place, other], tmp_path / "out")
+
+
+def test_attached_archives_are_refused(tmp_path: Path, more: Path) -> None:
+    plain = make_dataset(more, tmp_path / "plain", to="webdataset")
+    attach(plain, tmp_path / "attached")
+    with pytest.raises(UsageError, match=r"in place; first make .* shardkit convert dataset"):
+        merge([plain, tmp_path / "attached"], tmp_path / "out")
 
 
 def test_forged_parts_are_refused(place: Path, more: Path) -> None:
