@@ -19,7 +19,7 @@ from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import dump_json
 from shardkit.stores.process import call
 from shardkit.stores.urls import as_url
-from shardkit.system.files import SMALL_BYTES, as_text, read_small, sha256_of
+from shardkit.system.files import SMALL_BYTES, as_name, read_small, sha256_of
 from shardkit.system.pool import Progress, Report
 
 _CLAIM = ".shardkit-upload.json"
@@ -108,10 +108,10 @@ def _send(root: Path, url: str, name: str, entry: FileEntry, size: int | None) -
     """Upload a file, unless an earlier attempt did."""
     if size == entry.bytes and call("write:digest", url, name) == entry.sha256:
         return
-    path = root / name
+    path = root / as_name(name)
     if sha256_of(path, root) != entry.sha256:
         raise CorruptDataset(
             f"{path} differs from the manifest: its SHA-256 does not match. To list all damage, "
             f"run `shardkit verify {root}`."
         )
-    call("write:put", url, as_text(name), path, entry.sha256)
+    call("write:put", url, name, path, entry.sha256)

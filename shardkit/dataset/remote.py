@@ -27,7 +27,7 @@ from shardkit.dataset.manifest import (
 from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
 from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks, open_cache
 from shardkit.stores.process import call, send
-from shardkit.system.files import SMALL_BYTES, write_atomically
+from shardkit.system.files import SMALL_BYTES, as_name, write_atomically
 from shardkit.system.safe_paths import make_folder
 
 _USED_SECONDS = 5.0
@@ -230,7 +230,7 @@ def open_remote(
     folder = opened.dataset(name)
     if not (folder / MANIFEST_NAME).is_file():  # written last
         for entry in manifest.files:
-            path = folder / entry.name
+            path = folder / as_name(entry.name)
             make_folder(opened.folder, os.path.relpath(path.parent, opened.folder))
             call("fetch:fetch", opened, _remote(url, entry), path)
         write_atomically(folder / MANIFEST_NAME, content)
@@ -248,13 +248,14 @@ def fetch_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
         UsageError: If there is none.
         CorruptDataset: If it is damaged, also when fetched again.
     """
-    for attempt in range(_ATTEMPTS):
-        content = call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
-        if content is None:
-            raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
-        try:
-            return content, parse_manifest(content, f"{url}/{MANIFEST_NAME}")
-        except CorruptDataset:
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(CorruptDataset):
+            return _fetch_manifest(url)
+    return _fetch_manifest(url)
+
+
+def _fetch_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
+    content = call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
+    if content is None:
+        raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
+    return content, parse_manifest(content, f"{url}/{MANIFEST_NAME}")

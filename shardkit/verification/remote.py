@@ -36,7 +36,7 @@ class RemoteChecks:
 
     def check(self, task: ShardCheck) -> CheckedShard:
         """Fetch a shard, check it, and remove its content again."""
-        path = task.directory / task.entry.name
+        path = task.directory / as_name(task.entry.name)
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
             call("fetch:download", self.url, task.prefix + task.entry.name, path)
             checked = check_shard(task)
@@ -82,7 +82,7 @@ def mirrored(url: str) -> Iterator[Path]:
             if isinstance(manifest, AttachedManifest):  # it names files of this machine
                 raise UsageError(f"{url} is an attached dataset; verify it where it was made")
             for entry in manifest.files:
-                path = place / as_name(prefix) / entry.name
+                path = place / as_name(prefix + entry.name)
                 for _ in range(_ATTEMPTS if sizes.get(prefix + entry.name) == entry.bytes else 0):
                     call("fetch:download", url, prefix + entry.name, path)
                     if has_sha256(path, entry.sha256, place):
