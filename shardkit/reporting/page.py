@@ -27,7 +27,7 @@ _SIDE = 128
 _CLASSES, _PER_CLASS = 24, 8
 """Maximum contact sheets, and pictures on each."""
 
-_GROUPS, _PER_GROUP = 12, 6
+_GROUPS, _PER_GROUP = 10, 6
 """Maximum groups of each finding to show, and pictures of each."""
 
 _BALANCE = 40
@@ -36,8 +36,11 @@ _BALANCE = 40
 _CAPTION = 80
 """Maximum characters of a caption below a picture."""
 
-_LISTED = 2000
-"""Maximum keys in a list to download from the page."""
+_LISTED = 1 << 15
+"""Maximum bytes of a list of keys to download from the page."""
+
+_EMBEDDED = 3_800_000
+"""Maximum bytes of all pictures, so that a page has less than 5 MB."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -109,7 +112,7 @@ summary {{ cursor: pointer; font-weight: 600; }}
 
 
 def page(report: DatasetReport, seed: int = 0) -> str:
-    """Return a report as an HTML page of at most a few megabytes, however many images there are.
+    """Return a report as an HTML page of less than 5 MB, however many images there are.
 
     It makes no request and runs no script. It needs the datasets, whose images it shows.
 
@@ -173,13 +176,16 @@ class _Album:
         self._images = report.images
         self._several = len(report.images.parts) > 1
         self._made: dict[int, str] = {}
+        self._bytes = 0
 
     def item(self, row: int, note: str = "") -> str:
         """Return the item of a list that shows an image with its key, path, class and a note."""
         image = self._images.image(row)
         if row not in self._made:
             shown = data_uri(picture(image.part.shards, image.row, _SIDE))
-            self._made[row] = f'src="{shown}" alt="{_safe(image.path)}"'
+            self._made[row] = f'<img src="{shown}" alt="{_safe(image.path)}">'
+        self._bytes += len(self._made[row])
+        frame = self._made[row] if self._bytes <= _EMBEDDED else "picture left out"
         lines = [_safe(image.path)] if image.path != image.key else []
         label = self._images.label(row)
         where = image.part.name if self._several else ""
@@ -191,7 +197,7 @@ class _Album:
                 caption = image.part.shards.values(name, [image.row]).value(0) or ""
                 lines.append(f"<q>{escape(shortened(caption, _CAPTION))}</q>")
         text = f'<span class="key">{_safe(image.key)}</span>{"<br>".join(lines)}'
-        return f'<li><div class="frame"><img {self._made[row]}></div>{text}</li>'
+        return f'<li><div class="frame">{frame}</div>{text}</li>'
 
     def items(self, rows: Iterable[int]) -> str:
         return f'<ul class="pictures">{"".join(map(self.item, rows))}</ul>'
@@ -375,9 +381,10 @@ def _group(report: DatasetReport, group: Group, album: _Album) -> str:
 def _downloads(report: DatasetReport, finding: Findings) -> str:
     """Return links to the lists of keys to leave out, which are in the page."""
     links = []
-    if len(finding.exclude) > _LISTED:
+    lists = report.exclude_lists(finding)
+    if sum(map(len, lists.values())) > _LISTED:
         return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
-    for part, text in report.exclude_lists(finding).items():
+    for part, text in lists.items():
         content = base64.b64encode(text.encode()).decode("ascii")
         where = f" of {_safe(part)}" if len(report.images.parts) > 1 else ""
         links.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,25 +241,25 @@ def _histograms(images: Collection) -> list[Histogram]:
     quality = facts["quality"][facts["quality"] > 0]
     pixels = np.maximum(sizes.prod(1), 1)
     found = (
-        ("Width", "pixels", sizes[:, 0]),
-        ("Height", "pixels", sizes[:, 1]),
-        ("Aspect ratio", "width / height", sizes[:, 0] / np.maximum(sizes[:, 1], 1)),
-        ("Size", "bytes per pixel", images.index["length"][measured] / pixels),
-        ("JPEG quality", "estimated, 1 to 100", quality),
-        ("Brightness", "mean luminance, 0 to 255", facts["brightness"]),
-        ("Contrast", "standard deviation of luminance", facts["contrast"]),
-        ("Sharpness", "0 blurred, 1 sharp", facts["sharpness"]),
+        ("Width", "pixels", sizes[:, 0], _WIDE),
+        ("Height", "pixels", sizes[:, 1], _WIDE),
+        ("Aspect ratio", "width / height", sizes[:, 0] / np.maximum(sizes[:, 1], 1), _WIDE),
+        ("Size", "bytes per pixel", images.index["length"][measured] / pixels, _WIDE),
+        ("JPEG quality", "estimated, 1 to 100", quality, math.inf),
+        ("Brightness", "mean luminance, 0 to 255", facts["brightness"], math.inf),
+        ("Contrast", "standard deviation of luminance", facts["contrast"], math.inf),
+        ("Sharpness", "0 blurred, 1 sharp", facts["sharpness"], math.inf),
     )
     return [
-        _histogram(title, unit, values.astype(np.float64))
-        for title, unit, values in found
+        _histogram(title, unit, values.astype(np.float64), wide)
+        for title, unit, values, wide in found
         if len(values)
     ]
 
 
-def _histogram(title: str, unit: str, values: npt.NDArray[np.float64]) -> Histogram:
+def _histogram(title: str, unit: str, values: npt.NDArray[np.float64], wide: float) -> Histogram:
     low, high = float(values.min()), float(values.max())
-    if low > 0 and high / low > _WIDE:
+    if low > 0 and high / low > wide:
         edges = np.geomspace(low, high, _BINS + 1)
         edges[[0, -1]] = low, high  # geomspace rounds
         unit += ", logarithmic"

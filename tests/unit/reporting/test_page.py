@@ -108,6 +108,11 @@ def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPat
     assert "1 of 3 classes, drawn with seed 0" in small
     assert "--exclude DIR" in small
 
+    monkeypatch.setattr(page_module, "_EMBEDDED", 2000)
+    small = page(made)
+    assert small.count("<img ") < 4
+    assert "picture left out" in small
+
 
 def test_a_large_group_shows_each_class(tmp_path: Path) -> None:
     files = {f"ant/{n}.png": encoded(scene(0), "PNG") for n in range(9)}
