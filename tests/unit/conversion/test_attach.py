@@ -284,6 +284,25 @@ def test_adds_archives_without_reading_the_others(
     assert verify(made).ok
 
 
+def test_an_added_archive_may_change_the_keys_of_others(
+    made: Path, tars: Path, tmp_path: Path
+) -> None:
+    make_tar(tars, 3, first=0)  # the names of x-0.tar
+    again = attach(tars, made, keep="caption=txt")
+    assert again.kept == 0
+    assert again.manifest == attach(tars, tmp_path / "fresh", keep="caption=txt").manifest
+    assert ShardSet(made).keys[0] == "x-0/s000"
+
+
+def test_new_classes_follow_the_old_ones(tmp_path: Path) -> None:
+    for name in ("dog", "cat"):
+        tar(tmp_path / "tars" / f"{name}.tar", ("a.jpg", jpeg(8, 8)), ("a.cls", name.encode()))
+        made = attach(tmp_path / "tars", tmp_path / "index")
+    assert made.manifest.classes == ("dog", "cat")
+    dataset = open_dataset(tmp_path / "index")
+    assert [dataset.classes[label] for _, label in dataset[:]] == ["cat", "dog"]
+
+
 def test_resumes_after_a_kill(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = attaching._index
 
