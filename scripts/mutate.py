@@ -509,6 +509,43 @@ MUTANTS = (
         "        elif built.result.entry is None:",
         "tests/unit/verification/test_repair_refusals.py",
     ),
+    Mutant(
+        "the content digest leaves out what columns hold",
+        "dataset/index.py",
+        "            files |= self._column_files(name, field, lacking=name in lacking)\n",
+        "            self._column_files(name, field, lacking=name in lacking)\n",
+        "tests/unit/dataset/test_content_digest.py -k each_difference",
+    ),
+    Mutant(
+        "a forged content digest is not noticed",
+        "verification/verify.py",
+        "    if content != manifest.content_digest:",
+        "    if False:",
+        "tests/unit/dataset/test_content_digest.py -k forged",
+    ),
+    Mutant(
+        "a damaged record is copied",
+        "dataset/shardset.py",
+        "            reason = difference(found, 0, part)[0]",
+        '            reason = difference(found, 0, part)[0] and ""',
+        "tests/unit/dataset/test_source.py -k damage",
+    ),
+    Mutant(
+        "images that are added move others to another side",
+        "sources/divided.py",
+        "                found[self._side(self._number(group))] += rows",
+        '                found[self._side(self._number(f"{group}{len(members)}"))] += rows',
+        "tests/unit/sources/test_divided.py -k 'never_changes or move_no_others'",
+    ),
+    Mutant(
+        "a group is on two sides",
+        "sources/divided.py",
+        "        members: dict[str, list[int]] = defaultdict(list)\n"
+        "        for row, group in enumerate(groups):\n",
+        "        members: dict[str, list[int]] = defaultdict(list)\n"
+        '        for row, group in enumerate(f"{g}/{n}" for n, g in enumerate(groups)):\n',
+        "tests/unit/sources/test_divided.py -k group_is_never",
+    ),
 )
 
 
