@@ -135,8 +135,10 @@ def _equal(values: npt.NDArray[np.bytes_]) -> Iterator[Rows]:
     order = np.argsort(values, kind="stable")
     ranked = values[order]
     borders = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
-    runs = [run for run in np.split(order, borders) if len(run) > 1]
-    yield from sorted(runs, key=lambda run: int(run[0]))
+    starts, stops = np.append(0, borders), np.append(borders, len(order))
+    several = np.flatnonzero(stops - starts > 1)
+    for run in several[np.argsort(order[starts[several]])].tolist():
+        yield order[starts[run] : stops[run]]
 
 
 def _how_equal(images: Collection, rows: Rows) -> str:
@@ -154,14 +156,9 @@ def _leaking(images: Collection, rows: Rows) -> list[int]:
 
 def _find_similar(images: Collection, distance: int, found: dict[str, Findings]) -> None:
     facts = images.facts
-    textured = images.measured & (facts["contrast"] >= _BLANK)  # of others, the hash is noise
-    rows = np.flatnonzero(textured)
-    # One row stands for all with the same pixels, dataset and label.
-    twins = np.zeros(len(rows), [("pixels", "S16"), ("part", "<i8"), ("label", "<i8")])
-    columns = {"pixels": facts["pixels"], "part": images.part, "label": images.labels}
-    for name, values in columns.items():
-        twins[name] = values[rows]
-    rows = rows[np.sort(np.unique(twins, return_index=True)[1])]
+    twins = _twins(images)
+    rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each
+    rows = rows[twins[rows] >= 0]
     pairs = near_pairs(facts["hash"][rows], distance, queries=facts["crops"][rows])
     first, second = rows[pairs.first], rows[pairs.second]
     different = facts["pixels"][first] != facts["pixels"][second]
@@ -170,7 +167,8 @@ def _find_similar(images: Collection, distance: int, found: dict[str, Findings])
     aspect = width - height
     different &= np.abs(aspect[first] - aspect[second]) <= _ASPECT
     across = images.part[first] != images.part[second]
-    classes = images.labels[first] != images.labels[second]
+    labels = images.labels[first], images.labels[second]
+    classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
     for kind, chosen in (
         ("leak", across),
         ("near-duplicate-classes", ~across & classes),
@@ -181,12 +179,27 @@ def _find_similar(images: Collection, distance: int, found: dict[str, Findings])
         groups = _components(some)
         found[kind].groups += groups
         found[kind].complete = pairs.complete
-        excluded = set(found[kind].exclude)
-        for group in groups if kind == "leak" else ():
-            excluded.update(_leaking(images, np.array(group.rows)))
-        if kind != "leak":
-            excluded |= _redundant(some)
-        found[kind].exclude = sorted(excluded)
+        if kind == "leak":
+            excluded = [row for group in groups for row in _leaking(images, np.array(group.rows))]
+        else:
+            excluded = sorted(_redundant(some))
+        every = np.flatnonzero(np.isin(twins, twins[excluded])) if excluded else excluded
+        found[kind].exclude = np.union1d(found[kind].exclude, every).astype(np.int64).tolist()
+
+
+def _twins(images: Collection) -> npt.NDArray[np.int64]:
+    """Return the same number for rows with the same pixels, dataset and label.
+
+    It is -1 for images without texture, whose hash is noise, and without pixels.
+    """
+    rows = np.flatnonzero(images.measured & (images.facts["contrast"] >= _BLANK))
+    values = np.zeros(len(rows), [("pixels", "S16"), ("part", "<i8"), ("label", "<i8")])
+    columns = (images.facts["pixels"], images.part, images.labels)
+    for name, column in zip(values.dtype.names or (), columns, strict=True):
+        values[name] = column[rows]
+    twins = np.full(len(images), -1)
+    twins[rows] = np.unique(values, return_inverse=True)[1].reshape(-1)
+    return twins
 
 
 def _agree_in_color(one: Facts, other: Facts) -> npt.NDArray[np.bool_]:

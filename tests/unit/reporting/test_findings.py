@@ -128,6 +128,17 @@ def test_a_damaged_record_is_an_error(dataset: Path, tmp_path: Path) -> None:
         report(tmp_path / "made")
 
 
+def test_a_leak_excludes_all_copies_of_a_picture(tmp_path: Path) -> None:
+    content = encoded(scene(0), "PNG")
+    files = {f"train/cat/{n}.png": content for n in range(2)}
+    files |= {f"train/cat/other{n}.png": encoded(scene(n), "PNG") for n in (5, 6)}
+    files["val/cat/similar.jpg"] = encoded(scene(0), quality=60)
+    made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+    (leak,) = (each for each in made.findings if each.kind == "leak")
+
+    assert {key for keys in made.exclude(leak).values() for key in keys} == {"cat/0", "cat/1"}
+
+
 @pytest.mark.parametrize("key", ["a\nb", "# a", " a", "\udcff", "7"])
 def test_lists_of_keys_that_are_no_lines_have_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
