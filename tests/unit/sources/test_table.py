@@ -356,3 +356,20 @@ def test_damaged_parquet_files_are_refused_or_read(root: Path, tmp_path: Path) -
                 "mask.png",
             }
     assert outcomes >= {"refused", "read"}
+
+
+def test_rows_of_one_value_stay_on_one_side(root: Path, tmp_path: Path) -> None:
+    names = [f"a/{n}.png" for n in range(20)]
+    for n, name in enumerate(names):
+        (root / name).write_bytes(png(8, 6, n))
+    table = [{"path": name, "person": 7 * (n // 4)} for n, name in enumerate(names)]
+    path = write_table(tmp_path / "t.csv", table)
+    source = get_source("table").open(path, root=root, image="path", keep="person")
+    convert(source, tmp_path / "made", to="lmdb", val=0.4, group="person")
+    sides = {
+        side: set(ShardSet(tmp_path / "made" / side).column("person").tolist())
+        for side in ("train", "val")
+    }
+    assert sides["train"] | sides["val"] == {0, 7, 14, 21, 28}
+    assert not sides["train"] & sides["val"]
+    assert verify(tmp_path / "made", against=f"{path}@{root}").findings == []
