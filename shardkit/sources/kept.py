@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import META_FIELD, Field, Record, check_schema, dump_json
+from shardkit.record import META_FIELD, STORED_APART, Field, Record, check_schema, dump_json
 from shardkit.sources.images import has_image_suffix, is_image
 from shardkit.sources.npy_files import read_array
 from shardkit.sources.samples import pack
@@ -139,6 +139,9 @@ def with_fields(record: Record, schema: Mapping[str, Field], values: Mapping[str
     fields = dict(record.fields)
     meta: dict[str, Any] = {}
     for name, value in values.items():
+        kind = schema[name].kind
+        if isinstance(value, str) and kind in STORED_APART:  # `pack` would take it for a path
+            raise BadImage(f"{name}: it is a text, not a value of the kind {kind}")
         stored, content = pack(name, schema[name], value)
         if stored:
             fields[stored] = content

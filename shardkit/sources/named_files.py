@@ -126,7 +126,7 @@ def find_root(path: Path, described: Mapping[str, Any]) -> Path | None:
         UsageError: If the manifest does not name a folder below that of the list.
     """
     name = described.get("root", ".")
-    if name == "." or "@" in str(path):
+    if name == "." or ("@" in str(path) and not os.path.lexists(path)):
         return None
     folder = path if path.is_dir() else path.parent
     root = folder / as_name(str(name))

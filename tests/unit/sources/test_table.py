@@ -16,7 +16,7 @@ from helpers import invoke, png, run_main
 from shardkit import UsageError, convert, repair, verify
 from shardkit.contracts import Scan
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import BadImages
+from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
 
 IMAGES = [png(8, 6, seed) for seed in range(3)]
@@ -237,6 +237,25 @@ def test_a_dataset_does_not_name_a_folder_elsewhere(root: Path, tmp_path: Path) 
     for name in (described["root"], "../files", str(root), "leads", "none"):
         with pytest.raises(UsageError, match=r"name theirs too, as .*@ROOT|does not exist"):
             kind.find(path, {"": {**described, "root": name}})
+
+
+def test_no_value_is_taken_for_a_path(root: Path, tmp_path: Path) -> None:
+    """Python samples may be paths; values in files of others may not."""
+    np.save(tmp_path / "secret.npy", np.arange(3))
+    table = rows(values=[str(tmp_path / "secret.npy")] * 3)
+    path = write_table(tmp_path / "t.jsonl", table)
+    found = scan(path, root=root, image="path", keep="values:array")
+    with pytest.raises(BadImage, match="values: it is a text, not a value of the kind array"):
+        found.splits[""].read([0])
+
+
+def test_an_at_sign_in_the_path_of_a_table_is_no_root(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "me@home").mkdir()
+    root.rename(tmp_path / "me@home" / "files")
+    path = write_table(tmp_path / "me@home" / "t.csv", rows())
+    found = scan(path, root=tmp_path / "me@home" / "files", image="path")
+    again = get_source("table").find(path, {"": found.source.describe("")})
+    assert len(again.scan().splits[""]) == 3
 
 
 def test_a_changed_table_is_not_resumed(root: Path, tmp_path: Path) -> None:
