@@ -14,7 +14,7 @@ from shardkit.cli.convert_report import bad_as_json, show_problems
 from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar
 from shardkit.conversion.attach import CHECKS, Attached, AttachOptions, attach_source
-from shardkit.errors import BadImages
+from shardkit.errors import BadImages, UsageError
 from shardkit.registry import ATTACHED_SOURCE, get_source
 from shardkit.system.formatting import size
 from shardkit.system.machine import usable_cpus
@@ -22,7 +22,7 @@ from shardkit.system.text import printable
 from shardkit.verification.describe import summarize
 
 
-@click.command("attach")
+@click.command("attach", context_settings={"allow_extra_args": True})
 @click.argument("archives")
 @click.argument("index_dir", type=click.Path(path_type=Path))
 @click.option(
@@ -72,6 +72,11 @@ def attach_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit attach 'laion/{00000..00099}.tar' laion-index
       shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
     """
+    if extra := click.get_current_context().args:
+        raise UsageError(
+            f"{len(extra) + 2} paths were given instead of ARCHIVES and INDEX_DIR: quote a "
+            f"pattern, as in: shardkit attach '*.tar' {shlex.quote(extra[-1])}"
+        )
     source = get_source(ATTACHED_SOURCE).open(archives, **own)
     options = AttachOptions(check=check, on_error=on_error, quick=quick, force=force)
     try:
