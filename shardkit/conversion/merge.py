@@ -9,9 +9,9 @@ from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.combine import Piece, combine, common_schema, load_splits
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
-from shardkit.conversion.staging import open_staging
+from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
 from shardkit.dataset.manifest import Manifest
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import as_name
 
 
@@ -23,7 +23,7 @@ def merge(
     Rows follow one another in the order of the datasets. Shards are hard links to those of the
     datasets, or copies where the file system cannot link. The datasets must have the same format,
     recipe and fields, no key in common, and the same classes; some may lack the last classes of the
-    others.
+    others. Repeating a finished call does nothing.
 
     Args:
         datasets: Two or more datasets.
@@ -57,6 +57,9 @@ def merge(
     digests = {piece.manifest.digest for each in pieces.values() for piece in each}
     if len(digests) < len(places) * len(pieces):
         raise UsageError("two of the datasets are the same")
+    if not force and _is_merged(target, pieces):
+        clear_trash(target)
+        return load_splits(target)
     with open_staging(target, force=force) as staging:
         try:
             staging.start(_fingerprint(pieces), force=force)
@@ -86,6 +89,19 @@ def _refuse_overlap(places: Sequence[Path], target: Path) -> None:
         root = place.resolve()
         if goal == root or root in goal.parents or goal in root.parents:
             raise UsageError(f"{target} and {place} overlap; choose another directory")
+
+
+def _is_merged(target: Path, pieces: dict[str, list[Piece]]) -> bool:
+    """Return whether an earlier run has merged the same shards."""
+    try:
+        made = {} if StagingDirectory(target).is_ready else load_splits(target)
+    except ShardkitError:
+        return False
+    return made.keys() == pieces.keys() and all(
+        [shard.sha256 for shard in made[split].shards]
+        == [shard.sha256 for piece in each for shard in piece.manifest.shards]
+        for split, each in pieces.items()
+    )
 
 
 def _fingerprint(pieces: dict[str, list[Piece]]) -> ConversionFingerprint:

@@ -280,6 +280,10 @@ def test_merged_datasets_share_shards_and_are_verified(
     assert samples(both) == samples(one) + samples(two)
     assert both.classes == ["cat", "dog", "emu"]
     before = tree(out)
+    assert merge([place, second], out)[""].rows == 9
+    assert tree(out) == before
+    with pytest.raises(UsageError, match="already holds a dataset"):
+        merge([second, place], out)
     result = verify(out, against=[folder, other])
     assert (result.findings, result.extras) == ([], [])
     assert verify(place, against=folder).ok
