@@ -51,14 +51,7 @@ class Coco(NamedSource):
         Raises:
             UsageError: If the file cannot be read, or states no images or wrong categories.
         """
-        try:
-            with reading(str(self.pattern)) as view:
-                text = view.read(0, view.size).decode("utf-8-sig")
-            found = _Content(text)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"{self.pattern} is not a file of COCO annotations: {error}"
-            ) from error
+        found = self._content()
         names = Names(self._root)
         listing = NamedListing(LabelValues(), names)
         for number, image in enumerate(found.images):
@@ -80,7 +73,16 @@ class Coco(NamedSource):
             "objects": f"{found.objects:,} annotations: {', '.join(found.terms)}",
             "unused": ", ".join(found.unused) or "nothing",
         }
+        del found  # its text may have hundreds of megabytes
         return scan_of(self, {"": listing}, Labels(None, ()), understood, more=self._schema)
+
+    def _content(self) -> _Content:
+        try:
+            with reading(str(self.pattern)) as view:
+                return _Content(view.read(0, view.size).decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            reason = f"is not a file of COCO annotations: {error}"
+            raise UsageError(f"{self.pattern} {reason}") from error
 
 
 class _Object(NamedTuple):
