@@ -140,7 +140,8 @@ def _show(made: DatasetReport, seconds: float) -> None:
     images = made.images
     names = ", ".join(part.name for part in images.parts)
     say(f"{names}: {amount(int(images.present.sum()), 'image')} ({seconds:.1f} s)")
-    line("channels", made.normalize)
+    if images.measured.any():
+        line("channels", made.normalize)
     found = [each for each in made.findings if each.groups]
     if not found:
         line("findings", "none")

@@ -254,6 +254,8 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _channels(report: DatasetReport) -> str:
+    if not report.images.measured.any():
+        return "<p>No image can be decoded.</p>"
     rows = [
         (name, f"{mean:.4f}", f"{std:.4f}")
         for name, mean, std in zip(("red", "green", "blue"), report.mean, report.std, strict=True)

@@ -20,6 +20,7 @@ from parsed import Parsed
 from PIL import Image
 from planted import FAULTS, planted, scene
 
+from shardkit.conversion.recipe import Recipe
 from shardkit.reporting import page as page_module
 from shardkit.reporting.charts import histogram
 from shardkit.reporting.page import page
@@ -123,6 +124,15 @@ def test_a_large_group_shows_each_class(tmp_path: Path) -> None:
     assert conflict.count("<img ") == 6
     assert "6 of 10 images" in conflict
     assert "class bee" in conflict
+
+
+def test_images_that_cannot_be_decoded_are_crossed_out(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", {"a/x.jpg": encoded(scene(0))[:300]})
+    made = report(make_dataset(source, tmp_path / "made", recipe=Recipe(check="none")))
+    text = page(made)
+
+    assert "No image can be decoded." in text
+    assert "<summary>broken: 1 image</summary>" in text
 
 
 def test_fields_are_drawn_and_described(tmp_path: Path) -> None:
