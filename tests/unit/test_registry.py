@@ -104,10 +104,8 @@ def test_sources_are_registered_by_name() -> None:
 
 
 def test_an_unknown_source_is_a_usage_error_that_lists_all() -> None:
-    with pytest.raises(
-        UsageError, match="unknown source 'table'; choose from cifar, hdf5, imagefolder"
-    ):
-        get_source("table")
+    with pytest.raises(UsageError, match=r"unknown source 'nosuch'; choose from .*imagefolder"):
+        get_source("nosuch")
 
 
 def test_a_format_is_not_a_source(site: Path) -> None:
