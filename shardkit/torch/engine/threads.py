@@ -51,6 +51,8 @@ class ThreadEngine:
         self._threads = settings.num_workers
         self._prefetch = settings.thread_prefetch
         self._is_prefetch_default = options.prefetch_factor is None
+        self._together: int | None = None
+        """Batches to read at once; None before the first iteration."""
         self._timeout = options.timeout
         self._in_order = options.in_order
         self._pinned = settings.pinned
@@ -104,7 +106,9 @@ class ThreadEngine:
 
     def _group(self, batch_size: int) -> tuple[int, int]:
         """Return how many batches to read at once, and to prefetch."""
-        group, prefetch = self._fetch.group(batch_size), self._prefetch
+        if self._together is None:
+            self._together = self._fetch.group(batch_size)
+        group, prefetch = self._together, self._prefetch
         if self._is_prefetch_default:
             return group, group * prefetch
         return max(1, min(group, prefetch // (self._threads + 1))), prefetch
