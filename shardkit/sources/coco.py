@@ -43,7 +43,9 @@ class Coco(NamedSource):
     def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Coco:
         """Open the annotations that a dataset was made from."""
         (options,) = described.values()
-        return cls(path, root=find_root(path, options))
+        found = cls(path, root=find_root(path, options))
+        found._restore(options)
+        return found
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images, in the order of the file.
@@ -66,7 +68,7 @@ class Coco(NamedSource):
         for where, reason in found.stray:
             listing.blame(f"{self.pattern.name}:{where}", reason)
         listing.ignored += names.unused([str(self.pattern)])
-        self._schema = found.schema
+        self._settle(found.schema)
         understood = {
             "images": f"{len(found.images):,}, below {self._root}",
             **{name: str(field) for name, field in found.schema.items()},

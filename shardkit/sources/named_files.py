@@ -11,7 +11,7 @@ from typing import Any
 
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import Field, Record
+from shardkit.record import Field, Record, describe_schema, load_schema
 from shardkit.sources.image_files import read_file, require_machine
 from shardkit.sources.images import image_record
 from shardkit.sources.kept import Kept, value_of, with_fields
@@ -65,6 +65,29 @@ class NamedSource(ListedSource):
     def _describe(self, **options: Any) -> None:
         """Add options to the description; see `ListedSource`."""
         self._options |= {name: value for name, value in options.items() if value is not None}
+
+    def _settle(
+        self, schema: Mapping[str, Field], numbers: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Set the fields that a scan found, and describe them for reads without a scan."""
+        self._schema, self._numbers = dict(schema), dict(numbers or {})
+        self._describe(
+            fields=describe_schema(schema) or None,
+            numbers={name: list(each) for name, each in self._numbers.items()} or None,
+        )
+
+    def _restore(self, described: Mapping[str, Any]) -> None:
+        """Set the fields that a description states."""
+        try:
+            self._schema = load_schema(described.get("fields", ()), None)
+            numbers = described.get("numbers", {})
+            self._numbers = {name: tuple(map(int, each)) for name, each in numbers.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"the description of {self} is damaged: {error}") from error
+
+    def _known(self, name: str) -> Sequence[str] | None:
+        """Return the classes of a field, if an earlier scan or conversion found some."""
+        return self._schema[name].classes if name in self._schema else None
 
     def paths(self) -> Sequence[Path]:
         """Return the list and the folder."""

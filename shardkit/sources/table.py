@@ -98,7 +98,6 @@ class Table(NamedSource):
         keep: str | None = None,
         classes: str | None = None,
         _reopened: bool = False,
-        _known: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(pattern, root, {})
         self._lists = find_files(self.pattern, SUFFIXES)
@@ -127,8 +126,6 @@ class Table(NamedSource):
         self._require_fields()
         self._class_names = read_classes(classes)
         self._reopened = _reopened
-        self._known = dict(_known or {})
-        """Class names of labels and boxes, in the order of an earlier conversion."""
         self._describe(
             image=image,
             label=label,
@@ -144,14 +141,14 @@ class Table(NamedSource):
         """Open the table that a dataset was made from."""
         (options,) = described.values()
         names = ("image", "label", "labels", "separator", "boxes", "box_labels", "file", "keep")
-        known = {name: options.get(f"{name}_classes") for name in ("labels", "boxes")}
-        return cls(
+        found = cls(
             path,
             root=find_root(path, options),
             _reopened=bool(options.get("class_names")),
-            _known={name: classes for name, classes in known.items() if classes},
             **{name: options[name] for name in names if name in options},
         )
+        found._restore(options)
+        return found
 
     def paths(self) -> Sequence[Path]:
         """Return the tables and the folder of images."""
@@ -277,23 +274,23 @@ class Table(NamedSource):
 
     def _complete(self, found: _Found) -> None:
         """Set the fields, now that all values are known."""
-        self._schema = {}
+        schema: dict[str, Field] = {}
+        numbers = {}
         for name, column in (("labels", self._labels), ("boxes", self._boxes)):
             if column is None:
                 continue
             names = self._class_names if self._label is None else None
-            assigned = found.labels[name].assign(
-                self._known.get(name), names, reopened=self._reopened
-            )
+            values = found.labels[name]
+            assigned = values.assign(self._known(name), names, reopened=self._reopened)
             if assigned.classes is None and name == "labels":
                 raise UsageError(f"the column {_name(column)} has no labels")
-            self._numbers[name] = assigned.labels
-            self._schema[name] = Field(name, classes=assigned.classes)
-            self._describe(**{f"{name}_classes": assigned.classes and list(assigned.classes)})
+            numbers[name] = assigned.labels
+            schema[name] = Field(name, classes=assigned.classes)
         for name, fields in (("file", self._files), ("keep", self._keep)):
-            self._schema |= {kept.name: found.field(kept) for kept in fields}
-            kinds = [kept._replace(kind=_word(self._schema[kept.name])) for kept in fields]
+            schema |= {kept.name: found.field(kept) for kept in fields}
+            kinds = [kept._replace(kind=_word(schema[kept.name])) for kept in fields]
             self._describe(**{name: ",".join(map(str, kinds)) or None})
+        self._settle(schema, numbers)
 
     def _values(self, stated: dict[str, Any]) -> dict[str, Any]:
         """Return the values of an entry, with numbers for texts."""

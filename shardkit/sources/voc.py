@@ -45,7 +45,6 @@ class Voc(NamedSource):
         *,
         split: str | None = None,
         classes: str | None = None,
-        _known: Sequence[str] | None = None,
     ) -> None:
         if not os.path.isdir(pattern):
             raise UsageError(f"{pattern} is not a folder")
@@ -58,13 +57,14 @@ class Voc(NamedSource):
         self._describe(split=split)
         self._splits = self._choose(split)
         self._class_names = read_classes(classes)
-        self._known = _known
 
     @classmethod
     def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Voc:
         """Open the folder that a dataset was made from."""
         options = next(iter(described.values()))
-        return cls(path, split=options.get("split"), _known=options.get("boxes_classes"))
+        found = cls(path, split=options.get("split"))
+        found._restore(options)
+        return found
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each split, in the order of its file.
@@ -104,11 +104,9 @@ class Voc(NamedSource):
             Problem(path=f"{folder}/{problem.path}", reason="in no split")
             for folder, problem in unused
         ]
-        assigned = labels.assign(self._known, self._class_names)
-        self._numbers = {"boxes": assigned.labels}
-        self._describe(boxes_classes=assigned.classes and list(assigned.classes))
+        assigned = labels.assign(self._known("boxes"), self._class_names)
         boxes = Field("boxes", classes=assigned.classes)
-        self._schema = {"boxes": boxes, "objects": Field("json")}
+        self._settle({"boxes": boxes, "objects": Field("json")}, {"boxes": assigned.labels})
         understood = {
             "splits": ", ".join(filter(None, self._splits)) or "none",
             "boxes": str(boxes),
