@@ -96,6 +96,9 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
     assert found.schema["boxes"].classes == ("cat", "dog")
     assert found.schema["labels"].classes == ("k", "p")
     assert [record.fields["mask.png"] for record in found.splits[""].read(range(3))] == [MASK] * 3
+    again = get_source("table").find(path, {"": found.source.describe("")})
+    images = found.splits[""]  # a job reads them without a scan
+    assert [again.read("", entry) for entry in images.entries] == images.read(range(3))
     assert found.understood["n"] == "n: number of int64"
     assert found.understood["x"] == "x: number of float64"
     assert found.understood["code"] == "code: text"
