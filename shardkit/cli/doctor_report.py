@@ -10,10 +10,12 @@ from shardkit.cli.show import amount
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, Range, Rated
+from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
 from shardkit.measure.doctor.stored import Group
 from shardkit.measure.runner.gil import HOLDS
 from shardkit.system.formatting import significant
+from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable
 
 _WIDTH, _INDENT = 100, 12
@@ -38,11 +40,11 @@ def report_lines(report: DoctorReport) -> list[str]:
         found = [each for each in report.findings if each.severity != "ok"]
         return _lines("machine", _checks(report.findings)) + _finding_lines(found)
     before = _lines("GPU", _gpu(diagnosis, profile))
-    name = "slowest" if diagnosis.status == "fed" else "cause"
+    name = "cause" if diagnosis.status == "starved" else "slowest"
     before += _lines(name, _cause(diagnosis.cause, profile))
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
-    after += _next(report, diagnosis)
+    after += _next(report, diagnosis, profile)
     return before + _remedies(diagnosis, _MOST_LINES - len(before) - len(after)) + after
 
 
@@ -70,7 +72,8 @@ def _lines(name: str, text: str, indent: int = _INDENT) -> list[str]:
 
 
 def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
-    size, rate = profile.setup.batch_size, f"the loader gives {_spread(diagnosis.delivered)}"
+    setup, size = profile.setup, profile.setup.batch_size
+    rate = f"the loader ({_engine(setup)}) gives {_spread(diagnosis.delivered)}"
     if diagnosis.needed is None or profile.step_seconds is None or diagnosis.waiting is None:
         return (
             f"unknown without a training step: {rate} images/s, so the GPU waits if a step with a "
@@ -85,17 +88,22 @@ def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
     return {
         "fed": f"does not wait for data: {needs}",
         "starved": f"waits {waits} of the time: {needs}",
-        "undecided": f"undecided, waits {waits} of the time: {needs}{_longer(diagnosis)}",
+        "undecided": f"may wait, the rounds differ too much to tell: {needs}",
     }[diagnosis.status]
+
+
+def _engine(setup: Setup) -> str:
+    if setup.engine == "main":
+        return "no workers"
+    name = {"thread": "thread", "process": "worker process"}[setup.engine]
+    return amount(setup.workers, name)
 
 
 def _longer(diagnosis: Diagnosis) -> str:
     """Return how long a decisive run takes, if that is known."""
-    if diagnosis.decisive_seconds is None:
+    if diagnosis.decisive_seconds is None or diagnosis.decisive_seconds > _LONGEST:
         return ""
-    if diagnosis.decisive_seconds > _LONGEST:
-        return " (too close for a longer run)"
-    return f" (decisive: {_budget(diagnosis.decisive_seconds)})"
+    return f" with {_budget(diagnosis.decisive_seconds)}"
 
 
 def _budget(seconds: float) -> str:
@@ -117,11 +125,11 @@ def _cause(cause: str, profile: Profile) -> str:
             text += f", {_stage(other, profile)} {profile.fraction(other):.0%}"
     text += f" (p50 {_ms(profile.p50)}, p95 {_ms(profile.p95)}); it "
     if stage.busy < WAITS:
-        text += "waits, for a disk, a network or a sleep, rather than computes"
+        text += "waits (for a disk, a network, a lock or a sleep) rather than computes"
     elif cause == "read":
         text += "copies from memory, so a faster disk does not help"
     elif cause not in OWN_CODE or profile.held < HOLDS:
-        text += "computes and releases the GIL"
+        text += "computes without the GIL, so threads suit it"
     else:
         text += (
             f"computes and holds the GIL {profile.held:.0%} of that time, so threads do not help"
@@ -158,7 +166,7 @@ def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
     """Return the ranked remedies, as many as fit, and those that do not help."""
     if diagnosis.status == "fed":
         return _lines("remedies", "none needed")
-    verdicts = {"unclear": f"too noisy to tell{_longer(diagnosis)}", "no gain": "no gain"}
+    verdicts = {"unclear": "too noisy to tell", "no gain": "no gain"}
     rest = []
     for verdict in ("unclear", "no gain", "failed"):
         names = [each.remedy.name for each in diagnosis.remedies if each.verdict == verdict]
@@ -170,7 +178,8 @@ def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
         return _lines("remedies", last or "none that doctor can measure")
     first, second = (max(len(str(row[n])) for row in rows) for n in range(2))
     first = max(first, len("images/s"))
-    lines = _lines("remedies", f"{'images/s':<{first}}  {'GPU' if diagnosis.needed else 'speedup'}")
+    head = f"{diagnosis.needed:,.0f} needed" if diagnosis.needed else "speedup"
+    lines = _lines("remedies", f"{'images/s':<{first}}  {head}")
     for rate, effect, remedy in rows:
         cells = f"{rate:<{first}}  {effect:<{second}}  "
         price = f" ({remedy.price})" if remedy.price else ""
@@ -187,19 +196,34 @@ def _effect(rated: Rated, diagnosis: Diagnosis) -> str:
     if diagnosis.needed is None:
         return f"{rated.rate.median / diagnosis.delivered.median:.1f}x"
     waits = f"still waits {max(0.0, 1 - rated.rate.median / diagnosis.needed):.0%}"
-    return {"yes": "enough", "no": waits, "unclear": "borderline"}[rated.enough]
+    return {"yes": "enough", "no": waits, "unclear": "uncertain"}[rated.enough]
 
 
 def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
     rate, load = diagnosis.delivered, report.load
-    busy = (load is not None and load.disturbs) or rate.variation > _NOISY
-    text = "low, repeat on an idle machine: " if busy else "good: "
+    if (load is None or not load.disturbs) and rate.variation <= _NOISY:
+        text = "good: "
+    elif diagnosis.status == "fed":
+        text = "good, other programs only slow it down: "
+    elif _starves_alone(diagnosis, load):
+        text = "good for the verdict, low for the figures: "
+    else:
+        text = "low, repeat on an idle machine: "
     if load is not None:
-        text += f"other processes used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
+        text += f"other programs used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
     text += f"{amount(rate.rounds, 'round')} vary by {rate.variation:.0%}"
     if report.profile is not None and any(each.remedy.recipe for each in diagnosis.remedies):
-        text += f"; {len(report.profile.rows):,} of {report.profile.images:,} images converted"
+        tried, images = len(report.profile.rows), report.profile.images
+        text += f"; conversions were tried with {tried:,} of {images:,} images"
     return text
+
+
+def _starves_alone(diagnosis: Diagnosis, load: OtherLoad | None) -> bool:
+    """Return whether the GPU would wait even if the loader also had the CPUs of other programs."""
+    if diagnosis.status != "starved" or diagnosis.needed is None or load is None:
+        return False
+    free = max(load.present - load.busy, 0.1)
+    return diagnosis.delivered.high * load.present / free < diagnosis.needed
 
 
 def _checks(findings: Sequence[Finding]) -> str:
@@ -221,10 +245,15 @@ def _finding_lines(findings: Iterable[Finding]) -> list[str]:
     return lines
 
 
-def _next(report: DoctorReport, diagnosis: Diagnosis) -> list[str]:
+def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[str]:
     """Return what to do: a command on one line, to copy, or a sentence."""
+    if diagnosis.status == "undecided":
+        again = f"repeat the same command{_longer(diagnosis)} on an idle machine"
+        return _lines("next", f"{again}; change something only if the GPU still waits")
     lines = [f"{'next':<{_INDENT}}{printable(report.command)}"] if report.command else []
     lines += [f"{'':<{_INDENT}}{printable(hint)}" for hint in report.hints]
+    if lines and diagnosis.cause in OWN_CODE and profile.stages[diagnosis.cause].busy < WAITS:
+        lines += _lines("", f"or remove what {_stage(diagnosis.cause, profile)} waits for")
     best = diagnosis.recommended
     if best is not None and best.enough == "no":
         then = diagnosis.advice or "more or faster CPUs"
@@ -234,10 +263,8 @@ def _next(report: DoctorReport, diagnosis: Diagnosis) -> list[str]:
     if diagnosis.status == "fed":
         return _lines("next", "nothing: faster loading would not make training faster")
     if diagnosis.decisive_seconds is not None:
-        longer = _budget(min(diagnosis.decisive_seconds, _LONGEST))
-        return _lines(
-            "next", f"repeat with {longer}, on an idle machine: the rounds differ too much"
-        )
+        again = f"repeat the same command{_longer(diagnosis)} on an idle machine"
+        return _lines("next", f"{again}: the rounds differ too much")
     return _lines("next", diagnosis.advice or "more or faster CPUs: no measured change helps")
 
 

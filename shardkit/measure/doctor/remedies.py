@@ -40,6 +40,7 @@ def workers(profile: Profile) -> Iterator[Remedy]:
             name=f"{wanted} workers instead of {now}",
             options={"num_workers": wanted},
             code=f"num_workers={wanted}",
+            price="they mostly wait, so more than the CPUs are fine" if waits else "",
         )
 
 
@@ -112,7 +113,7 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
         yield Remedy(
             name=f"raw pixels, {side}x{side}",
             recipe=Recipe(encode="raw", resize=(side, side), resize_mode="crop", enlarge=True),
-            price=f"center square, {3 * side**2 / profile.stored_bytes:.1f}x the space",
+            price=f"cut to the center square, {3 * side**2 / profile.stored_bytes:.1f}x the space",
         )
 
 

@@ -77,5 +77,5 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
     assert smaller.recipe.box == (256, 256)
     assert raw.recipe is not None
     assert raw.recipe.raw_shape == (256, 256, 3)
-    assert raw.price == "center square, 2.0x the space"
+    assert raw.price == "cut to the center square, 2.0x the space"
     assert only(profile(side=240.0), "raw pixels, 240x240").recipe is not None
