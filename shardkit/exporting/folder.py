@@ -52,7 +52,10 @@ def _in_class_folders(exporting: Exporting) -> bool:
 
 
 def write_csv(exporting: Exporting, output: OutputFolder) -> None:
-    """Write ``metadata.csv``, and the files that it names in a folder for each field.
+    """Write ``metadata.csv`` and the files that it names.
+
+    Images keep their paths, and so their keys, unless other fields are files, too: then each field
+    has a folder.
 
     Raises:
         UsageError: If a name cannot be a file's.
@@ -82,7 +85,9 @@ def _column(name: str, field: Field) -> str:
 def _cells(
     exporting: Exporting, output: OutputFolder, prefix: str, record: Record
 ) -> Iterable[str]:
-    for name, field in exporting.shards.schema.items():
+    schema = exporting.shards.schema
+    only = [name for name in schema if is_apart(schema[name])] == [IMAGE]
+    for name, field in schema.items():
         if name == LABEL:
             yield exporting.class_name(record) or ""
         elif is_apart(field):
@@ -91,7 +96,8 @@ def _cells(
                 yield ""
                 continue
             stored, content = found
-            file = f"{name}/{exporting.file_name(record, stored)}"
+            folder = "" if only else f"{name}/"
+            file = folder + exporting.file_name(record, stored)
             output.write(prefix + file, as_file(field, content))
             yield file
         else:

@@ -1,8 +1,9 @@
-"""The same 96 samples through every source: equal images, labels and order."""
+"""The same 96 samples through every source: equal images, labels, order and content digest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ from foreign import (
     make_tfrecord,
     make_voc,
     png_of,
+    tfrecord_rows,
+    write_tfrecord,
 )
 
-from shardkit import convert, open_dataset
+from shardkit import Field, Sample, convert, export, open_dataset
 from shardkit.registry import get_source, source_names
 
 CLASSES = ("bird", "cat", "dog")
@@ -49,16 +52,31 @@ GRAY = pictures(28, 28, names=("0", "1", "2", "3"))
 
 Make = Callable[[Path, Images], Path]
 
+
+def make_named_tfrecord(folder: Path, images: Images) -> Path:
+    rows = zip(tfrecord_rows(images), images, strict=True)
+    named = [{**row, "name": (name.encode(), "byte")} for row, name in rows]
+    return write_tfrecord(folder / "x.tfrecord", named)
+
+
+def make_exported(folder: Path, images: Images, layout: str, part: str = "") -> Path:
+    """Export the images from a dataset; return the exported folder, or a file in it."""
+    export(make_stored(folder, images, shuffle=False), folder / "exported", layout=layout)
+    return folder / "exported" / part
+
+
 CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "imagefolder": ("imagefolder", make_folder_of, {}),
     "dataset": ("dataset", partial(make_stored, shuffle=False), {}),
     "webdataset": ("webdataset", make_tar, {}),
     "tfrecord": ("tfrecord", make_tfrecord, {}),
+    "tfrecord, names": ("tfrecord", make_named_tfrecord, {"name": "name"}),
     "lmdb": ("lmdb", make_lmdb, {"label": "folder"}),
     "hdf5, encoded": ("hdf5", make_hdf5, {"images": "jpeg", "labels": "label"}),
     "hdf5, arrays": ("hdf5", make_hdf5_arrays, {"images": "x", "labels": "y"}),
-    "huggingface, parquet": ("huggingface", make_parquet, {}),
-    "huggingface, saved": ("huggingface", make_saved, {}),
+    "huggingface, parquet": ("huggingface", make_parquet, {"name": "image"}),
+    "huggingface, saved": ("huggingface", make_saved, {"name": "image"}),
+    "huggingface, no names": ("huggingface", make_parquet, {}),
     "npy, folders": ("npy", make_npy_folders, {}),
     "npy, arrays": ("npy", make_npy_arrays, {}),
     "npz": ("npy", make_npz, {}),
@@ -76,7 +94,40 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "cifar": ("cifar", partial(make_cifar10, classes=CLASSES), {"split": "train"}),
     "mnist": ("mnist", make_mnist, {"split": "train"}),
     "mnist, compressed": ("mnist", partial(make_mnist, suffix=".gz"), {"split": "train"}),
+    **{
+        f"export --layout {layout}": (
+            kind,
+            partial(make_exported, layout=layout, part=part),
+            options,
+        )
+        for layout, kind, part, options in (
+            ("imagefolder", "imagefolder", "", {}),
+            ("csv", "table", "metadata.csv", {"label": "label"}),
+            ("parquet", "huggingface", "", {"name": "image"}),
+            ("webdataset", "webdataset", "", {"label": "folder"}),
+        )
+    },
 }
+
+
+NAMELESS = (
+    *("tfrecord", "hdf5, encoded", "hdf5, arrays", "huggingface, no names", "npy, arrays", "npz"),
+    *("npz, compressed", "cifar", "mnist", "mnist, compressed"),
+)
+"""Cases whose files hold no names of images."""
+
+
+def digest_of(images: Images, names: Iterable[str]) -> str:
+    """Return the content digest of a dataset of images and labels that have these names."""
+    classes = sorted({class_of(name) for name in images})
+    samples = [
+        Sample(name, image=data, label=classes.index(class_of(path)))
+        for name, (path, data) in zip(names, images.items(), strict=True)
+    ]
+    schema = {"label": Field("label", classes=tuple(classes))}
+    with tempfile.TemporaryDirectory() as folder:
+        made = convert(samples, Path(folder, "made"), to="hdf5", schema=schema, shuffle=False)
+    return made.manifests[""].content_digest
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,7 +136,7 @@ def test_every_source_gives_the_same_samples(case: str, tmp_path: Path) -> None:
     images = GRAY if kind == "mnist" else COLOR
     (tmp_path / "source").mkdir()
     source = get_source(kind).open(make(tmp_path / "source", images), **options)
-    convert(source, tmp_path / "made", to="webdataset", shuffle=False)
+    made = convert(source, tmp_path / "made", to="webdataset", shuffle=False)
     dataset = open_dataset(tmp_path / "made", decode="bytes")
     if kind in ("coco", "voc"):  # the class is that of the only box
         classes = list(dataset.schema["boxes"].classes or ())
@@ -95,7 +146,12 @@ def test_every_source_gives_the_same_samples(case: str, tmp_path: Path) -> None:
     assert classes == sorted({class_of(name) for name in images})
     found = [(classes[label], dataset[row][0]) for row, label in enumerate(labels)]
     assert found == [(class_of(name), data) for name, data in images.items()]
-    assert len(dataset) == 96
+    keys = [name.removesuffix(".png") for name in images]
+    found_keys = list(dataset.keys)
+    assert len(set(found_keys)) == 96
+    assert (found_keys == keys) == (case not in NAMELESS)
+    if kind not in ("coco", "voc"):  # they have more fields
+        assert made.manifests[""].content_digest == digest_of(images, found_keys)
 
 
 def test_every_source_has_a_case() -> None:
