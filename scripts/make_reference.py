@@ -49,6 +49,7 @@ TASKS = {
             "Progress",
             "Source",
             "upload",
+            "download",
         ),
     ),
     "Reading": (

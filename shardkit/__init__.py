@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardkit.conversion.append import Appended, append
     from shardkit.conversion.attach import Attached, attach
     from shardkit.conversion.convert import Converted, convert
+    from shardkit.conversion.download import download
     from shardkit.conversion.merge import merge
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.upload import upload
@@ -151,6 +152,7 @@ _WHERE = {
     "describe": "shardkit.verification.describe",
     "diff": "shardkit.verification.diff",
     "doctor": "shardkit.measure.doctor.doctor",
+    "download": "shardkit.conversion.download",
     "export": "shardkit.exporting.export",
     "find_batch_size": "shardkit.torch.batch_size",
     "make_loader": "shardkit.torch.loader",
@@ -241,6 +243,7 @@ __all__ = [
     "describe",
     "diff",
     "doctor",
+    "download",
     "export",
     "find_batch_size",
     "make_loader",

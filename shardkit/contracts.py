@@ -399,6 +399,9 @@ class SourceKind:
 
     options: tuple[SourceOption, ...] = ()
 
+    of_files: bool = False
+    """Whether a path or pattern names all files, so they can be copied from URLs first."""
+
     open: Callable[..., Source]
     """Opens a source: its path, then its options as keywords."""
 

@@ -11,6 +11,7 @@ from shardkit.cli.console import emit, say
 from shardkit.cli.convert_report import bad_as_json, show_problems
 from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar, some
+from shardkit.cli.url_source import cache_option, copied
 from shardkit.conversion.append import Appended, append
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
 from shardkit.errors import BadImages
@@ -27,6 +28,7 @@ from shardkit.system.machine import usable_cpus
     required=True,
     help="Source of the same kind as that of DATASET.",
 )
+@cache_option
 @click.option(
     "--skip-existing",
     is_flag=True,
@@ -58,6 +60,7 @@ def append_command(  # noqa: PLR0913 - Click passes each option by name
     *,
     dataset: Path,
     source: Path,
+    cache: Path | None,
     skip_existing: bool,
     on_error: str,
     shard_size: str,
@@ -79,6 +82,7 @@ def append_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit append dataset --from photos --skip-existing
     """
     started = time.monotonic()
+    source = copied(source, cache, quiet=quiet)
     try:
         with progress_bar("appending", quiet=quiet) as tally:
             done = append(

@@ -22,6 +22,7 @@ from shardkit.cli.convert_report import (
     show_problems,
 )
 from shardkit.cli.show import progress_bar
+from shardkit.cli.url_source import CACHE, copied
 from shardkit.contracts import Source, SourceKind, SourceOption
 from shardkit.conversion.convert import convert
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
@@ -375,7 +376,8 @@ class _Command(click.Command):
     """The command for a source: the options of every conversion, and the source's own."""
 
     def __init__(self, kind: SourceKind) -> None:
-        own = [source_option(option) for option in kind.options]
+        options = (*kind.options, CACHE) if kind.of_files else kind.options
+        own = [source_option(option) for option in options]
         params = _COMMON.params
         place = next(n for n, each in enumerate(params) if each.name == "val")
         super().__init__(
@@ -390,6 +392,9 @@ class _Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Open the source with its own options, then convert it."""
         own = {name: ctx.params.pop(name) for name in self._own}
+        if self._kind.of_files:
+            src, quiet = ctx.params["src"], ctx.params["quiet"]
+            ctx.params["src"] = copied(src, own.pop("cache"), quiet=quiet)
         ctx.obj = self._kind.open(ctx.params["src"], **own)
         return super().invoke(ctx)
 

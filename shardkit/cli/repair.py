@@ -12,6 +12,7 @@ import click
 from shardkit.cli.console import emit, say
 from shardkit.cli.options import one_or_all, quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar, some
+from shardkit.cli.url_source import cache_option, copied
 from shardkit.dataset.manifest import dataset_directories, load_manifest
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import printable
@@ -33,11 +34,18 @@ _LISTED = 50
     help="Folder that DATASET was converted from. Repeat it for each part of a merged dataset, in "
     "order, unless all have the same source.",
 )
+@cache_option
 @workers_option
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def repair_command(
-    dataset: Path, source: tuple[Path, ...], workers: int | None, quiet: bool, as_json: bool
+def repair_command(  # noqa: PLR0913 - Click passes each option by name
+    *,
+    dataset: Path,
+    source: tuple[Path, ...],
+    cache: Path | None,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Rebuild damaged or missing files of DATASET from the folder SRC.
 
@@ -50,11 +58,12 @@ def repair_command(
       shardkit repair dataset --from photos
     """
     started = time.monotonic()
+    sources = [copied(each, cache, quiet=quiet) for each in source]
     total = sum(load_manifest(place).rows for place in dataset_directories(dataset).values())
     with progress_bar("repairing", quiet=quiet, total=total) as on_progress:
         result = repair(
             dataset,
-            one_or_all(source),
+            one_or_all(sources),
             workers=workers or usable_cpus(),
             on_progress=on_progress,
         )

@@ -15,6 +15,7 @@ import click
 from shardkit.cli.console import emit, say
 from shardkit.cli.options import one_or_all, quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar, some
+from shardkit.cli.url_source import cache_option, copied
 from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories, load_manifest
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.stores.urls import as_url
@@ -54,6 +55,7 @@ _LISTED = 50
     help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
     "dataset, in order, unless all have the same source.",
 )
+@cache_option
 @click.option(
     "--write-receipt",
     type=click.Path(path_type=Path),
@@ -80,6 +82,7 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
     dataset: Path,
     level: str,
     against: tuple[Path, ...],
+    cache: Path | None,
     write_receipt: Path | None,
     check_receipt: Path | None,
     root: Path | None,
@@ -103,11 +106,11 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit verify s3://bucket/dataset
     """
     started = time.monotonic()
-    source = one_or_all(against)
-    _check_options(level, source, write_receipt, check_receipt)
+    _check_options(level, one_or_all(against), write_receipt, check_receipt)
     known = None if check_receipt is None else load_receipt(check_receipt)
     if write_receipt is not None:
         require_new(write_receipt)
+    source = one_or_all([copied(each, cache, quiet=quiet) for each in against])
     with progress_bar("verifying", quiet=quiet, total=_count(dataset)) as on_progress:
         result = verify(
             dataset,

@@ -404,6 +404,7 @@ SOURCE = SourceKind(
         ),
         SourceOption(flags="--split", metavar="NAME", help="Convert only one split."),
     ),
+    of_files=True,
     open=HuggingFace,
     find=HuggingFace.find,
 )

@@ -112,7 +112,7 @@ def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[
 
 def _matches(pattern: str) -> list[str]:
     found, missing = [], []
-    for name in _expand(pattern):
+    for name in expand(pattern):
         if glob.has_magic(name):
             matches = sorted(glob.glob(name))
         else:
@@ -127,8 +127,12 @@ def _matches(pattern: str) -> list[str]:
     return found
 
 
-def _expand(pattern: str) -> list[str]:
-    """Return the names that a pattern with braces stands for, as in a shell."""
+def expand(pattern: str) -> list[str]:
+    """Return the names that a pattern with braces stands for, as in a shell.
+
+    Raises:
+        UsageError: If the braces hold neither a range nor a list, or the names are too many.
+    """
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -143,7 +147,7 @@ def _expand(pattern: str) -> list[str]:
         parts = match[1].split(",")
     else:
         raise UsageError(f"{{{match[1]}}} in {pattern} is neither a range nor a list of names")
-    rests = _expand(pattern[match.end() :])
+    rests = expand(pattern[match.end() :])
     if len(parts) * len(rests) > MAX_FILES:
         raise UsageError(f"{pattern} names over {MAX_FILES} files")
     return [pattern[: match.start()] + part + rest for part in parts for rest in rests]

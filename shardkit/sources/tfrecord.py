@@ -337,6 +337,7 @@ SOURCE = SourceKind(
             help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
         ),
     ),
+    of_files=True,
     open=TFRecord,
     find=TFRecord.find,
 )

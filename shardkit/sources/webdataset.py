@@ -449,6 +449,7 @@ SOURCE = SourceKind(
             help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
         ),
     ),
+    of_files=True,
     open=WebDataset,
     find=WebDataset.find,
 )

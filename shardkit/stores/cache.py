@@ -101,7 +101,7 @@ class Cache:
             CorruptShard: If the content differs every time.
             ShardkitError: If the process that fetches it stops, or ``fill`` raises.
         """
-        with _exclusive(_part(path), path.exists) as descriptor:
+        with exclusive(_part(path), path.exists) as descriptor:
             if descriptor is not None:
                 self._complete(descriptor, file, path, fill)
 
@@ -116,7 +116,7 @@ class Cache:
             fill: Called with the blocks that are missing.
         """
         path, count = self.blocks(file.sha256), count_blocks(file.size)
-        with _exclusive(path) as descriptor:
+        with exclusive(path) as descriptor:
             assert descriptor is not None
             if os.fstat(descriptor).st_size != file.size + count:
                 os.ftruncate(descriptor, file.size + count)
@@ -231,7 +231,7 @@ def _others(place: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path, done: Callable[[], bool] = lambda: False) -> Iterator[int | None]:
+def exclusive(path: Path, done: Callable[[], bool] = lambda: False) -> Iterator[int | None]:
     """Open or create a file and lock it, when no other process has; yield None if ``done()``.
 
     Raises:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import obstore
 from obstore.exceptions import (
@@ -140,6 +141,20 @@ class Store:
             name, lambda: obstore.get(self._store, name, options={"head": True}).attributes
         )
         return str(found.get(_DIGEST, ""))
+
+    def version(self, name: str) -> tuple[int, int]:
+        """Return the size of an object, and a time in nanoseconds that is its version.
+
+        Stores state seconds. The ETag, which changes with the content, decides the rest.
+        """
+        found = self._repeated(name, lambda: obstore.head(self._store, name))
+        seconds, tag = int(found["last_modified"].timestamp()), str(found["e_tag"])
+        return found["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+
+    def names(self) -> list[str]:
+        """Return the names of the objects directly below the URL, not in folders."""
+        with self._named("*"):
+            return [each["path"] for each in obstore.list_with_delimiter(self._store)["objects"]]
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each object below the URL, by name."""

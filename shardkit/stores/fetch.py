@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -11,14 +13,18 @@ from functools import partial
 from pathlib import Path
 
 from shardkit.errors import ShardkitError
-from shardkit.stores.cache import BLOCK, Cache, RemoteFile, pin
+from shardkit.stores.cache import BLOCK, Cache, RemoteFile, exclusive, pin
 from shardkit.stores.client import PART, Store, open_store
+from shardkit.system.files import sync
 
 _CONNECTIONS = 4
 """Requests at a time for one file."""
 
 _LONGEST = 16 << 20
 """Maximum bytes of a request for neighboring blocks."""
+
+_ATTEMPTS = 3
+"""Copies of an object that changes meanwhile."""
 
 _pinned: dict[str, list[int]] = {}
 """Descriptors of shards that are being handed to a thread of the reader, by SHA-256."""
@@ -92,6 +98,50 @@ def download(url: str, name: str, path: Path) -> None:
         _fill(open_store(url), name, os.fstat(descriptor).st_size, descriptor)
     finally:
         os.close(descriptor)
+
+
+def names(url: str) -> list[str]:
+    """Return the names of the objects directly below a URL."""
+    return open_store(url).names()
+
+
+def copy(url: str, name: str, path: Path) -> int:
+    """Copy an object to a file, unless the file is its copy; return the bytes fetched.
+
+    The modification time of a copy states the version.
+    """
+    store, part = open_store(url), path.with_name(f".{path.name}.part")
+    try:
+        for _ in range(_ATTEMPTS):
+            size, stamp = version = store.version(name)
+            with exclusive(part, partial(_is_copy, path, version)) as descriptor:
+                if descriptor is None:
+                    return 0
+                with contextlib.ExitStack() as unfinished:
+                    unfinished.callback(part.unlink)
+                    if _is_copy(path, version):  # completed between our check and our lock
+                        return 0
+                    os.truncate(descriptor, 0)
+                    _fill(store, name, size, descriptor)
+                    if store.version(name) == version:
+                        os.utime(descriptor, ns=(stamp, stamp))
+                        os.fsync(descriptor)
+                        os.rename(part, path)
+                        unfinished.pop_all()
+                        sync(path.parent)
+                        return size
+    except OSError as error:
+        raise ShardkitError(
+            f"{path} cannot be written: {error.strerror}. Free some space or choose another folder."
+        ) from error
+    raise ShardkitError(f"{url}/{name} changes while it is read; retry when it is complete")
+
+
+def _is_copy(path: Path, version: tuple[int, int]) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        return stat.S_ISREG(status.st_mode) and version == (status.st_size, status.st_mtime_ns)
+    return False
 
 
 def _fill(store: Store, name: str, size: int, descriptor: int) -> None:

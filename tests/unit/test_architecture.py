@@ -35,6 +35,7 @@ INSIDE = {
     "cli": (
         "console measure_options options",
         "main show",
+        "url_source",
         "convert_report diff doctor_report export index info ladder merge repair report "
         "show_records split upload verify",
         "append bench convert doctor jobs tune",
@@ -47,7 +48,7 @@ INSIDE = {
         "properties scaling",
     ),
     "conversion": (
-        "disk exchange fingerprint geometry",
+        "disk download exchange fingerprint geometry",
         "recipe",
         "assemble bulk command lock options plan upload",
         "build combine",
