@@ -9,11 +9,16 @@ import click
 
 from shardkit.cli.console import emit, say
 from shardkit.cli.convert_report import bad_as_json, show_problems
-from shardkit.cli.options import quiet_option, workers_option
+from shardkit.cli.options import (
+    on_error_option,
+    quiet_option,
+    shard_samples_option,
+    shard_size_option,
+    workers_option,
+)
 from shardkit.cli.show import amount, line, progress_bar, some
 from shardkit.cli.url_source import cache_option, copied
 from shardkit.conversion.append import Appended, append
-from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
 from shardkit.errors import BadImages
 from shardkit.system.machine import usable_cpus
 
@@ -35,23 +40,9 @@ from shardkit.system.machine import usable_cpus
     help="Leave out images whose path or key DATASET has already, such as all old ones of a folder "
     "that has grown.",
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="fail: list all bad images and write nothing. skip: leave bad images out and record each.",
-)
-@click.option(
-    "--shard-size",
-    default=f"{DEFAULT_SHARD_BYTES >> 20}MiB",
-    show_default=True,
-    metavar="SIZE",
-    help="Approximate bytes of images per shard.",
-)
-@click.option(
-    "--shard-samples", type=int, metavar="N", help="Images per shard, instead of --shard-size."
-)
+@on_error_option
+@shard_size_option
+@shard_samples_option
 @workers_option
 @click.option("--force", is_flag=True, help="Discard the work of another unfinished run.")
 @quiet_option

@@ -21,11 +21,11 @@ from shardkit.cli.convert_report import (
     show_planned,
     show_problems,
 )
+from shardkit.cli.options import on_error_option, shard_samples_option, shard_size_option
 from shardkit.cli.show import progress_bar
 from shardkit.cli.url_source import CACHE, copied
 from shardkit.contracts import Source, SourceKind, SourceOption
 from shardkit.conversion.convert import convert
-from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
 from shardkit.conversion.recipe import (
     CHECKS,
     DEFAULT_QUALITY,
@@ -160,13 +160,7 @@ def convert_group() -> None:
     is_flag=True,
     help="Store damaged JPEGs that Pillow can decode; readers return Pillow's pixels.",
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="fail: list all bad images and write nothing. skip: leave bad images out and record each.",
-)
+@on_error_option
 @click.option(
     "--val", type=float, metavar="SHARE", help="Divide off this share as a split val, such as 0.1."
 )
@@ -177,16 +171,8 @@ def convert_group() -> None:
     metavar="folder|COLUMN",
     help="Keep images of one folder, or with one value in a column, on one side.",
 )
-@click.option(
-    "--shard-size",
-    default=f"{DEFAULT_SHARD_BYTES >> 20}MiB",
-    show_default=True,
-    metavar="SIZE",
-    help="Approximate bytes of images per shard.",
-)
-@click.option(
-    "--shard-samples", type=int, metavar="N", help="Images per shard, instead of --shard-size."
-)
+@shard_size_option
+@shard_samples_option
 @click.option(
     "--shuffle/--no-shuffle",
     default=None,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 workers_option = click.option(
@@ -21,6 +23,26 @@ _SIZES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2
 
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Print only --json output. See the exit code."
+)
+
+on_error_option = click.option(
+    "--on-error",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="fail: list all bad images and write nothing. skip: leave bad images out and record each.",
+)
+
+shard_size_option = click.option(
+    "--shard-size",
+    default=f"{DEFAULT_SHARD_BYTES >> 20}MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Approximate bytes of images per shard.",
+)
+
+shard_samples_option = click.option(
+    "--shard-samples", type=int, metavar="N", help="Images per shard, instead of --shard-size."
 )
 
 
