@@ -44,6 +44,12 @@ from shardkit.verification.describe import summarize
     is_flag=True,
     help="Identify archives by size and modification time instead of SHA-256.",
 )
+@click.option(
+    "--trust",
+    metavar="TOOL[=DIR]",
+    help="Compare the index of energon, dali or webshart, next to the archives or in DIR, with "
+    "them; differences are findings.",
+)
 @click.option("--force", is_flag=True, help="Replace the dataset in INDEX_DIR; index all again.")
 @workers_option
 @quiet_option
@@ -55,6 +61,7 @@ def attach_command(  # noqa: PLR0913 - Click passes each option by name
     check: str,
     on_error: str,
     quick: bool,
+    trust: str | None,
     force: bool,
     workers: int | None,
     quiet: bool,
@@ -78,7 +85,7 @@ def attach_command(  # noqa: PLR0913 - Click passes each option by name
             f"pattern, as in: shardkit attach '*.tar' {shlex.quote(extra[-1])}"
         )
     source = get_source(ATTACHED_SOURCE).open(archives, **own)
-    options = AttachOptions(check=check, on_error=on_error, quick=quick, force=force)
+    options = AttachOptions(check=check, on_error=on_error, quick=quick, trust=trust, force=force)
     try:
         with progress_bar("attaching", quiet=quiet) as tally:
             made = attach_source(

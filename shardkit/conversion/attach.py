@@ -27,6 +27,7 @@ from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import StagingDirectory, open_staging
+from shardkit.conversion.trusted import Trust
 from shardkit.dataset.attached import remember
 from shardkit.dataset.index import Index, IndexPart, join_parts, save_index
 from shardkit.dataset.index_builder import IndexedRecords, ShardRecords, join_indexed
@@ -98,6 +99,7 @@ def attach(  # noqa: PLR0913 - the options of the command, each with its own mea
     check: str = "header",
     on_error: str = "fail",
     quick: bool = False,
+    trust: str | None = None,
     force: bool = False,
     workers: int = 1,
     on_progress: Report | None = None,
@@ -122,6 +124,8 @@ def attach(  # noqa: PLR0913 - the options of the command, each with its own mea
             samples out and records each.
         quick: Identify archives by size and modification time instead of SHA-256, which reads them
             completely.
+        trust: Compare the index that ``energon``, ``dali`` or ``webshart`` has next to the archives
+            with them; ``TOOL=DIR`` looks for it in DIR. Each difference is a finding.
         force: Replace any dataset in ``target``, and index everything again.
         workers: Number of processes.
         on_progress: Called with the work done since the last call.
@@ -143,7 +147,7 @@ def attach(  # noqa: PLR0913 - the options of the command, each with its own mea
         keep=keep,
         classes=classes,
     )
-    options = AttachOptions(check=check, on_error=on_error, quick=quick, force=force)
+    options = AttachOptions(check=check, on_error=on_error, quick=quick, trust=trust, force=force)
     return attach_source(source, target, options, workers=workers, on_progress=on_progress)
 
 
@@ -152,12 +156,13 @@ class AttachOptions:
     """Options of `attach` other than those of the source.
 
     Raises:
-        UsageError: If one is unknown.
+        UsageError: If one is unknown, or a folder is missing.
     """
 
     check: str = "header"
     on_error: str = "fail"
     quick: bool = False
+    trust: str | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -165,6 +170,8 @@ class AttachOptions:
             raise UsageError(f"check={self.check!r} is unknown; choose from {', '.join(CHECKS)}")
         if self.on_error not in ("fail", "skip"):
             raise UsageError(f"on_error={self.on_error!r} is neither 'fail' nor 'skip'")
+        if self.trust:
+            Trust.parse(self.trust)
 
 
 def attach_source(
@@ -189,6 +196,11 @@ def attach_source(
     work = _plan(source, scan, target, options)
     if old:
         _require_same(old, work, target)
+    if options.trust:
+        (images,) = scan.splits.values()
+        archives = [path for path, _ in source.by_file(images)]
+        found = Trust.parse(options.trust).compare(archives, workers=workers)
+        scan.problems.setdefault("", []).extend(found)
     if on_progress:
         on_progress(Progress(total=sum(len(task.images) for task in work.tasks)))
     with open_staging(target, force=options.force or old is not None) as staging:
@@ -246,7 +258,7 @@ class _Work:
         The archives themselves may change before the next run: it compares each part with them.
         """
         settings = {f"--{name}": value for name, value in asdict(self.options).items()}
-        del settings["--force"], settings["--on_error"]
+        del settings["--force"], settings["--on_error"], settings["--trust"]
         for name in ("grouping", "image", "label", "keep"):
             settings[f"--{name}"] = self.source.get(name)
         return ConversionFingerprint(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sqlite3
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -18,31 +17,14 @@ from shardkit.errors import BadImage, UsageError
 from shardkit.exporting.export import staged
 from shardkit.exporting.output import OutputFolder
 from shardkit.record import dump_json
-from shardkit.sources.inputs import reading
-from shardkit.sources.tar_members import members
+from shardkit.sources.tar_parts import Part, parts_of
 from shardkit.system.text import quoted
 
 _BLOCK = 512
 _PIECE = 1 << 20
-_NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]*)\Z", re.DOTALL)
 _UTF8 = ("utf-8", "surrogateescape")
 _LONGEST = 100
 """Bytes of a name in the first block of a header, all that wids reads."""
-_META = re.compile(r"__[^/]*__($|/)")
-"""Members that readers of WebDataset skip."""
-
-
-class Part(NamedTuple):
-    """One member of a sample."""
-
-    name: str
-    key: str
-    suffix: str
-    start: int
-    """Offset of its first header."""
-    offset: int
-    """Offset of its content."""
-    size: int
 
 
 class Archive(NamedTuple):
@@ -96,12 +78,16 @@ def export_index(
 
 def _read(path: Path, name: str) -> Archive:
     try:
-        parts = list(_parts(path))
+        parts = [part for part in parts_of(path) if part.key]
     except BadImage as error:
         raise UsageError(f"{path}: {error}") from error
     samples: list[list[Part]] = []
     seen: set[str] = set()
     for part in parts:
+        if part.offset < 0:
+            raise UsageError(
+                f"{path}: {quoted(part.name)} is a sparse file, which no index can locate"
+            )
         if samples and samples[-1][0].key == part.key:
             samples[-1].append(part)
             continue
@@ -114,18 +100,6 @@ def _read(path: Path, name: str) -> Archive:
         samples.append([part])
     last = parts[-1].offset + parts[-1].size if parts else 0
     return Archive(path, name, samples, last + -last % _BLOCK)
-
-
-def _parts(path: Path) -> Iterator[Part]:
-    with reading(str(path), ahead=True) as view:
-        for member in members(view):
-            match = _NAME.match(member.name)
-            if member.what or match is None or _META.match(member.name):
-                continue
-            if len(member.pieces) != 1 or member.pieces[0].length != member.size:
-                raise BadImage(f"{quoted(member.name)} is a sparse file, which no index can locate")
-            offset = member.pieces[0].offset
-            yield Part(member.name, match[1], match[2], member.start, offset, member.size)
 
 
 def _write_energon(archives: Sequence[Archive], output: OutputFolder) -> None:

@@ -48,7 +48,7 @@ INSIDE = {
         "properties scaling",
     ),
     "conversion": (
-        "disk download exchange fingerprint geometry",
+        "disk download exchange fingerprint geometry trusted",
         "recipe",
         "assemble bulk command lock options plan upload",
         "build combine",
@@ -119,7 +119,7 @@ INSIDE = {
         "arrow_reader crc32c divided hdf5_reader images inputs labels library_process lmdb_reader "
         "spool tf_example",
         "image_files listing npy_files samples table_rows tar_members tfrecord_file",
-        "imagefolder kept",
+        "imagefolder kept tar_parts",
         "named_files",
         "cifar coco hdf5 huggingface lmdb mnist npy table tfrecord voc webdataset",
     ),
