@@ -11,6 +11,7 @@ from shardkit.cli.console import emit, say
 from shardkit.cli.show import amount, line, show_notes, table
 from shardkit.dataset.parts import sources_of
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL, field_in_words
+from shardkit.stores.urls import as_url
 from shardkit.system.formatting import size
 from shardkit.system.text import printable
 from shardkit.verification.describe import describe
@@ -23,22 +24,24 @@ _LISTED = 30
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def info_command(dataset: Path, as_json: bool) -> None:
-    """Show the format, sizes, classes and recipe of DATASET.
+    """Show the format, sizes, classes and recipe of DATASET, a folder or URL.
 
     \b
     Examples:
       shardkit info dataset
       shardkit info dataset --json
+      shardkit info s3://bucket/dataset
     """
     described = describe(dataset)
     if as_json:
         emit(described)
         return
+    url = as_url(dataset)
     for name, value in described.items():
-        _show(dataset / name, value)
+        _show(f"{url}/{name}".rstrip("/") if url else dataset / name, value)
 
 
-def _show(place: Path, value: dict[str, Any]) -> None:
+def _show(place: Path | str, value: dict[str, Any]) -> None:
     say(f"{place}")
     line("format", f"{value['format']}, {amount(value['shards'], 'shard')}, {size(value['bytes'])}")
     images = ", ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,25 @@ from typing import Any
 import numpy as np
 
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import AttachedManifest, Manifest, dataset_directories, load_manifest
+from shardkit.dataset.manifest import (
+    AttachedManifest,
+    Manifest,
+    SplitsManifest,
+    dataset_directories,
+    load_manifest,
+)
 from shardkit.dataset.parts import parts_of
+from shardkit.dataset.remote import fetch_manifest, open_remote
 from shardkit.record import ABSENT, STORED_KINDS
+from shardkit.stores.urls import as_url
 from shardkit.verification.source_match import how_made
 
 
 def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     """Describe the dataset in ``directory``, or each of its splits.
+
+    Args:
+        directory: The dataset, or its URL, of which only manifests and indexes are fetched.
 
     Returns:
         By split name ("" without splits), the manifest as JSON values without its lists of files,
@@ -27,7 +39,18 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: If there is no dataset.
         CorruptDataset: If its manifest or index is damaged, or the recipe or source is invalid.
+        ShardkitError: If an object store cannot be read.
     """
+    url = as_url(directory)
+    if url is not None:
+        with tempfile.TemporaryDirectory(prefix="shardkit-info-") as cache:
+            _, top = fetch_manifest(url)
+            urls = {"": url}
+            if isinstance(top, SplitsManifest):
+                urls = {name: f"{url}/{name}" for name in top.splits}
+            return {
+                name: _describe(open_remote(each, cache, None)[0]) for name, each in urls.items()
+            }
     places = dataset_directories(Path(directory))
     return {name: _describe(place) for name, place in places.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,23 @@ def test_faults_on_the_way_and_what_a_killed_process_left_do_no_harm(
     download(URL, tmp_path)
 
     assert copies(tmp_path) == archives
+
+
+def test_several_readers_copy_each_file_once(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    from shardkit.stores import fetch
+
+    def copy(_: int) -> int:
+        return fetch.copy(f"s3://{BUCKET}/in", "x-00.tar", tmp_path / "x-00.tar")
+
+    with ThreadPoolExecutor(4) as readers:
+        sizes = sorted(readers.map(copy, range(4)))
+
+    content = next(iter(archives.values()))
+    assert sizes == [0, 0, 0, len(content)]
+    assert copies(tmp_path) == {"x-00.tar": content}
+    assert bucket.count("GET")["x-00.tar"] == 1
 
 
 def test_a_file_that_changes_meanwhile_is_not_kept(

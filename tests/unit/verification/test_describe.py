@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from buckets import BUCKET, Bucket
 from helpers import (
     FORMATS,
     encoded,
@@ -17,10 +18,12 @@ from helpers import (
     make_tree,
     opened,
     picture,
+    run_main,
 )
 
 from shardkit import CorruptDataset, UsageError, describe, open_dataset
 from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.upload import upload
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -41,6 +44,24 @@ def test_a_dataset_is_described(folder: Path, tmp_path: Path, to: str) -> None:
     assert (found["skipped"], found["notes"], found["ignored"]) == ([], {}, {})
     assert found["raw_shape"] is None
     assert "shardkit" in found["software"]
+
+
+@pytest.mark.parametrize("names", ["", "train/ val/"])
+def test_a_dataset_at_a_url_is_described_without_its_shards(
+    bucket: Bucket, tmp_path: Path, names: str
+) -> None:
+    source = tmp_path / "source"
+    for name in names.split() or [""]:
+        make_folder(source / name)
+    place = make_dataset(source, tmp_path / "made")
+    upload(place, f"s3://{BUCKET}/made")
+    bucket.requests.clear()
+
+    assert describe(f"s3://{BUCKET}/made") == describe(place)
+
+    assert not any(name.endswith(".lmdb") for name in bucket.count("GET"))
+    shown = run_main("info", f"s3://{BUCKET}/made").stdout
+    assert shown.startswith(f"s3://{BUCKET}/made" + "/train" * bool(names) + "\n")
 
 
 def test_sizes_are_smallest_median_and_largest(folder: Path, tmp_path: Path) -> None:
