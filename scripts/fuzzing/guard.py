@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import shardkit
 from scripts.fuzzing.target import BrokenPromiseError, Target
+from shardkit.sources import library_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(Path(shardkit.__file__).parent) + os.sep
@@ -77,7 +78,7 @@ class _Watch:
             return
         if event == "open":
             self._opened(*arguments[:3])
-        elif event in _DEEDS:
+        elif event in _DEEDS and not _starts_a_reader(event, arguments):
             self.seen.append(f"it {_DEEDS[event]}: {arguments!r:.200}")
         elif event in _CHANGING and not self._changes_inside(event, arguments):
             self.seen.append(f"it changed files elsewhere: {event}{arguments!r:.200}")
@@ -85,7 +86,7 @@ class _Watch:
             self.seen.append(f"it executed text: {arguments[0].co_filename}")
 
     def _opened(self, path: object, mode: object, flags: object) -> None:
-        if isinstance(path, int) or self._inside(path):
+        if isinstance(path, int) or path == os.devnull or self._inside(path):
             return
         if isinstance(flags, int) and flags & os.O_NOFOLLOW and os.sep not in os.fsdecode(path):  # type: ignore[arg-type]
             return  # a name in an open folder; where that is was seen when it was opened
@@ -119,6 +120,12 @@ class _Watch:
             yield
         finally:
             self.folder = None
+
+
+def _starts_a_reader(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Tell whether a program is the process in which shardkit calls libraries."""
+    last = f"from {library_process.__name__} import serve; serve()"
+    return event == "subprocess.Popen" and list(arguments[1])[-1].endswith(last)
 
 
 _watch: _Watch | None = None

@@ -28,8 +28,11 @@ CORPUS = ROOT / "tests" / "fuzz_corpus"
 
 ROW = re.compile(r"\| `([^`]+)` \| ([^|]+) \| [^|]+ \|")
 
-DECIDED_ELSEWHERE = ("image", "native", "dataset-hdf5", "dataset-lmdb", "dataset-tar")
-"""What comes of an input of these depends on the version of Pillow or libjpeg as well."""
+DECIDED_ELSEWHERE = (
+    *("image", "native", "dataset-hdf5", "dataset-lmdb", "dataset-tar"),
+    *("source-arrow", "source-parquet", "source-parquet-table"),
+)
+"""What comes of an input of these depends on the version of Pillow, libjpeg or pyarrow as well."""
 
 
 needs_atheris = pytest.mark.skipif(not find_spec("atheris"), reason="no atheris for this Python")

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from scripts.fuzzing.target import Target
+from scripts.fuzzing.targets.arrow import ArrowTarget, ParquetTableTarget, ParquetTarget
 from scripts.fuzzing.targets.dataset import HDF5_DATASET, LMDB_DATASET, TAR_DATASET
 from scripts.fuzzing.targets.fields import FieldsTarget
 from scripts.fuzzing.targets.hdf5 import Hdf5Target
@@ -49,6 +50,9 @@ TARGETS: dict[str, type[Target]] = {
         JsonLinesTarget,
         CocoTarget,
         VocTarget,
+        ParquetTarget,
+        ArrowTarget,
+        ParquetTableTarget,
     )
 }
 

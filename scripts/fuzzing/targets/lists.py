@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.fuzzing.targets.sources import GIF, SourceTarget
 
 
-class _ListTarget(SourceTarget):
+class ListTarget(SourceTarget):
     """A list next to two images, one of them in a folder."""
 
     names = (
@@ -29,7 +29,7 @@ class _ListTarget(SourceTarget):
             (folder / name).write_bytes(GIF)
 
 
-class CsvTarget(_ListTarget):
+class CsvTarget(ListTarget):
     """Rows of texts."""
 
     name = "source-csv"
@@ -40,7 +40,7 @@ class CsvTarget(_ListTarget):
         {"image": "a", "labels": "b", "boxes": "c:xywh", "keep": "d?,e=d:json?", "file": "f=e?"},
     )
     tokens = (
-        *_ListTarget.names,
+        *ListTarget.names,
         b'"',
         b'""',
         b"\r",
@@ -61,7 +61,7 @@ class CsvTarget(_ListTarget):
         ]
 
 
-class JsonLinesTarget(_ListTarget):
+class JsonLinesTarget(ListTarget):
     """Rows of JSON."""
 
     name = "source-jsonl"
@@ -72,7 +72,7 @@ class JsonLinesTarget(_ListTarget):
         {"image": "a", "labels": "b", "boxes": "c:/0:xyxy", "box_labels": "f", "keep": "d?,e=c?"},
     )
     tokens = (
-        *_ListTarget.names,
+        *ListTarget.names,
         *(b'{"a":"x.gif"}', b"NaN", b"Infinity", b"[", b"]", b"{", b"}", b'"\\ud800"', b"1e999"),
         *(b"9" * 5000, b"[" * 900, b"\n", b"null", b"true", b"[[1,2,3,4]]", b'"'),
     )
@@ -86,14 +86,14 @@ class JsonLinesTarget(_ListTarget):
         ]
 
 
-class CocoTarget(_ListTarget):
+class CocoTarget(ListTarget):
     """Images and annotations as JSON."""
 
     name = "source-coco"
     kind = "coco"
     file = "x.json"
     tokens = (
-        *_ListTarget.names,
+        *ListTarget.names,
         *(b'"id":1', b'"image_id":1', b'"category_id":9', b'"bbox":[1,2,3,4]', b"NaN", b"1e999"),
         *(b'"images":[', b'"annotations":[', b'"categories":[', b"{}", b"[]", b"]", b"}", b","),
         *(b"[" * 900, b"9" * 5000, b'"\\udc80"', b"true", b"null", b'"keypoints":["k"]'),
@@ -111,14 +111,14 @@ class CocoTarget(_ListTarget):
         ]
 
 
-class VocTarget(_ListTarget):
+class VocTarget(ListTarget):
     """An annotation as XML, in VOC's folders."""
 
     name = "source-voc"
     kind = "voc"
     file = "Annotations/0.xml"
     tokens = (
-        *_ListTarget.names,
+        *ListTarget.names,
         *(b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"&b;", b"&#0;", b"<![CDATA[", b"]]>", b"<object>"),
         *(
             b"</object>",
