@@ -568,12 +568,12 @@ def test_a_folder_in_place_of_the_source_type_suggests_the_command(folder: Path)
 
 
 def test_the_options_are_the_keywords_of_convert() -> None:
-    """Same names, same defaults; only the number of processes differs."""
+    """Same names and defaults, but for what the command leaves out."""
     command = convert_group.get_command(click.Context(convert_group), "imagefolder")
     assert command is not None
     given = command.make_context("convert", ["photos", "out", "--to", "lmdb"]).params
-    others = ("src", "dst", "to", "quiet", "as_json")
-    python_only = ("on_progress", "schema", "fields")
+    others = ("src", "dst", "to", "cluster", "report_file", "quiet", "as_json")
+    python_only = ("on_progress", "schema", "fields", "executor")
     options = {name.removesuffix("_"): value for name, value in given.items() if name not in others}
     keywords = {
         name: parameter.default
@@ -582,7 +582,8 @@ def test_the_options_are_the_keywords_of_convert() -> None:
     }
     assert keywords.keys() == options.keys()
     assert parse_bytes(options.pop("shard_size")) == keywords.pop("shard_size")
-    assert (options.pop("workers"), keywords.pop("workers")) == (None, 1)
+    for name, default in {"workers": 1, "val": 0.0, "test": 0.0}.items():
+        assert (options.pop(name), keywords.pop(name)) == (None, default)
     assert options == keywords
 
 
