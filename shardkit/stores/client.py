@@ -64,7 +64,7 @@ class Exists(Exception):
     """The object to create exists, with other content."""
 
 
-class _Missing(UsageError):
+class Missing(UsageError):
     """An object does not exist."""
 
 
@@ -132,7 +132,7 @@ class Store:
 
         try:
             return bytes(self._repeated(name, get))
-        except _Missing:
+        except Missing:
             return None
 
     def digest(self, name: str) -> str:
@@ -209,7 +209,7 @@ class Store:
                     f"{self.url}: there is no such bucket; check its name, the region "
                     "(AWS_REGION) and the server (AWS_ENDPOINT_URL)"
                 ) from None
-            raise _Missing(f"{self.url} contains no {name}") from None
+            raise Missing(f"{self.url} contains no {name}") from None
         except (BaseError, OSError) as error:
             raise self._error(name, error) from None
 

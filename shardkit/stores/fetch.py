@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from shardkit.errors import ShardkitError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.stores.cache import BLOCK, Cache, RemoteFile, exclusive, pin
-from shardkit.stores.client import PART, Store, open_store
+from shardkit.stores.client import PART, Missing, Store, open_store
 from shardkit.system.files import sync
 
 _CONNECTIONS = 4
@@ -109,6 +109,10 @@ def copy(url: str, name: str, path: Path) -> int:
     """Copy an object to a file, unless the file is its copy; return the bytes fetched.
 
     The modification time of a copy states the version.
+
+    Raises:
+        UsageError: If there is no such object, or access is denied.
+        ShardkitError: If it cannot be read, changes meanwhile, or the file cannot be written.
     """
     store, part = open_store(url), path.with_name(f".{path.name}.part")
     try:
@@ -130,6 +134,10 @@ def copy(url: str, name: str, path: Path) -> int:
                         unfinished.pop_all()
                         sync(path.parent)
                         return size
+    except Missing:
+        raise UsageError(
+            f"{url} contains no {name}; name files, not a folder: x-{{000..999}}.tar"
+        ) from None
     except OSError as error:
         raise ShardkitError(
             f"{path} cannot be written: {error.strerror}. Free some space or choose another folder."

@@ -70,6 +70,19 @@ def test_every_named_file_is_copied_once(
     assert not bucket.count("GET").keys() & {os.path.basename(path) for path in archives}
 
 
+def test_files_of_a_web_server_are_copied(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    url = f"http://{bucket.address}/{BUCKET}/in/x-{{00..02}}.tar"
+
+    for _ in range(2):
+        found = download(url, tmp_path)
+
+    assert sorted(copies(tmp_path).values()) == sorted(archives.values())
+    assert len(list(WebDataset(found).paths())) == 3
+    assert max(bucket.count("GET").values()) == 1
+
+
 def test_a_new_version_of_the_same_size_is_copied(
     bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -132,7 +145,7 @@ def test_a_file_that_changes_meanwhile_is_not_kept(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("{0}/in/x-{{00..03}}.tar", "{0}/in contains no x-03.tar"),
+        ("{0}/in/x-{{00..03}}.tar", "{0}/in contains no x-03.tar; name files, not a folder"),
         ("{0}/in/y-*.tar", r"{0}/in contains no y-\*.tar"),
         ("{0}/*/x-00.tar", "only the last part of a URL may contain"),
         ("{0}/../x-00.tar", "is not a plain relative path"),
