@@ -73,7 +73,7 @@ def test_every_named_file_is_copied_once(
 def test_files_of_a_web_server_are_copied(
     bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
 ) -> None:
-    url = f"http://{bucket.address}/{BUCKET}/in/x-{{00..02}}.tar"
+    url = f"{bucket.environment['AWS_ENDPOINT_URL']}/{BUCKET}/in/x-{{00..02}}.tar"
 
     for _ in range(2):
         found = download(url, tmp_path)
