@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from shardkit.conversion.assemble import file_entry, save_report, total
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, join_parts, save_index
 from shardkit.dataset.manifest import (
+    FACTS_NAME,
     AttachedManifest,
     FieldEntry,
     Manifest,
@@ -31,7 +32,7 @@ from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.record import LABEL, Field, Schema, describe_schema
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, open_regular, read_small, sync
-from shardkit.system.safe_paths import LinkRefused
+from shardkit.system.safe_paths import LinkRefused, is_file
 from shardkit.system.text import quoted
 
 _CANNOT_LINK = (
@@ -147,8 +148,10 @@ def combine(folder: Path, pieces: Sequence[Piece]) -> Manifest:
     for piece in pieces:
         for entry in piece.manifest.shards:
             name = f"shard-{len(shards):06d}{suffix}"
-            _link(piece.place, entry, folder / name)
+            _link(piece.place, entry.name, folder / name, entry.bytes)
             shards.append(replace(entry, name=name))
+    if is_file(pieces[0].place, FACTS_NAME):  # of the first rows, which stay as they are
+        _link(pieces[0].place, FACTS_NAME, folder / FACTS_NAME)
     index = join_parts([_index(piece) for piece in pieces], schema)
     _require_distinct(pieces, index.keys)
     counts = index.counts(schema)
@@ -181,12 +184,12 @@ def combine(folder: Path, pieces: Sequence[Piece]) -> Manifest:
     )
 
 
-def _link(place: Path, entry: ShardEntry, goal: Path) -> None:
-    """Link a shard, or copy it if the file system cannot link; `open_regular` refuses links."""
-    path = place / entry.name
+def _link(place: Path, name: str, goal: Path, size: int | None = None) -> None:
+    """Link a file, or copy it if the file system cannot link; `open_regular` refuses links."""
+    path = place / name
     try:
         with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size != entry.bytes:
+            if size is not None and os.fstat(file.fileno()).st_size != size:
                 raise CorruptShard(f"{path} is damaged: run `shardkit verify {place}`")
             with contextlib.suppress(FileNotFoundError):
                 goal.unlink()

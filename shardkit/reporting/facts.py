@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardkit.codecs.properties import properties
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.manifest import FACTS_NAME
+from shardkit.dataset.parts import parts_of
 from shardkit.dataset.shardset import EncodedImage, ShardSet
 from shardkit.errors import BadImage
 from shardkit.record import ABSENT, STORED_KINDS
@@ -91,12 +92,16 @@ def load_facts(shards: ShardSet, *, workers: int = 1, on_progress: Report | None
 
 
 def _stored(shards: ShardSet) -> Facts:
-    """Return the stored facts, in which anything may be wrong; zeros without."""
+    """Return the stored facts, in which anything may be wrong; zeros without.
+
+    Those of a dataset that was appended to may end where one of its parts begins.
+    """
     path = shards.directory / FACTS_NAME
-    try:
-        facts = StoredValues(path, FACT, len(shards))[:]
-    except (OSError, ValueError):
-        return np.zeros(len(shards), FACT)
+    facts = np.zeros(len(shards), FACT)
+    for count in (len(shards), *(part.start for part in reversed(parts_of(shards.manifest)))):
+        with contextlib.suppress(OSError, ValueError):
+            facts[:count] = StoredValues(path, FACT, count)[:]
+            break
     for name in ("mean", "std", "brightness", "contrast", "sharpness"):
         facts[name] = np.clip(np.nan_to_num(facts[name]), 0, 255)
     return facts

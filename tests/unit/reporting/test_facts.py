@@ -13,7 +13,7 @@ from helpers import encoded, exif, make_dataset, make_tree, png, tree
 from PIL import Image, ImageFilter
 from planted import scene
 
-from shardkit import convert, report, verify
+from shardkit import append, convert, report, verify
 from shardkit.codecs.properties import properties
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import FACTS_NAME
@@ -86,6 +86,13 @@ def test_only_missing_facts_are_measured(dataset: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(facts_module, "measure_rows", watch)
     load_facts(ShardSet(dataset))
     assert measured == []
+    more = make_tree(dataset.parent / "more", {"cat/5.png": png(9, 9), "dog/6.png": png(9, 9, 2)})
+    append(dataset, more)
+    assert load_facts(ShardSet(dataset))[:6].tobytes() == facts.tobytes()
+    assert measured == [[6, 7]]
+    assert verify(dataset, level="full").ok
+    facts = load_facts(ShardSet(dataset))
+    measured.clear()
     stored = np.load(dataset / FACTS_NAME)
     stored["checksum"][1] ^= 1  # of another record
     stored["version"][3] += 1
