@@ -22,6 +22,9 @@ from shardkit.verification.describe import summarize
 _LISTED = 50
 """Maximum classes to show; --json prints all."""
 
+_ALL_USED = ("nothing", "no column", "no feature", "no member")
+"""What sources call unused if they use everything."""
+
 _FIRST = 3
 """Images to show of each split, so that the user can check paths and classes."""
 
@@ -88,7 +91,8 @@ def _by_reason(problems: list[Problem]) -> str:
     for problem in problems:
         of_reason.setdefault(problem.reason, []).append(problem.path)
     return "; ".join(
-        f"{len(paths):,} {reason} ({some(paths)})" for reason, paths in sorted(of_reason.items())
+        f"{len(paths):,} {reason} ({some(paths, counted=False)})"
+        for reason, paths in sorted(of_reason.items())
     )
 
 
@@ -133,6 +137,9 @@ def show_made(
     say(f"converted {src} to {dst}" if src else f"published {dst}")
     for name, manifest in made.manifests.items():
         _show_dataset(name, manifest, made.plan.scan)
+    unused = dict(made.plan.scan.understood).get("unused", "nothing")
+    if unused not in _ALL_USED:
+        line("unused", printable(unused))
     if made.reused_shards:
         line("resumed", f"{amount(made.reused_shards, 'shard')} kept from an earlier run")
     if lost:
@@ -157,7 +164,8 @@ def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
     counts = zip(manifest.classes or (), manifest.class_counts or (), strict=True)
     empty = [name for name, count in counts if not count]
     if labeled and empty and not manifest.source["limit"]:
-        line("empty", f"classes without images: {some(empty)}")
+        where = f" in {name}" if name else ""
+        line("empty", f"classes without images{where}: {some(empty)}")
     show_notes(manifest.notes, manifest.recipe)
     if manifest.skipped:
         line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")

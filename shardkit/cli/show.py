@@ -66,10 +66,11 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
         say(each)
 
 
-def some(names: Sequence[str], limit: int = 8) -> str:
-    """Return the first ``limit`` names, separated by commas, and the number of all."""
+def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:
+    """Return the first ``limit`` names, separated by commas, and perhaps the number of all."""
     text = ", ".join(printable(name) for name in names[:limit])
-    return text + (f" ... ({len(names):,} in all)" if len(names) > limit else "")
+    more = f" ... ({len(names):,} in all)" if counted else " ..."
+    return text + (more if len(names) > limit else "")
 
 
 _NOTES = {

@@ -110,6 +110,11 @@ def show_command(  # noqa: PLR0913 - Click passes each option by name
             line("written", f"{output}")
 
 
+def _in_words(stored: dict[str, Any]) -> str:
+    sides = f", {stored['width']} x {stored['height']}" if "width" in stored else ""
+    return f"{stored['kind']}, {amount(stored['bytes'], 'byte')}{sides}"
+
+
 def _show(described: dict[str, Any]) -> None:
     say(f"row {described['row']}: {described['key']}")
     line("path", described["path"])
@@ -118,7 +123,7 @@ def _show(described: dict[str, Any]) -> None:
     for name, value in described["fields"].items():
         text = value
         if isinstance(value, dict) and "bytes" in value:
-            text = ", ".join(f"{number} {unit}" for unit, number in value.items())
+            text = _in_words(value)
         line(name, f"{text}")
     for name, value in described.get("facts", {}).items():
         line(name, "unknown" if value is None else f"{value}")

@@ -521,11 +521,13 @@ def _finish(work: _Work, found: list[_Indexed], staging: StagingDirectory) -> At
     skipped.sort(key=lambda problem: problem.path)
     rows = sum(each.shard.rows for each in found)
     if skipped and (work.options.on_error == "fail" or not rows):
-        remedy = "leave them out with --on-error skip" if rows else "no good sample is left"
-        error = BadImages(
-            f"{len(skipped)} findings in the archives; no dataset was written. Fix the archives, "
-            f"or {remedy}"
+        count = f"{len(skipped)} finding{'s' if len(skipped) > 1 else ''}"
+        remedy = (
+            "Fix the archives, or leave these out with --on-error skip"
+            if rows
+            else "No good sample is left: fix the archives or the options"
         )
+        error = BadImages(f"{count} in the archives; no dataset was written. {remedy}")
         error.problems = tuple(skipped)
         raise error
     ignored = work.scan.ignored.get(split, [])

@@ -86,13 +86,16 @@ def common_schema(pieces: Sequence[Piece]) -> Schema:
         for what, stated, its in (
             ("formats", {"format": one.format}, {"format": other.format}),
             ("recipes", _recipe(one), _recipe(other)),
-            ("fields", other_fields(one.fields_by_name), other_fields(other.fields_by_name)),
+            ("fields", _fields(one), _fields(other)),
         ):
             if stated != its:
                 wrong = [name for name in {**stated, **its} if stated.get(name) != its.get(name)]
                 raise UsageError(
                     f"{names} have different {what} ("
-                    + ", ".join(f"{n}: {stated.get(n)} and {its.get(n)}" for n in wrong)
+                    + ", ".join(
+                        f"{name}: {stated.get(name, 'none')} and {its.get(name, 'none')}"
+                        for name in wrong
+                    )
                     + "); convert one of them again with the options of the other"
                 )
     classes = _common_classes(pieces)
@@ -104,6 +107,14 @@ def common_schema(pieces: Sequence[Piece]) -> Schema:
 
 def _recipe(manifest: Manifest) -> dict[str, object]:
     return {**manifest.recipe, "size of raw pixels": manifest.raw_shape}
+
+
+def _fields(manifest: Manifest) -> dict[str, object]:
+    return {
+        name: str(field) if field.classes is None else f"{field} {list(field.classes)}"
+        for name, field in manifest.fields_by_name.items()
+        if name != LABEL
+    }
 
 
 def other_fields(schema: Schema) -> dict[str, dict[str, Any]]:

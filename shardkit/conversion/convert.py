@@ -365,7 +365,10 @@ def refuse_overlap(source: Source, target: Path) -> None:
         root = Path(os.path.realpath(path))
         if place != root and root not in place.parents and place not in root.parents:
             continue
-        raise UsageError(f"{target} and the source {path} overlap; choose separate directories")
+        raise UsageError(
+            f"{target} and the source {path} overlap: choose a directory outside of it, or a "
+            "smaller source folder (for tables and annotations: --root)"
+        )
 
 
 def prepare(
@@ -511,9 +514,10 @@ def _require_good(works: list[Work], plan: Plan, staging: StagingDirectory) -> N
         for work in works
         for problem in _problems(work, plan)
     ]
-    made = [result.entry for work in works for result in work.results.values() if result.entry]
+    entries = [result.entry for work in works for result in work.results.values()]
+    made = [entry for entry in entries if entry is not None and entry.rows]
     skip = plan.options.on_error == "skip"
-    if not problems or (skip and any(entry.rows for entry in made)):
+    if not problems or (skip and made):
         return
     count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
     small = sum(TOO_SMALL in problem.reason for problem in problems)

@@ -222,7 +222,7 @@ def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
     unknown = [name for name in names if name not in rows]
     if unknown:
         raise UsageError(
-            f"{where} lists {len(unknown)} rows or keys that {shards.directory} lacks: "
+            f"{where} lists rows or keys that {shards.directory} lacks, {len(unknown)} in all: "
             f"{', '.join(map(quoted, unknown[:3]))}{' ...' if len(unknown) > 3 else ''}"
         )
     twice = [name for name, count in Counter(names).items() if count > 1]

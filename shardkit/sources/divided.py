@@ -53,7 +53,10 @@ class Division:
             if type(share) not in (int, float) or not 0 <= share < 1:
                 raise UsageError(f"--{name} {share} is not a share from 0 to 1, such as 0.1")
         if not 0 < self.val + self.test < 1:
-            raise UsageError("--val and --test must leave images for train, and not both be 0")
+            raise UsageError(
+                "give a share with --val, --test or both, which leave images for train: such as "
+                "--val 0.1"
+            )
         if type(self.seed) is not int or type(self.stratify) is not bool:
             raise UsageError(f"seed={self.seed!r} or stratify={self.stratify!r} is of another type")
 
@@ -136,7 +139,8 @@ class Divided:
         scan = self._scan = self._source.scan(classes)
         if list(scan.splits) != [""]:
             raise UsageError(
-                f"{self} has the splits {', '.join(scan.splits)}: leave --val and --test out"
+                f"{self} has the splits {', '.join(scan.splits)} already: divide one of them, "
+                f"such as {self}/{next(iter(scan.splits))}, or leave --val and --test out"
             )
         if self._division.stratify and (scan.classes is None or not scan.known):
             raise UsageError(f"--stratify needs labels, and {self} states none before it is read")

@@ -223,7 +223,8 @@ class Names:
         except BadImage:
             raise
         except ValueError as error:
-            raise BadImage("its name is not a plain path below the root folder") from error
+            remedy = "; name it relative to the folder (--root)" if plain.startswith("/") else ""
+            raise BadImage(f"its name is not a plain path below the root folder{remedy}") from error
         except OSError as error:
             require_machine(error)
             raise BadImage(f"it cannot be read: {error.strerror}") from error

@@ -194,7 +194,10 @@ def _number(field: bytes, offset: int) -> int:
     if digits.isdigit() and len(digits) <= _MOST_DIGITS:
         with contextlib.suppress(ValueError):
             return int(digits, 8)
-    raise BadImage(f"the header at byte {offset} has no number in {quoted(field)}")
+    raise BadImage(
+        f"the archive is damaged, or not a tar file: the header at byte {offset} has no number in "
+        f"{quoted(field)}"
+    )
 
 
 def _sum(block: bytes) -> int:

@@ -55,6 +55,14 @@ def made(source: Path, target: Path, *options: object, to: str = "webdataset") -
 # What is shown.
 
 
+def test_the_summary_names_the_split_that_lacks_a_class(tmp_path: Path) -> None:
+    photos = make_tree(
+        tmp_path / "p", {f"{n}.jpg": jpeg(seed=int(n[-1])) for n in ("a/1", "a/2", "b/3")}
+    )
+    result = convert(photos, tmp_path / "out", "--val", 0.5, "--stratify")
+    assert "classes without images in val: b" in result.stdout
+
+
 def test_the_summary_describes_the_dataset(folder: Path, tmp_path: Path) -> None:
     make_tree(folder, {"emu": None, "cat/notes.txt": b"x", "cat/bad.jpg": b"x"})
     make_tree(folder, {"cat/t.jpg": jpeg(exif=exif(6))})

@@ -43,6 +43,7 @@ from shardkit.conversion.command import command_words, made_of
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import load_manifest
 from shardkit.dataset.parts import parts_of
+from shardkit.registry import get_source
 
 MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
 """Images of an existing and a new class."""
@@ -312,6 +313,13 @@ def test_shards_are_copied_where_they_cannot_be_linked(
     assert not os.path.samefile(place / "shard-000000.lmdb", tmp_path / "out/shard-000000.lmdb")
 
 
+def _with_a_number(folder: Path) -> Path:
+    make_tree(folder, {"in/x.jpg": jpeg(), "in/t.csv": b"file_name,class,n\nx.jpg,cat,1\n"})
+    source = get_source("table").open(folder / "in" / "t.csv", label="class", keep="n")
+    convert(source, folder / "made", to="lmdb")
+    return folder / "made"
+
+
 def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
     def converted(name: str, files: dict[str, bytes], **options: object) -> Path:
         source = make_tree(tmp_path / f"{name} source", files)
@@ -332,6 +340,7 @@ def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
         r"different recipes \(resize: None and \[8, 8\]": converted(
             "recipe", {"cat/x.jpg": jpeg()}, resize="8x8"
         ),
+        r"different fields \(n: none and number of int64\)": _with_a_number(tmp_path / "more"),
         "only one of .* has labels": converted("loose", {"x.jpg": jpeg()}),
     }
     for message, other in cases.items():

@@ -94,9 +94,9 @@ def test_a_file_lists_rows_or_keys(shards: ShardSet, tmp_path: Path) -> None:
     [
         ("", "lists no row"),
         ("# nothing", "lists no row"),
-        ("1\n10\n11\n", "lists 2 rows or keys that .* lacks: '10', '11'"),
-        ("000000001\nsomething", "lists 1 rows or keys that .* lacks: 'something'"),
-        ("-1", "lacks: '-1'"),
+        ("1\n10\n11\n", "lists rows or keys that .* lacks, 2 in all: '10', '11'"),
+        ("000000001\nsomething", "lists rows or keys that .* lacks, 1 in all: 'something'"),
+        ("-1", "lacks, 1 in all: '-1'"),
         ("3\n3", "lists 1 rows or keys twice: '3'"),
         ("9" * 30, "lacks"),
         (LIST_HEAD + "0" * 64 + "\n1", "lists rows of another dataset"),

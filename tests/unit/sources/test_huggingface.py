@@ -161,6 +161,8 @@ def test_a_dry_run_shows_what_was_understood(tmp_path: Path) -> None:
         "  first     00000000",
     ):
         assert line in shown.stdout
+    made = run_main("convert", "huggingface", path, tmp_path / "x", "--to", "lmdb")
+    assert "  unused    caption (text)" in made.stdout
 
 
 @pytest.mark.parametrize("name", ["../x.arrow", "/etc/passwd", "a/b.arrow", "", None, 7])

@@ -163,7 +163,7 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
         "t.csv:3": "'a/0.png': another row names it, too",
         "a/9.png": "it cannot be read: No such file or directory (t.csv:4)",
         "../out.png": plain,
-        f"{tmp_path}/out.png": plain,
+        f"{tmp_path}/out.png": f"{plain}; name it relative to the folder (--root)",
         "link.png": leads,
         "leads/out.png": leads,
         "pipe.png": "is not a file",
@@ -327,12 +327,24 @@ def test_the_exit_code_states_whose_fault_it_is(root: Path, tmp_path: Path) -> N
     assert "bad: a/7.png: it cannot be read: No such file or directory (t.csv:5)" in (
         missing.stderr
     )
+    elsewhere = run_main(*command[:-1], tmp_path, "--image", "path", "--to", "hdf5", "--force")
+    assert elsewhere.returncode == 2
+    assert "made and the source" in elsewhere.stderr
+    assert "--root" in elsewhere.stderr
     unknown = run_main(*command, "--image", "name")
     assert unknown.returncode == 2
     assert "has no column name; it has path" in unknown.stderr
     assert not (tmp_path / "made" / "shardkit.json").exists()
     assert run_main(*command, "--image", "path", "--on-error", "skip").returncode == 0
     assert run_main("verify", tmp_path / "made", "--against", f"{path}@{root}").returncode == 0
+
+
+def test_nothing_is_left_if_every_row_is_bad(root: Path, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [{"path": "0.png"}, {"path": "1.png"}])
+    source = get_source("table").open(path, root=root, image="path")
+    with pytest.raises(BadImages, match="2 bad files; nothing was written"):
+        convert(source, tmp_path / "made", to="lmdb")
+    assert not (tmp_path / "made").exists()
 
 
 def test_names_of_classes_may_be_given(root: Path, tmp_path: Path) -> None:
