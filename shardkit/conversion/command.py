@@ -61,7 +61,8 @@ class Made:
             return [f"then: make_loader(open_dataset({target!r}, ...), ...)"]
         name = f": {self.source['name']}" if self.source.get("name") else ""
         if self.parts > 1:
-            name += f"; convert its other {self.parts - 1} sources, too, and merge the results"
+            others = "source" if self.parts == 2 else f"{self.parts - 1} sources"
+            name += f"; convert its other {others}, too, and merge the results"
         if not self._is_folder:
             own = {key: value for key, value in self.source.items() if key not in _COMMON}
             stated = ", ".join(f"{key}={value}" for key, value in own.items())

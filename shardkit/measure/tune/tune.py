@@ -139,7 +139,10 @@ class TuneReport(SearchResult):
             return f"the cheapest of the measured settings with {ENOUGH}x the speed of the step"
         if self.is_default:
             others = len(self.ranking) - 1
-            return f"none of {others} other settings is clearly faster, by {GAIN - 1:.0%} or more"
+            none = (
+                "the other setting is not" if others == 1 else f"none of {others} other settings is"
+            )
+            return f"{none} clearly faster, by {GAIN - 1:.0%} or more"
         doubt = "" if speedup.clear else "; not certain: other rounds may differ"
         return f"{speedup.describe()} the speed of the defaults{doubt}"
 

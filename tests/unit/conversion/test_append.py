@@ -400,7 +400,7 @@ def test_info_and_commands_name_each_source(place: Path, more: Path) -> None:
         "SRC",
     ]
     assert made.hints("new")[0].endswith(
-        "photos; convert its other 1 sources, too, and merge the results"
+        "photos; convert its other source, too, and merge the results"
     )
 
 

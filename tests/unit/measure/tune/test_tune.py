@@ -252,7 +252,7 @@ def test_the_defaults_stay_if_nothing_is_clearly_faster() -> None:
     report = report_of(ranking=[tried(DEFAULT, 600), tried(replace(DEFAULT, num_workers=4), 610)])
 
     assert "  best      thread, 2 workers, batches of 64 (the defaults)\n" in report.describe()
-    assert "none of 1 other settings is clearly faster, by 5% or more" in report.describe()
+    assert "the other setting is not clearly faster, by 5% or more" in report.describe()
     assert report.call() == "make_loader(dataset, 64, shuffle=True)"
     assert report.tuned().settings == {}
 
