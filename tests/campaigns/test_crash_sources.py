@@ -7,20 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from foreign import MAKERS
-from helpers import DEADLINE, png, tree, wait_until
+from foreign import MAKERS, class_of, pixels_of, png_of
+from helpers import DEADLINE, tree, wait_until
 
-KINDS = ("coco", "hdf5", "table", "voc")
+from shardkit.registry import source_names
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_conversion_resumes_to_the_same_bytes(kind: str, tmp_path: Path) -> None:
-    images = {f"{name}/{n:02d}.png": png(8, 6, n) for name in ("cat", "dog") for n in range(48)}
+def test_every_source_is_killed() -> None:
+    assert {maker.kind for maker in MAKERS.values()} == set(source_names())
+
+
+@pytest.mark.parametrize("case", MAKERS)
+def test_a_killed_conversion_resumes_to_the_same_bytes(case: str, tmp_path: Path) -> None:
+    kind, make, _, few, stated, *_ = MAKERS[case]
+    shape = pixels_of(next(iter(few().values()))).shape
+    classes = sorted({class_of(name) for name in few()})
+    rng = np.random.default_rng(0)
+    images = {
+        f"{classes[n * len(classes) // 96]}/{n:02d}.png": png_of(
+            rng.integers(0, 256, shape, np.uint8)
+        )
+        for n in range(96)
+    }
     (tmp_path / "source").mkdir()
-    path = MAKERS[kind].make(tmp_path / "source", images)
-    options = [f"--{name}={value}" for name, value in MAKERS[kind].options.items()]
+    path = make(tmp_path / "source", images)
+    options = [f"--{name}={value}" for name, value in stated.items()]
     shards = ["--to=webdataset", "--shard-samples=2", "--workers=1", "--quiet"]
 
     def command(target: str) -> list[str]:
