@@ -113,4 +113,7 @@ def _show(dataset: Path, done: Appended, seconds: float) -> None:
             f"{amount(shards, 'shard')} ({seconds:.1f} s)"
         )
     if done.left_out:
-        line("left out", f"{amount(len(done.left_out), 'image')}: {some(done.left_out)}")
+        line(
+            "left out",
+            f"{amount(len(done.left_out), 'image')}: {some(done.left_out, counted=False)}",
+        )

@@ -61,7 +61,7 @@ def _show(first: Path, second: Path, found: DatasetDifference, *, read_bytes: bo
         line(name, f"{_described(pair[0])} -> {_described(pair[1])}")
     for name, keys in (("added", found.added), ("removed", found.removed)):
         if keys:
-            line(name, f"{amount(len(keys), 'record')}: {some(keys)}")
+            line(name, f"{amount(len(keys), 'record')}: {some(keys, counted=False)}")
     if found.changed:
         counts = Counter(name for each in found.changed for name in each.fields)
         named = ", ".join(f"{name} {count:,}" for name, count in counts.items())

@@ -116,14 +116,13 @@ def _in_words(stored: dict[str, Any]) -> str:
 
 
 def _show(described: dict[str, Any]) -> None:
-    say(f"row {described['row']}: {described['key']}")
-    line("path", described["path"])
-    if described["class"] is not None:
-        line("class", described["class"])
+    shown = [(name, described[name]) for name in ("path", "class") if described[name] is not None]
     for name, value in described["fields"].items():
-        text = value
-        if isinstance(value, dict) and "bytes" in value:
-            text = _in_words(value)
-        line(name, f"{text}")
+        stored = isinstance(value, dict) and "bytes" in value
+        shown.append((name, _in_words(value) if stored else value))
     for name, value in described.get("facts", {}).items():
-        line(name, "unknown" if value is None else f"{value}")
+        shown.append((name, "unknown" if value is None else value))
+    say(f"row {described['row']}: {described['key']}")
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        say(f"  {name:<{width}}  {value}")

@@ -36,7 +36,7 @@ from shardkit.system.machine import usable_cpus
 @click.option(
     "--to", type=click.Choice(format_names()), help="Write datasets of this format, not lists."
 )
-@click.option("--force", is_flag=True, help="Replace other lists or datasets in DIR.")
+@click.option("--force", is_flag=True, help="Replace other lists in DIR; with --to, datasets.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def split_command(  # noqa: PLR0913 - Click passes each option by name
     *,

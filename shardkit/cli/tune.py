@@ -35,7 +35,11 @@ class _BatchSize(click.ParamType[Any]):
     name = "N"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return value if value == _AUTO else click.IntRange(1).convert(value, param, ctx)
+        if value == _AUTO:
+            return value
+        if isinstance(value, str) and not value.lstrip("-").isdecimal():
+            self.fail(f"{value!r} is neither a number of samples nor {_AUTO}", param, ctx)
+        return click.IntRange(1).convert(value, param, ctx)
 
 
 @click.command("tune")

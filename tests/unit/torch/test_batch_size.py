@@ -217,7 +217,7 @@ AUTO = ("--batch-size", "auto")
         (("--memory", "4GiB"), "--memory belongs to it"),
         ((*AUTO, "--memory", "much"), "'much' is not a size such as 500MB or 4GiB"),
         (("--batch-size", "0"), "x>=1"),
-        (("--batch-size", "many"), "'many' is not a valid integer"),
+        (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
     ],
 )
 def test_wrong_options_of_the_command_are_refused(
