@@ -11,6 +11,7 @@ import pickle
 import struct
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ import pytest
 from damage import EDITS, edit
 from helpers import FORMATS, make_dataset, make_folder
 
+from scripts.fuzzing.targets import make
 from shardkit import open_dataset, verify
 from shardkit.dataset.index import row_check
 from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import CorruptDataset, UsageError
+from shardkit.sources import library_process
 from shardkit.system.files import sha256_of
 from shardkit.testing.tools import call_in
 
 PACKAGE = Path(__file__).parents[2] / "shardkit"
+CORPUS = Path(__file__).parents[1] / "fuzz_corpus"
 
 FORBIDDEN = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "code"}
 """Modules that make code or objects of data."""
@@ -281,6 +285,25 @@ def watched(place: Path) -> tuple[list[str], list[bytes]]:
     events += [f"open {name}" for name in outside.opened()]
     inside.append(True)
     return events, given
+
+
+@pytest.mark.parametrize("name", ["source-arrow", "source-parquet", "source-parquet-table"])
+def test_no_arrow_or_parquet_file_leads_to_another(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of its own reads them, so only the kernel sees what is opened."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(library_process, "DEADLINE", library_process.DEADLINE)
+    (tmp_path / "place").mkdir()
+    target = make(name, tmp_path / "place")
+    secret = tmp_path / "secret.parquet"
+    outside = Opened([secret])
+    for path in sorted((CORPUS / name).iterdir()):
+        with contextlib.suppress(*target.allowed):
+            target.check(path.read_bytes())
+    assert outside.opened() == set()
+    secret.read_bytes()
+    assert outside.opened() == {secret.name}
 
 
 class Opened:
