@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardkit.cli.console import emit, say
-from shardkit.cli.show import amount, line, show_notes, table
+from shardkit.cli.show import amount, line, show_notes, some, table, wrapped
 from shardkit.dataset.parts import sources_of
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL, field_in_words
 from shardkit.stores.urls import as_url
@@ -92,6 +92,10 @@ def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:
             for field in schema
         ]
     )
+    for field in schema:
+        if field["classes"] and field["name"] != LABEL:
+            names = f"    {printable(field['name'])}: "
+            wrapped(some(field["classes"], _LISTED), " " * len(names), first=names)
 
 
 def _recipe(recipe: dict[str, Any]) -> str:
