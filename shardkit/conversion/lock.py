@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -144,18 +145,40 @@ def own(target: Path, owner: str) -> bool:
     """
     while True:
         try:
-            with opened(target, str(Path(owner).parent)) as folder:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                descriptor = open_plain(target / owner, flags, 0o644, dir_fd=folder)
+            _create(target, owner, _this_process())
         except FileExistsError:
             content, machine, process = _owner(target, owner)
             if not _is_gone(machine, process):
                 return False
             _remove(target, owner, content)
         else:
-            with open(descriptor, "wb") as file:
-                file.write(_this_process())
             return True
+
+
+def _create(target: Path, owner: str, content: bytes) -> None:
+    """Create the file ``owner`` with its content in one step, so that a kill leaves none empty.
+
+    Raises:
+        FileExistsError: If it exists.
+    """
+    aside = f"{owner}-{os.getpid()}-{threading.get_native_id()}"
+    names = Path(aside).name, Path(owner).name
+    with opened(target, str(Path(owner).parent)) as folder:
+        _write(target / aside, content, folder)
+        try:
+            os.link(*names, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, *_NO_LOCKS):
+                raise
+            _write(target / owner, content, folder)  # a file system without hard links
+        finally:
+            os.unlink(names[0], dir_fd=folder)
+
+
+def _write(path: Path, content: bytes, folder: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(open_plain(path, flags, 0o644, dir_fd=folder), "wb") as file:
+        file.write(content)
 
 
 def _this_process() -> bytes:

@@ -110,7 +110,8 @@ class StagingDirectory:
             if not found:
                 return
             if not force:
-                done = sum(name.endswith("/result.json") for name in self._files(STATE))
+                saved = (name for name in self._files(STATE) if "/." not in name[1:])
+                done = sum(name.endswith("/result.json") for name in saved)
                 shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
                     f"{self.target} holds an unfinished conversion, which this command cannot "

@@ -42,8 +42,8 @@ def test_a_killed_conversion_resumes_to_the_same_bytes(case: str, tmp_path: Path
 
     subprocess.run(command("whole"), check=True, timeout=DEADLINE)
     with subprocess.Popen(command("made")) as process:
-        done = (tmp_path / "made").rglob
-        wait_until(lambda: len(list(done("result.json"))) > 2, "some shards")
+        work = tmp_path / "made" / ".shardkit-work"
+        wait_until(lambda: len(list(work.glob("state/parts/[0-9]*"))) > 2, "some shards")
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "made" / "shardkit.json").exists()

@@ -51,7 +51,7 @@ FIELDS: dict[str, tuple[Field, Any]] = {
     "one": (Field("array", "int8", ()), lambda n: np.int8(n % 100)),
     "half": (
         Field("array", "bfloat16", (3,)),
-        lambda n: np.arange(3, dtype="<u2").view(_BFloat16) + n,
+        lambda n: np.arange(3, dtype="<u2").view(_BFloat16) + n % 1000,
     ),
 }
 

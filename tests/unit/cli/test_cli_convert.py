@@ -500,7 +500,7 @@ def test_a_signal_ends_all_processes_and_a_rerun_resumes(
     )
     parts = out / WORK_NAME / "state" / "parts"
     try:
-        wait_until(lambda: list(parts.glob("*/result.json")), "the first shard")
+        wait_until(lambda: list(parts.glob("[0-9]*/result.json")), "the first shard")
         workers = children_of(process.pid)
         if group:
             os.killpg(process.pid, number)

@@ -105,7 +105,9 @@ def test_a_loader_gives_the_same_epoch(
     engine: str, bucket: Bucket, dataset: Path, tmp_path: Path
 ) -> None:
     upload_by_hand(bucket, dataset, "data")
-    options = LoaderOptions(engine=engine, num_workers=2, collate_fn=list)
+    # spawn: a server of forks from an earlier test has no credentials
+    start = "spawn" if engine == "process" else "auto"
+    options = LoaderOptions(engine=engine, num_workers=2, collate_fn=list, start_method=start)
     near = open_dataset(dataset, decode="bytes")
     far = open_dataset(URL, decode="bytes", cache=tmp_path / "cache", cache_limit="1GB")
     far[0]  # the helper of this process is not for forked workers

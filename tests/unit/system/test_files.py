@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import make_folder, tree
 
-from shardkit import open_dataset, repair, verify
+from shardkit import repair
 from shardkit.conversion.convert import convert_scan, plan_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import ShardkitError, UsageError
@@ -34,7 +34,6 @@ from shardkit.system.files import (
     write_atomically,
     write_result,
 )
-from shardkit.verification.describe import describe
 from shardkit.verification.reindex import reindex
 
 
@@ -199,8 +198,7 @@ def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: 
         lambda: scan_imagefolder(url),
         lambda: convert_scan(scan_imagefolder(photos), url, options),
         lambda: plan_scan(scan_imagefolder(photos), url, options),
-        *(lambda: verify(url), lambda: describe(url), lambda: reindex(url)),
-        *(lambda: repair(url, photos), lambda: open_dataset(url), lambda: is_dataset(url)),
+        *(lambda: reindex(url), lambda: repair(url, photos), lambda: is_dataset(url)),
     ]
     for call in calls:
         with pytest.raises(UsageError, match="is a URL; only local paths are supported"):
