@@ -241,8 +241,15 @@ class AttachableSource(Source, Protocol):
     `shardkit.conversion.attach` indexes these files in place.
     """
 
+    raw_shape: tuple[int, int, int] | None
+    """Height, width and channels if the files contain raw pixels; None if they contain images."""
+
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return each file with its images, in order; also the files without images."""
+        """Return each file with its images, in order; also the files without images.
+
+        Raises:
+            UsageError: If the files do not contain the fields as plain bytes.
+        """
         ...
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:

@@ -15,6 +15,7 @@ DEFAULT_SOURCE = "imagefolder"
 """The source that is meant where none is named."""
 
 ATTACHED_SOURCE = "webdataset"
+ATTACHABLE_SOURCES = (ATTACHED_SOURCE, "hdf5", "lmdb")
 """The source whose files `shardkit attach` takes."""
 
 _Plugin = TypeVar("_Plugin", Format, SourceKind)

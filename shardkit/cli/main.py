@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
         "commit": ("shardkit.cli.jobs:commit_command", "Publish the dataset that jobs built."),
         "attach": (
             "shardkit.cli.attach:attach_command",
-            "Read tar archives of other programs in place.",
+            "Read files of other programs in place.",
         ),
         "append": ("shardkit.cli.append:append_command", "Add images to a dataset."),
         "merge": ("shardkit.cli.merge:merge_command", "Merge datasets into one."),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from shardkit._version import __version__
-from shardkit.contracts import AttachableSource, Images, Range, Scan
+from shardkit.contracts import AttachableSource, Images, Range, Scan, Source
 from shardkit.conversion.assemble import save_report
 from shardkit.conversion.convert import refuse_overlap
 from shardkit.conversion.disk import as_failure
@@ -88,7 +88,7 @@ class Attached:
 
 
 def attach(  # noqa: PLR0913 - the options of the command, each with its own meaning
-    archives: str | Path,
+    archives: str | Path | Source,
     target: str | Path,
     *,
     grouping: str | None = None,
@@ -111,7 +111,9 @@ def attach(  # noqa: PLR0913 - the options of the command, each with its own mea
     those that have the same size and modification time as before are not read again.
 
     Args:
-        archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``.
+        archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
+            opened source of the kind ``hdf5`` or ``lmdb``, which has its own options in place of
+            ``grouping`` to ``classes``.
         target: A directory that is new, empty, or holds the result of an earlier call.
         grouping: Rule that divides names of members: None is at the first dot; ``huggingface``;
             or ``basename``.
@@ -139,14 +141,14 @@ def attach(  # noqa: PLR0913 - the options of the command, each with its own mea
         BadImages: If archives are damaged or samples are bad, and ``on_error`` is ``fail``.
         ConversionFailed: If writing fails, or an archive changes meanwhile.
     """
-    source = get_source(ATTACHED_SOURCE).open(
-        archives,
-        **({"grouping": grouping} if grouping else {}),
-        image=image,
-        label=label,
-        keep=keep,
-        classes=classes,
-    )
+    own = {"grouping": grouping, "image": image, "label": label, "keep": keep, "classes": classes}
+    own = {name: value for name, value in own.items() if value is not None}
+    if isinstance(archives, str | Path):
+        source = get_source(ATTACHED_SOURCE).open(archives, **own)
+    elif own:
+        raise UsageError(f"{', '.join(own)}: give these options to the source {archives}")
+    else:
+        source = archives
     options = AttachOptions(check=check, on_error=on_error, quick=quick, trust=trust, force=force)
     return attach_source(source, target, options, workers=workers, on_progress=on_progress)
 
@@ -189,6 +191,8 @@ def attach_source(
     """
     if not hasattr(source, "located"):
         raise UsageError(f"a source of kind {source.kind} cannot be attached: convert it")
+    if options.trust and source.kind != ATTACHED_SOURCE:
+        raise UsageError(f"a source of kind {source.kind} has no indexes to compare: omit trust")
     target = Path(target)
     old = None if options.force else _attached_before(target)
     scan = source.scan(old.classes if old else None)
@@ -250,6 +254,7 @@ class _Work:
     """Description for the manifest."""
     folder: str
     """The folder of all archives, for the manifest."""
+    raw_shape: tuple[int, int, int] | None
     tasks: list[_ArchiveTask]
 
     def fingerprint(self) -> ConversionFingerprint:
@@ -259,8 +264,8 @@ class _Work:
         """
         settings = {f"--{name}": value for name, value in asdict(self.options).items()}
         del settings["--force"], settings["--on_error"], settings["--trust"]
-        for name in ("grouping", "image", "label", "keep"):
-            settings[f"--{name}"] = self.source.get(name)
+        for name in self.source.keys() - {"name", "images"}:
+            settings[_flag(name)] = self.source[name]
         return ConversionFingerprint(
             settings={
                 **settings,
@@ -301,7 +306,8 @@ def _plan(source: AttachableSource, scan: Scan, target: Path, options: AttachOpt
     place = folder
     if not files[0][0].is_absolute():  # as the user wrote it
         place = os.path.relpath(folder, os.path.realpath(target))
-    recipe = Recipe(check=options.check)
+    # Raw pixels have no header to check, and stay as they are.
+    recipe = Recipe(check=options.check, copy=source.raw_shape is not None)
     tasks = [
         _ArchiveTask(
             path=Path(path),
@@ -327,8 +333,14 @@ def _plan(source: AttachableSource, scan: Scan, target: Path, options: AttachOpt
             "seed": None,
         },
         folder=as_text(place),
+        raw_shape=source.raw_shape,
         tasks=tasks,
     )
+
+
+def _flag(name: str) -> str:
+    """Return the option for a setting in the manifest."""
+    return f"--{name.replace('_dataset', 's')}"
 
 
 def _require_same(old: AttachedManifest, work: _Work, target: Path) -> None:
@@ -340,7 +352,7 @@ def _require_same(old: AttachedManifest, work: _Work, target: Path) -> None:
         differ.append("quick")
     if differ:
         raise UsageError(
-            f"{target} holds an attached dataset, made with another --{differ[0]}; --force "
+            f"{target} holds an attached dataset, made with another {_flag(differ[0])}; --force "
             "replaces it"
         )
     lacking = sorted({shard.name for shard in old.shards} - {task.name for task in work.tasks})
@@ -553,7 +565,7 @@ def _finish(work: _Work, found: list[_Indexed], staging: StagingDirectory) -> At
         schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
         classes=classes,
         class_counts=None if classes is None else tuple(labels[n] for n in range(len(classes))),
-        raw_shape=None,
+        raw_shape=work.raw_shape,
         recipe=work.recipe.describe(),
         source=work.source,
         notes=dict(sorted(notes.items())),

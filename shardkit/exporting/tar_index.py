@@ -17,6 +17,7 @@ from shardkit.errors import BadImage, UsageError
 from shardkit.exporting.export import staged
 from shardkit.exporting.output import OutputFolder
 from shardkit.record import dump_json
+from shardkit.registry import ATTACHED_SOURCE
 from shardkit.sources.tar_parts import Part, parts_of
 from shardkit.system.text import quoted
 
@@ -66,6 +67,10 @@ def export_index(
     shards = ShardSet(directory, root=None if root is None else Path(root))
     if not isinstance(shards.manifest, AttachedManifest):
         raise UsageError(f"{directory} is not attached: `shardkit attach` its archives first")
+    if shards.manifest.format != ATTACHED_SOURCE:
+        raise UsageError(
+            f"{directory} reads {shards.manifest.format} files; these indexes are of tar archives"
+        )
     shards.require_shards()
     archives = [
         _read(shards.shard_path(number), shard.name)

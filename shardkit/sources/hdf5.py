@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.contracts import Entry, Images, Located, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import NO_LABEL, Field, Record
+from shardkit.record import (
+    LABEL_FIELD,
+    META_FIELD,
+    NO_LABEL,
+    STORED_APART,
+    Field,
+    Record,
+    dump_json,
+)
 from shardkit.sources.images import image_axes, image_record, pixel_record
 from shardkit.sources.inputs import CHANGED, find_files, place, place_of, stem
 from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of, with_fields
 from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
 
 _READER = "shardkit.sources.hdf5_reader"
@@ -91,17 +101,80 @@ class Hdf5(FileSource):
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
+        return self._read(entry, self._record)
+
+    def _read(self, entry: Entry, record_of: Callable[[Entry, bytes], Record]) -> Record:
         number, row = place_of(entry.place)
         path = self._files.paths[number]
         if _stamp(path) != entry.stamp:
             raise BadImage(CHANGED)
         data = call(_READER, "read", os.path.abspath(path), entry.stamp, self._images, row)
-        record = self._record(entry, data)
+        record = record_of(entry, data)
         if not self._keep:
             return record
         kept = {each.name: self._value(each, path, entry.stamp, row) for each in self._keep}
         values = {name: value for name, value in kept.items() if value is not None}
         return with_fields(record, self._schema, values)
+
+    @property
+    def raw_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of arrays; None for encoded images."""
+        if not self._shape:
+            return None
+        height, width, channels = (*self._shape, 0)[:3]
+        return height, width, channels
+
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return each file with its images.
+
+        Raises:
+            UsageError: If a record has bytes that the files do not have as they are.
+        """
+        remedy = "cannot be read in place: use `shardkit convert`"
+        if self._shape and (len(self._shape) != 3 or self._shape[2] != 3):
+            raise UsageError(
+                f"{self._images} has rows of {'x'.join(map(str, self._shape))}; arrays other than "
+                f"height x width x 3 {remedy}"
+            )
+        for name, field in self._schema.items():
+            if field.kind in STORED_APART:
+                raise UsageError(f"--keep {name}: a field of the kind {field.kind} {remedy}")
+        for path in self._files.paths:
+            try:
+                call(_READER, "offsets", os.path.abspath(path), _stamp(path), self._images, [])
+            except BadImage as error:
+                raise UsageError(f"{path}: {self._images} {remedy}; {error}") from error
+        rows: list[list[int]] = [[] for _ in self._files.paths]
+        for row, entry in enumerate(images.entries):
+            rows[place_of(entry.place)[0]].append(row)
+        return [
+            (Path(path), images.take(some))
+            for path, some in zip(self._files.paths, rows, strict=True)
+        ]
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images of one file, with the offset of its row."""
+        if not entries:
+            return iter(())
+        path = os.path.abspath(self._files.paths[place_of(entries[0].place)[0]])
+
+        def offsets(some: Sequence[Entry]) -> bytes:
+            rows = [place_of(entry.place)[1] for entry in some]
+            return call(_READER, "offsets", path, some[0].stamp, self._images, rows)
+
+        return located_in(path, entries, offsets, partial(self._as_stored, split))
+
+    def _as_stored(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image; of an array, with its pixels as they are."""
+        return self._read(entry, self._raw_record if self._shape else self._record)
+
+    def _raw_record(self, entry: Entry, data: bytes) -> Record:
+        height, width, _ = self._shape
+        meta = {"path": entry.path, "width": width, "height": height}
+        fields = {"raw": data, META_FIELD: dump_json(meta)}
+        if entry.label != NO_LABEL:
+            fields[LABEL_FIELD] = b"%d" % entry.label
+        return Record(entry.key, fields)
 
     def _record(self, entry: Entry, data: bytes) -> Record:
         if not self._shape:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -15,6 +17,11 @@ from shardkit.errors import BadImage
 MAX_ROW = 1 << 31
 """Maximum bytes of one row."""
 
+_REFERENCE = struct.Struct("<IQI")
+"""A value of variable length in a dataset: its length, its heap, and its number in that."""
+_HEAP = struct.Struct("<4s4xQ")
+_OBJECT = struct.Struct("<H6xQ")
+_MOST_HEAPS = 1000
 
 _OPEN: dict[str, tuple[int, Any]] = {}
 """Open files by path, each with its stamp when it was opened."""
@@ -67,6 +74,100 @@ def read(path: str, stamp: int, name: str, row: int) -> bytes:
         raise BadImage(f"{name} has only {data.shape[0]} rows")
     value = data[row]
     return np.ascontiguousarray(value).tobytes() if data.ndim > 1 else _encoded(data, value)
+
+
+def offsets(path: str, stamp: int, name: str, rows: list[int]) -> bytes:
+    """Return as JSON where the file has the bytes of each row, or null.
+
+    Rows have bytes of their own in contiguous datasets and in chunks of whole rows, unless a filter
+    such as compression changes them. Bytes of variable length are in a heap.
+
+    Raises:
+        BadImage: If its chunks do not have the bytes of rows.
+    """
+    data = _dataset(path, stamp, name)
+    width = data.id.get_type().get_size() * math.prod(data.shape[1:])
+    starts = _chunks(data) if data.chunks else None
+    in_heap = h5py.check_vlen_dtype(data.dtype) is not None or (
+        (text := h5py.check_string_dtype(data.dtype)) is not None and text.length is None
+    )
+    found: list[int | None] = []
+    with open(path, "rb") as file:
+        base = data.file.id.get_create_plist().get_userblock()
+        heaps = _Heaps(file, base)
+        for row in rows:
+            start, place = data.id.get_offset(), row
+            if starts is not None:
+                start, place = starts.get(row // data.chunks[0]), row % data.chunks[0]
+            offset = None if start is None else start + place * width
+            found.append(heaps.find(offset) if in_heap and offset is not None else offset)
+    return json.dumps(found).encode()
+
+
+def _chunks(data: Any) -> dict[int, int]:
+    """Return the offset of each chunk, by its number.
+
+    Raises:
+        BadImage: If chunks do not have the bytes of rows.
+    """
+    if data.id.get_create_plist().get_nfilters():
+        raise BadImage("its chunks are compressed or filtered")
+    if data.chunks[1:] != data.shape[1:]:
+        raise BadImage("its chunks have parts of rows")
+    if not hasattr(data.id, "chunk_iter"):  # HDF5 before 1.12.3
+        raise BadImage("this version of HDF5 cannot list chunks: update h5py")
+    found: dict[int, int] = {}
+
+    def add(chunk: Any) -> None:
+        found[chunk.chunk_offset[0] // data.chunks[0]] = chunk.byte_offset
+
+    data.id.chunk_iter(add)
+    return found
+
+
+class _Heaps:
+    """The heaps of a file, in which HDF5 stores values of variable length.
+
+    The layout is that of the "HDF5 File Format Specification", "Global Heap". What is found is
+    compared with what the library reads.
+    """
+
+    def __init__(self, file: BinaryIO, base: int) -> None:
+        self._file = file
+        self._base = base
+        self._known: dict[int, dict[int, int]] = {}
+
+    def find(self, offset: int) -> int | None:
+        """Return where the value is to which the element at an offset refers."""
+        self._file.seek(offset)
+        element = self._file.read(_REFERENCE.size)
+        if len(element) < _REFERENCE.size:
+            return None
+        _, heap, number = _REFERENCE.unpack(element)
+        if heap not in self._known:
+            if len(self._known) == _MOST_HEAPS:
+                self._known.clear()
+            self._known[heap] = self._objects(heap + self._base)
+        return self._known[heap].get(number)
+
+    def _objects(self, start: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        if start >= 1 << 62:
+            return found
+        self._file.seek(start)
+        head = self._file.read(_HEAP.size)
+        if len(head) < _HEAP.size or head[:4] != b"GCOL":
+            return found
+        at, end = start + _HEAP.size, start + _HEAP.unpack(head)[1]
+        while at + _OBJECT.size <= end:
+            self._file.seek(at)
+            entry = self._file.read(_OBJECT.size)
+            if len(entry) < _OBJECT.size or not entry[0] | entry[1]:
+                break  # free space is last
+            number, size = _OBJECT.unpack(entry)
+            found[number] = at + _OBJECT.size
+            at += _OBJECT.size + size + -size % 8
+        return found
 
 
 def value(path: str, stamp: int, name: str, row: int, optional: bool = False) -> bytes:

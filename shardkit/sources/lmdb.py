@@ -6,10 +6,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.contracts import Entry, Images, Located, Scan, SourceKind, SourceOption
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import NO_LABEL, Field, Record
 from shardkit.sources.images import image_record
@@ -17,6 +18,7 @@ from shardkit.sources.inputs import CHANGED
 from shardkit.sources.labels import LabelValues, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.listing import ListedSource, Listing, scan_of
+from shardkit.sources.located import located_in
 from shardkit.system.files import read_small, require_local
 
 _READER = "shardkit.sources.lmdb_reader"
@@ -44,6 +46,7 @@ class Lmdb(ListedSource):
     """
 
     kind = "lmdb"
+    raw_shape = None
 
     def __init__(
         self,
@@ -116,6 +119,28 @@ class Lmdb(ListedSource):
             return record
         return Record(record.key, {**record.fields, _TEXT_FIELD: answer[8 : 8 + length]})
 
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return the environment's only file, with all images.
+
+        Raises:
+            UsageError: If a function gives the images, so that the file need not have them.
+        """
+        if ":" in self._layout:
+            raise UsageError(
+                f"the images of the layout {self._layout} are what a function returns, so they "
+                "cannot be read in place: use `shardkit convert`"
+            )
+        return [(self.pattern / "data.mdb" if self.pattern.is_dir() else self.pattern, images)]
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images, with the offset of its value."""
+
+        def offsets(some: Sequence[Entry]) -> bytes:
+            keys = [self._key(entry) for entry in some]
+            return call(_READER, "offsets", self._path, some[0].stamp, keys)
+
+        return located_in(self._file, entries, offsets, partial(self.read, split))
+
     def locate(self, split: str, entry: Entry) -> str:
         """Return the environment and the key of an image."""
         return f"{self._path}: {os.fsdecode(self._key(entry))}"
@@ -145,11 +170,14 @@ class Lmdb(ListedSource):
         return scan_of(self, {"": listing}, labels, understood, more=more)
 
     def _stamp(self) -> int:
-        data = os.path.join(self._path, "data.mdb") if os.path.isdir(self._path) else self._path
         try:
-            return os.stat(data).st_mtime_ns
+            return os.stat(self._file).st_mtime_ns
         except OSError as error:
-            raise BadImage(f"{data} cannot be read: {error.strerror}") from error
+            raise BadImage(f"{self._file} cannot be read: {error.strerror}") from error
+
+    @property
+    def _file(self) -> str:
+        return os.path.join(self._path, "data.mdb") if os.path.isdir(self._path) else self._path
 
     def _infer(self) -> str:
         if self._samples is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lmdb
+import numpy as np
 
 from shardkit.errors import BadImage
 
@@ -64,6 +65,34 @@ def sizes(path: str, stamp: int, wanted: list[bytes]) -> bytes:
     with _open(path, stamp).begin(buffers=True) as txn:
         found = (txn.get(key) for key in wanted)
         return json.dumps([None if each is None else len(each) for each in found]).encode()
+
+
+def offsets(path: str, stamp: int, wanted: list[bytes]) -> bytes:
+    """Return as JSON where the file has the value of each key, or null.
+
+    LMDB stores each value in one piece, and returns its address in the map of the file.
+    """
+    with _open(path, stamp).begin(buffers=True) as txn:
+        values = [txn.get(key) for key in wanted]
+        maps = _maps()
+        return json.dumps([each and _offset(maps, each) for each in values]).encode()
+
+
+def _maps() -> list[tuple[int, int, int]]:
+    """Return start, end and offset in the file of each map of this process."""
+    found = []
+    with open("/proc/self/maps", "rb") as lines:
+        for line in lines:
+            span, _, offset, *_ = line.split()
+            start, _, end = span.partition(b"-")
+            found.append((int(start, 16), int(end, 16), int(offset, 16)))
+    return found
+
+
+def _offset(maps: list[tuple[int, int, int]], value: memoryview) -> int | None:
+    address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+    places = (address - start + offset for start, end, offset in maps if start <= address < end)
+    return next(places, None)
 
 
 def read(path: str, stamp: int, layout: str, key: bytes, text_key: bytes) -> bytes:

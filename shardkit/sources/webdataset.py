@@ -71,6 +71,7 @@ class WebDataset(FileSource):
     """
 
     kind = "webdataset"
+    raw_shape = None
 
     def __init__(  # noqa: PLR0913 - the options of its command
         self,

@@ -119,7 +119,7 @@ INSIDE = {
         "arrow_reader crc32c divided hdf5_reader images inputs labels library_process lmdb_reader "
         "spool tf_example",
         "image_files listing npy_files samples table_rows tar_members tfrecord_file",
-        "imagefolder kept tar_parts",
+        "imagefolder kept located tar_parts",
         "named_files",
         "cifar coco hdf5 huggingface lmdb mnist npy table tfrecord voc webdataset",
     ),

@@ -1,0 +1,46 @@
+"""Images that a library reads, and where their file has the same bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+from shardkit.contracts import Entry, Located
+from shardkit.errors import BadImage
+from shardkit.record import FOREIGN_FIELD, Record
+from shardkit.sources.inputs import reading
+
+_CHUNK = 1000
+
+
+def located_in(
+    path: str,
+    entries: Sequence[Entry],
+    offsets: Callable[[Sequence[Entry]], bytes],
+    read: Callable[[Entry], Record],
+) -> Iterator[Located | BadImage]:
+    """Yield the record of each image of a file, after comparing it with the file's bytes.
+
+    Args:
+        path: The file.
+        entries: The images.
+        offsets: Returns the offset of each of some images as JSON, null for one without.
+        read: Returns the record of an image, as the library reads it.
+
+    Raises:
+        BadImage: If the file cannot be read at all, or changed since the scan.
+    """
+    for start in range(0, len(entries), _CHUNK):
+        some = entries[start : start + _CHUNK]
+        found = json.loads(offsets(some))
+        with reading(path, some[0].stamp) as view:
+            for entry, offset in zip(some, found, strict=True):
+                try:
+                    record = read(entry)
+                    name = record.image_field or FOREIGN_FIELD
+                    data = record.fields[name]
+                    if offset is None or view.read(offset, len(data)) != data:
+                        raise BadImage("its file does not have its bytes as they are, in one piece")
+                    yield Located(record, {name: offset})
+                except BadImage as error:
+                    yield error
