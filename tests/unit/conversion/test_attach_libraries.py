@@ -64,7 +64,9 @@ def hdf5_of(path: Path, *, userblock: int = 0) -> Path:
         file["void"] = np.array(SAME, dtype=f"V{max(map(len, SAME))}")
         file["x"] = PIXELS
         file["gray"] = PIXELS[..., 0]
-        file.create_dataset("chunks", data=PIXELS, chunks=(2, *PIXELS.shape[1:]))
+        rows = file.create_dataset("chunks", PIXELS.shape, "u1", chunks=(2, *PIXELS.shape[1:]))
+        for row in reversed(range(5)):  # so that chunks are not in the order of rows
+            rows[row] = PIXELS[row]
         file.create_dataset("parts", data=PIXELS, chunks=(2, 3, 8, 3))
         file.create_dataset("gzip", data=PIXELS, chunks=(2, *PIXELS.shape[1:]), compression="gzip")
         file["y"] = np.array([2, 0, 1, 0, 1])
