@@ -15,8 +15,10 @@ DEFAULT_SOURCE = "imagefolder"
 """The source that is meant where none is named."""
 
 ATTACHED_SOURCE = "webdataset"
+"""The source whose files `shardkit attach` takes where no kind is named."""
+
 ATTACHABLE_SOURCES = (ATTACHED_SOURCE, "hdf5", "lmdb")
-"""The source whose files `shardkit attach` takes."""
+"""The sources whose files it takes."""
 
 _Plugin = TypeVar("_Plugin", Format, SourceKind)
 

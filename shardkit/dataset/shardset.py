@@ -99,7 +99,7 @@ class ShardSet:
     Args:
         directory: The dataset.
         verify: Whether each read compares the record's checksum. None means only for encoded
-            images: for raw pixels it costs more than reading them.
+            images and attached files: for other raw pixels it costs more than reading them.
         cached: The shards, if they are not in the directory.
         root: The folder of an attached dataset's archives; None means where the manifest says,
             which `shardkit attach` must have confirmed.
@@ -510,7 +510,10 @@ class ShardSet:
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
-        return not self._is_plain(name) if self._verify_option is None else self._verify_option
+        if self._verify_option is not None:
+            return self._verify_option
+        # Other programs may write to attached files.
+        return not self._is_plain(name) or isinstance(self.manifest, AttachedManifest)
 
     def _is_plain(self, name: str) -> bool:
         """Return whether a field holds raw pixels, or arrays of one shape."""

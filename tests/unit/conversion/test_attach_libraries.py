@@ -174,6 +174,8 @@ def test_hdf5_in_all_layouts(userblock: int, tmp_path: Path) -> None:
         file.write(bytes(9))
     (_, finding) = verify(tmp_path / "x").findings
     assert (finding.row, finding.file) == (3, "x.h5")
+    with pytest.raises(CorruptRecord, match="its checksum does not match"):
+        _ = open_dataset(tmp_path / "x", decode="torch")[2:5]
 
 
 def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
