@@ -152,7 +152,7 @@ def _attach(  # noqa: PLR0913 - Click passes each option by name
     if extra := click.get_current_context().args:
         raise UsageError(
             f"{len(extra) + 2} paths were given instead of ARCHIVES and INDEX_DIR: quote a "
-            f"pattern, as in: shardkit attach '*.tar' {shlex.quote(extra[-1])}"
+            f"pattern, as in: shardkit attach {kind} '*' {shlex.quote(extra[-1])}"
         )
     source = get_source(kind).open(archives, **own)
     options = AttachOptions(check=check, on_error=on_error, quick=quick, trust=trust, force=force)

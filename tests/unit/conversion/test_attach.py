@@ -464,7 +464,7 @@ def test_the_command(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     expanded = invoke("attach", "tars/x-0.tar", "tars/x-1.tar", "tars/x-2.tar", "index")
     assert "4 paths were given" in str(expanded.exception)
-    assert "shardkit attach '*.tar' index" in str(expanded.exception)
+    assert "shardkit attach webdataset '*' index" in str(expanded.exception)
     done = invoke("attach", "tars", "index", "--workers", 1)
     assert done.exit_code == 0, done.output
     assert "15 images in 3 archives" in done.output
