@@ -11,7 +11,7 @@ from shardkit.dataset.columns import COLUMN_KINDS
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_APART
-from shardkit.reporting.facts import BROKEN, MEASURED, measure_rows
+from shardkit.reporting.facts import BROKEN, measure_rows
 from shardkit.system.text import quoted
 
 _KEY = "key:"
@@ -89,7 +89,6 @@ def _facts(shards: ShardSet, at: npt.NDArray[np.int64]) -> dict[str, Any]:
     fact = measure_rows(shards, at)[0]
     if fact["state"] == BROKEN:
         return {"broken": True}
-    assert fact["state"] == MEASURED
     rounded = {
         name: round(float(fact[name]), 3) for name in ("brightness", "contrast", "sharpness")
     }

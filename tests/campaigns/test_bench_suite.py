@@ -176,7 +176,7 @@ def test_data_of_other_photographs_are_not_used_again(photos: Path, tmp_path: Pa
 def test_an_unknown_workload_is_refused_by_name(photos: Path) -> None:
     done = _run(photos, "--only", "crop,warm")
     assert done.returncode == 2
-    names = "crop, raw, arrays, random, cold, convert, options, monitor"
+    names = "crop, raw, arrays, random, cold, convert, options, scaling, monitor"
     assert f"'warm' is none of {names}" in done.stderr
 
 

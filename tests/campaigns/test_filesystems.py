@@ -207,6 +207,7 @@ class Network:
         return self._pread(file, max(1, length // 3) if self._how == "short" else length, at)
 
 
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("how", ["ESTALE", "EIO", "EINTR", "ETIMEDOUT", "short", "no RWF_NOWAIT"])
 def test_a_network_gives_right_samples_or_errors_that_name_them(
     place: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -226,6 +227,7 @@ def test_a_network_gives_right_samples_or_errors_that_name_them(
     assert list(dataset[:]) == expected, "it does not recover"
 
 
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("how", ["ESTALE", "EIO", "short"])
 def test_an_image_that_a_network_does_not_give_names_its_record(
     place: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import encoded, make_dataset, make_tree, opened, python
 from PIL import Image, ImageEnhance
-from planted import scene
+from planted_faults import scene
 
 from shardkit import report
 

@@ -34,6 +34,7 @@ from shardkit.system.npy import npy_header
 from shardkit.torch.data import schedule
 from shardkit.torch.data.memory import BlockPool
 from shardkit.torch.engine import threads
+from shardkit.torch.engine.fetch import Fetch
 
 MANY = 10_000_000
 BATCH = 4
@@ -251,8 +252,10 @@ def in_threads(path: Path, prefetch: int) -> Any:
 
 @pytest.mark.parametrize("prefetch", [1, 2, 3, 7, 50])
 def test_threads_hold_prefetch_and_two_batches_and_no_more(
-    tmp_path: Path, pools: list[Watched], prefetch: int
+    tmp_path: Path, pools: list[Watched], prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Large batches are read one by one; small ones share blocks of at most 8 MiB.
+    monkeypatch.setattr(Fetch, "group", lambda self, batch_size: 1)
     loader = in_threads(make_images(tmp_path), prefetch)
     (pool,) = pools
     for _ in range(2):

@@ -66,15 +66,19 @@ class IterableShardDataset(IterableDataset[Any]):
         verify: bool | None = None,
         view: int = 0,
         split: str | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        fetch: str = "shards",
+        root: str | PathLike[str] | None = None,
         shuffle: bool | BlockShuffle = False,
         seed: int = 0,
         batch_size: int | None = None,
         rank_shard: RankShard | None = None,
     ) -> None:
-        """Open a dataset; the arguments up to ``split`` are those of `ShardDataset`.
+        """Open a dataset; the arguments up to ``root`` are those of `ShardDataset`.
 
         Args:
-            path: The dataset's directory, or an open map-style dataset with options of its own.
+            path: The dataset's directory or URL, or an open map-style dataset with its own options.
             transform: Applied to each image, or a mapping by field or fields.
             target_transform: Applied to each label.
             decode: Type of the images, or of each field of images.
@@ -84,6 +88,10 @@ class IterableShardDataset(IterableDataset[Any]):
             verify: Whether each read compares the record's checksum.
             view: Number of this view.
             split: Name of a split.
+            cache: A local folder for the shards of a dataset in an object store.
+            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``.
+            fetch: Whole ``shards``, or the ``ranges`` that are read.
+            root: Folder of the archives of an attached dataset.
             shuffle: As in `shardkit.make_loader`: True shuffles fully, `BlockShuffle` in blocks.
             seed: Selects the order and the random numbers of each epoch.
             batch_size: Samples in a batch; None yields single samples.
@@ -92,13 +100,14 @@ class IterableShardDataset(IterableDataset[Any]):
         """
         if isinstance(path, ShardDataset):
             given = (transform, target_transform, decode, fields, as_dict)
-            if (*given, jpeg, verify, view, split) != (
+            if (*given, jpeg, verify, view, split, cache, cache_limit, fetch, root) != (
                 *(None, None, "pil", None, False),
-                *("exact", None, 0, None),
+                *("exact", None, 0, None, None, None, "shards", None),
             ):
                 raise UsageError(
-                    "set transform, target_transform, decode, fields, as_dict, jpeg, verify, view "
-                    "and split where the map-style dataset is opened"
+                    "set transform, target_transform, decode, fields, as_dict, jpeg, verify, view, "
+                    "split, cache, cache_limit, fetch and root where the map-style dataset is "
+                    "opened"
                 )
             self.dataset = path
         else:
@@ -113,6 +122,10 @@ class IterableShardDataset(IterableDataset[Any]):
                 verify=verify,
                 view=view,
                 split=split,
+                cache=cache,
+                cache_limit=cache_limit,
+                fetch=fetch,
+                root=root,
             )
         self.order = Order(size=len(self.dataset), shuffle=shuffle, seed=seed)
         self.rank_shard = rank_shard or RankShard()

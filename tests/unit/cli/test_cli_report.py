@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import encoded, invoke, make_dataset, make_tree, opened, run_main
 from PIL import Image
-from planted import scene
+from planted_faults import scene
 
 from shardkit import report
 from shardkit.dataset.shardset import ShardSet

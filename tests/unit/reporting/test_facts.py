@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from helpers import encoded, exif, make_dataset, make_tree, png, tree
 from PIL import Image, ImageFilter
-from planted import scene
+from planted_faults import scene
 
 from shardkit import append, convert, report, verify
 from shardkit.codecs.properties import properties

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import encoded, make_dataset, make_tree
-from planted import FAULTS, planted, scene
+from planted_faults import FAULTS, planted, scene
 
 from shardkit import convert
 from shardkit.dataset.shardset import ShardSet

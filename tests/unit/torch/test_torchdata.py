@@ -44,7 +44,9 @@ EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_datasets(tmp_path_factory.mktemp("torchdata"))
+    root = tmp_path_factory.mktemp("torchdata")
+    make_datasets(root / "others", first=1)
+    return make_datasets(root)
 
 
 class Way(NamedTuple):
@@ -283,7 +285,7 @@ def test_a_state_of_another_order_is_refused(root: Path, kind: str) -> None:
     other, _ = start(root / "lmdb", Way(kind, 0, shuffle=False), state)
     with pytest.raises(StateMismatch, match="its order is"):
         iter(other)
-    other, _ = start(root / "hdf5", Way(kind, 0), state)
+    other, _ = start(root / "others/lmdb", Way(kind, 0), state)
     with pytest.raises(StateMismatch, match="its dataset is"):
         iter(other)
 

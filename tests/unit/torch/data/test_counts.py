@@ -201,6 +201,7 @@ def test_an_image_takes_one_read_and_one_readahead_call(
 def can_be_asked(path: Path) -> bool:
     """Return whether this file system reports cached pages."""
     with path.open("rb") as file:
+        file.read(1)
         try:
             return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
         except (OSError, AttributeError):

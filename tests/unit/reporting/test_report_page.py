@@ -18,7 +18,7 @@ from fields import make_fields
 from helpers import DEADLINE, encoded, make_dataset, make_tree
 from parsed import Parsed
 from PIL import Image
-from planted import FAULTS, planted, scene
+from planted_faults import FAULTS, planted, scene
 
 from shardkit.conversion.recipe import Recipe
 from shardkit.reporting import page as page_module
