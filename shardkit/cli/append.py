@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from shardkit.cli.console import emit, say
-from shardkit.cli.convert_report import bad_as_json, show_problems
+from shardkit.cli.convert_report import reporting_bad
 from shardkit.cli.options import (
     on_error_option,
     quiet_option,
@@ -19,7 +19,6 @@ from shardkit.cli.options import (
 from shardkit.cli.show import amount, line, progress_bar, some
 from shardkit.cli.url_source import cache_option, copied
 from shardkit.conversion.append import Appended, append
-from shardkit.errors import BadImages
 from shardkit.system.machine import usable_cpus
 
 
@@ -74,25 +73,18 @@ def append_command(  # noqa: PLR0913 - Click passes each option by name
     """
     started = time.monotonic()
     source = copied(source, cache, quiet=quiet)
-    try:
-        with progress_bar("appending", quiet=quiet) as tally:
-            done = append(
-                dataset,
-                source,
-                skip_existing=skip_existing,
-                on_error=on_error,
-                shard_size=shard_size,
-                shard_samples=shard_samples,
-                force=force,
-                workers=workers or usable_cpus(),
-                on_progress=tally,
-            )
-    except BadImages as error:
-        if as_json:
-            emit(bad_as_json(error))
-        else:
-            show_problems(error.problems)
-        raise
+    with reporting_bad(as_json=as_json), progress_bar("appending", quiet=quiet) as tally:
+        done = append(
+            dataset,
+            source,
+            skip_existing=skip_existing,
+            on_error=on_error,
+            shard_size=shard_size,
+            shard_samples=shard_samples,
+            force=force,
+            workers=workers or usable_cpus(),
+            on_progress=tally,
+        )
     seconds = time.monotonic() - started
     if as_json:
         rows = {name: manifest.rows for name, manifest in done.manifests.items()}

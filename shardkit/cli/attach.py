@@ -11,11 +11,11 @@ import click
 
 from shardkit.cli.console import emit, say
 from shardkit.cli.convert import source_option
-from shardkit.cli.convert_report import bad_as_json, show_problems
+from shardkit.cli.convert_report import reporting_bad
 from shardkit.cli.options import quiet_option, workers_option
 from shardkit.cli.show import amount, line, progress_bar
 from shardkit.conversion.attach import CHECKS, Attached, AttachOptions, attach_source
-from shardkit.errors import BadImages, UsageError
+from shardkit.errors import UsageError
 from shardkit.registry import ATTACHABLE_SOURCES, ATTACHED_SOURCE, get_source
 from shardkit.system.formatting import size
 from shardkit.system.machine import usable_cpus
@@ -156,21 +156,14 @@ def _attach(  # noqa: PLR0913 - Click passes each option by name
         )
     source = get_source(kind).open(archives, **own)
     options = AttachOptions(check=check, on_error=on_error, quick=quick, trust=trust, force=force)
-    try:
-        with progress_bar("attaching", quiet=quiet) as tally:
-            made = attach_source(
-                source,
-                index_dir,
-                options,
-                workers=workers or usable_cpus(),
-                on_progress=tally,
-            )
-    except BadImages as error:
-        if as_json:
-            emit(bad_as_json(error))
-        else:
-            show_problems(error.problems)
-        raise
+    with reporting_bad(as_json=as_json), progress_bar("attaching", quiet=quiet) as tally:
+        made = attach_source(
+            source,
+            index_dir,
+            options,
+            workers=workers or usable_cpus(),
+            on_progress=tally,
+        )
     if as_json:
         emit(
             {

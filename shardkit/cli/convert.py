@@ -13,13 +13,12 @@ import click
 
 from shardkit.cli.console import emit
 from shardkit.cli.convert_report import (
-    bad_as_json,
     made_as_json,
     plan_as_json,
+    reporting_bad,
     show_made,
     show_plan,
     show_planned,
-    show_problems,
 )
 from shardkit.cli.options import on_error_option, shard_samples_option, shard_size_option
 from shardkit.cli.show import progress_bar
@@ -34,7 +33,7 @@ from shardkit.conversion.recipe import (
     RESIZE_MODES,
     RESIZERS,
 )
-from shardkit.errors import BadImages, UsageError
+from shardkit.errors import UsageError
 from shardkit.registry import DEFAULT_SOURCE, format_names, get_source, source_names
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
@@ -259,51 +258,45 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
 ) -> None:
     lost: set[str] = set()
     _require_report(report_file, dst, dry_run=dry_run or plan_only)
-    try:
-        with (
-            progress_bar("converting", quiet=quiet) as tally,
-            _executor(cluster, lost) as executor,
-        ):
-            made = convert(
-                source,
-                dst,
-                to=to,
-                resize=resize,
-                resize_mode=resize_mode,
-                filter=filter_,
-                resizer=resizer,
-                dct_scaling=dct_scaling,
-                enlarge=enlarge,
-                encode=encode,
-                quality=quality,
-                background=background,
-                orient=orient,
-                check=check,
-                tolerate_damage=tolerate_damage,
-                on_error=on_error,
-                val=val or 0.0,
-                test=test or 0.0,
-                stratify=stratify,
-                group=group,
-                shard_size=shard_size,
-                shard_samples=shard_samples,
-                shuffle=shuffle,
-                seed=seed,
-                limit=limit,
-                workers=workers or usable_cpus(),
-                executor=executor,
-                force=force,
-                dry_run=dry_run,
-                staging=staging,
-                plan_only=plan_only,
-                on_progress=tally,
-            )
-    except BadImages as error:
-        if as_json:
-            emit(bad_as_json(error))
-        else:
-            show_problems(error.problems)
-        raise
+    with (
+        reporting_bad(as_json=as_json),
+        progress_bar("converting", quiet=quiet) as tally,
+        _executor(cluster, lost) as executor,
+    ):
+        made = convert(
+            source,
+            dst,
+            to=to,
+            resize=resize,
+            resize_mode=resize_mode,
+            filter=filter_,
+            resizer=resizer,
+            dct_scaling=dct_scaling,
+            enlarge=enlarge,
+            encode=encode,
+            quality=quality,
+            background=background,
+            orient=orient,
+            check=check,
+            tolerate_damage=tolerate_damage,
+            on_error=on_error,
+            val=val or 0.0,
+            test=test or 0.0,
+            stratify=stratify,
+            group=group,
+            shard_size=shard_size,
+            shard_samples=shard_samples,
+            shuffle=shuffle,
+            seed=seed,
+            limit=limit,
+            workers=workers or usable_cpus(),
+            executor=executor,
+            force=force,
+            dry_run=dry_run,
+            staging=staging,
+            plan_only=plan_only,
+            on_progress=tally,
+        )
     shown = as_url(dst) or dst
     if dry_run:
         if as_json:

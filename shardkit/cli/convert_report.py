@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardkit.cli.console import say
+from shardkit.cli.console import emit, say
 from shardkit.cli.show import Tally, amount, line, show_notes, some, table
 from shardkit.contracts import Scan
 from shardkit.conversion.convert import Converted
@@ -107,6 +108,19 @@ def show_problems(problems: Iterable[Problem]) -> None:
     """Print bad images."""
     for problem in problems:
         say(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
+
+
+@contextlib.contextmanager
+def reporting_bad(*, as_json: bool) -> Iterator[None]:
+    """Print all bad images of a conversion that fails within the block."""
+    try:
+        yield
+    except BadImages as error:
+        if as_json:
+            emit(bad_as_json(error))
+        else:
+            show_problems(error.problems)
+        raise
 
 
 def bad_as_json(error: BadImages) -> dict[str, Any]:

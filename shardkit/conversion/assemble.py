@@ -40,7 +40,7 @@ def file_entry(name: str, folder: Path) -> FileEntry:
     """Return the entry of a finished file, after syncing it."""
     path = folder / name
     sync(path)
-    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path))
+    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path, folder))
 
 
 def save_manifests(manifests: Mapping[str, Manifest], folder: Path) -> None:

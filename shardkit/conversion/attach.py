@@ -21,7 +21,7 @@ import numpy as np
 
 from shardkit._version import __version__
 from shardkit.contracts import AttachableSource, Images, Range, Scan, Source
-from shardkit.conversion.assemble import save_report
+from shardkit.conversion.assemble import file_entry, save_report
 from shardkit.conversion.convert import refuse_overlap
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
@@ -36,7 +36,6 @@ from shardkit.dataset.manifest import (
     AttachedManifest,
     AttachedShard,
     FieldEntry,
-    FileEntry,
     load_any_manifest,
     save_manifest,
 )
@@ -560,7 +559,7 @@ def _finish(work: _Work, found: list[_Indexed], staging: StagingDirectory) -> At
         format=work.source["kind"],
         rows=rows,
         shards=tuple(each.shard for each in found),
-        files=tuple(_file_entry(name, folder) for name in names),
+        files=tuple(file_entry(name, folder) for name in names),
         fields=_stored_names(index, schema),
         schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
         classes=classes,
@@ -577,12 +576,6 @@ def _finish(work: _Work, found: list[_Indexed], staging: StagingDirectory) -> At
         ),
         folder=work.folder,
     )
-
-
-def _file_entry(name: str, folder: Path) -> FileEntry:
-    path = folder / name
-    sync(path)
-    return FileEntry(name=name, bytes=path.stat().st_size, sha256=sha256_of(path, folder))
 
 
 def _stored_names(index: IndexPart, schema: Schema) -> dict[str, int]:

@@ -23,8 +23,7 @@ from shardkit.dataset.manifest import (
     Manifest,
     ShardEntry,
     load_any_manifest,
-    load_manifest,
-    split_directory,
+    manifests_of,
 )
 from shardkit.dataset.parts import entries_of, source_of
 from shardkit.dataset.reports import IGNORED, SKIPPED
@@ -64,13 +63,7 @@ def load_splits(directory: Path) -> dict[str, Manifest]:
             f"{directory} reads archives of another program in place; first make a dataset with "
             "shards of its own: shardkit convert dataset"
         )
-    if isinstance(top, Manifest):
-        return {"": top}
-    found = {split: load_manifest(split_directory(directory, split)) for split in top.splits}
-    for split, manifest in found.items():
-        if manifest.digest != top.splits[split]:
-            raise CorruptDataset(f"{directory / split} does not belong to the other splits")
-    return found
+    return manifests_of(directory, top)
 
 
 def common_schema(pieces: Sequence[Piece]) -> Schema:

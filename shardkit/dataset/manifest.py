@@ -304,6 +304,24 @@ def dataset_directories(directory: Path) -> dict[str, Path]:
     return {"": directory}
 
 
+def manifests_of(directory: Path, top: Manifest | SplitsManifest) -> dict[str, Manifest]:
+    """Return the manifest of each split, or ``top`` itself as "" without splits.
+
+    Raises:
+        CorruptDataset: If one is damaged, or belongs to another dataset.
+    """
+    if isinstance(top, Manifest):
+        return {"": top}
+    manifests = {split: load_manifest(split_directory(directory, split)) for split in top.splits}
+    for split, manifest in manifests.items():
+        if manifest.digest != top.splits[split]:
+            raise CorruptDataset(
+                f"{directory / as_name(split) / MANIFEST_NAME} does not belong to the other "
+                "splits. Restore the original, or convert again."
+            )
+    return manifests
+
+
 def split_directory(directory: Path, split: str) -> Path:
     """Return the folder of a split; "" means ``directory`` itself.
 

@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
 
     first: npt.NDArray[np.int64]
     second: npt.NDArray[np.int64]
-    """Positions of the two hashes, of which the first is lower."""
+    """Positions of the two hashes, the lower one first."""
     distance: npt.NDArray[np.uint8]
     """Number of bits in which they differ."""
     complete: bool

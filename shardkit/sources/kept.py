@@ -83,7 +83,7 @@ _HEAD = 4096
 
 
 def kind_of_bytes(data: bytes) -> str:
-    """Return the kind of field for a value of bytes, of which the first 4,096 are enough."""
+    """Return the kind of field for a value, from its first 4,096 bytes or more."""
     head = data[:_HEAD]
     if is_image(head):
         return "image"

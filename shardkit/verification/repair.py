@@ -14,14 +14,12 @@ from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.staging import scratch_folder
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index
 from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
     AttachedManifest,
     FileEntry,
     Manifest,
     ShardEntry,
     load_any_manifest,
-    load_manifest,
-    split_directory,
+    manifests_of,
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
@@ -103,16 +101,7 @@ def _manifests(directory: Path) -> dict[str, Manifest]:
             f"{directory} is attached: shardkit did not write its archives. Restore them from a "
             "copy; `shardkit attach --force` rebuilds the index"
         )
-    if isinstance(top, Manifest):
-        return {"": top}
-    manifests = {split: load_manifest(split_directory(directory, split)) for split in top.splits}
-    for split, manifest in manifests.items():
-        if manifest.digest != top.splits[split]:
-            raise CorruptDataset(
-                f"{directory / as_name(split) / MANIFEST_NAME} does not belong to the other "
-                "splits. Restore the original, or convert again."
-            )
-    return manifests
+    return manifests_of(directory, top)
 
 
 @dataclass(frozen=True)
