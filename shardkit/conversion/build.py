@@ -141,21 +141,29 @@ def load_result(task: ShardTask) -> ShardResult | None:
 
     This checks only that the shard exists and has the right size.
     """
+    result = saved_result(task)
+    try:
+        size = status_of(task.folder, task.path.name).st_size
+    except OSError:
+        return None
+    return result if result and result.entry and size == result.entry.bytes else None
+
+
+def saved_result(task: ShardTask) -> ShardResult | None:
+    """Return the saved result of a shard built from the same input, or None; ignore the shard."""
     try:
         value = load_json(read_small(task.part / "result.json"))
         if value["made_of"] != task.digest:
             return None
-        result = ShardResult(
+        return ShardResult(
             entry=ShardEntry(**value["entry"]),
             bad=[Problem(**problem) for problem in value["bad"]],
             fields=value["fields"],
             labels={int(label): count for label, count in value["labels"].items()},
             notes=value["notes"],
         )
-        size = status_of(task.folder, task.path.name).st_size
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return result if result.entry and size == result.entry.bytes else None
 
 
 def _is_sound(task: ShardTask, result: ShardResult) -> bool:

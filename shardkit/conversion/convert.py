@@ -22,7 +22,13 @@ from shardkit.conversion.build import (
 )
 from shardkit.conversion.disk import DiskReservation, as_failure
 from shardkit.conversion.finished import finished
-from shardkit.conversion.jobs import load_plan, require_same_software, save_plan, shard_task
+from shardkit.conversion.jobs import (
+    load_plan,
+    require_done,
+    require_same_software,
+    save_plan,
+    shard_task,
+)
 from shardkit.conversion.options import (
     parse_bytes,
     parse_color,
@@ -40,7 +46,7 @@ from shardkit.dataset.manifest import (
     load_manifest,
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED
-from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem, UsageError
+from shardkit.errors import BadImages, DiskFull, Problem, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
 from shardkit.sources.divided import divided
@@ -443,20 +449,11 @@ def _collect(works: list[Work], staging: StagingDirectory) -> None:
     missing = []
     for number, (work, task) in enumerate(tasks):
         if (result := load_result(task)) is None:
-            missing.append(str(number))
+            missing.append(number)
         else:
             work.results[task.number] = result
-    if missing:
-        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
-        raise ConversionFailed(
-            f"{len(missing):,} of {len(tasks):,} tasks are not done: {', '.join(missing[:_NAMED])}"
-            f"{more}. Build them with `shardkit work {staging.target} --claim`, then commit again."
-        )
+    require_done(missing, len(tasks), staging.target)
     staging.prune({task.path for _, task in tasks})
-
-
-_NAMED = 20
-"""Tasks that a message names; it counts the others."""
 
 
 def build(works: list[Work], plan: Plan, staging: StagingDirectory, builder: Builder) -> int:

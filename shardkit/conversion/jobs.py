@@ -8,7 +8,7 @@ and renames them into place.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,7 @@ from shardkit.conversion.lock import own
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, software_of
 from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import STATE, StagingDirectory, open_staging
-from shardkit.errors import Problem, UsageError
+from shardkit.errors import ConversionFailed, Problem, UsageError
 from shardkit.record import describe_schema, dump_json, load_json, load_schema
 from shardkit.registry import get_format, get_source
 from shardkit.sources.samples import Samples
@@ -29,7 +29,8 @@ from shardkit.system.files import as_name, read_small, write_atomically
 from shardkit.system.safe_paths import make_folder, remove
 
 _JOBS, _CLAIMS = f"{STATE}/jobs", f"{STATE}/claims"
-_PLAN = f"{_JOBS}/plan.json"
+PLAN = f"{_JOBS}/plan.json"
+"""The plan but for the images of its tasks, relative to the target."""
 
 _MOST_BYTES = 1 << 30
 """Limit of a file of the plan: a shard of ten million records."""
@@ -110,7 +111,7 @@ def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
                     "number": shard,
                     "entries": [list(entry) for entry in split.shard_source(shard).entries],
                 }
-                write_atomically(target / _task_name(number), dump_json(task))
+                write_atomically(target / task_name(number), dump_json(task))
                 number += 1
         saved = {
             "fingerprint": plan.fingerprint().digest,
@@ -133,7 +134,7 @@ def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
                 for split in plan.splits
             ],
         }
-        write_atomically(target / _PLAN, dump_json(saved))
+        write_atomically(target / PLAN, dump_json(saved))
     return number
 
 
@@ -147,10 +148,10 @@ def load_plan(target: Path, source: Path | None = None) -> Plan:
     Raises:
         UsageError: If there is no plan, or it is damaged.
     """
-    plan = _load_head(target, source)
+    plan = load_head(target, source)
     entries: dict[str, list[Entry]] = {split.name: [] for split in plan.splits}
     rows: dict[str, list[int]] = {split.name: [] for split in plan.splits}
-    for number in range(_tasks(plan)):
+    for number in range(count_tasks(plan)):
         split, _, found = _load_entries(target, number)
         entries[split] += found
         rows[split].append(len(found))
@@ -165,21 +166,58 @@ def load_plan(target: Path, source: Path | None = None) -> Plan:
     return replace(plan, scan=replace(plan.scan, splits=images), splits=splits)
 
 
+def load_task(plan: Plan, target: Path, number: int) -> ShardTask:
+    """Return a task of a plan, with its images.
+
+    Args:
+        plan: The plan, with or without images.
+        target: The target.
+        number: The task.
+
+    Raises:
+        UsageError: If the task's file is damaged.
+    """
+    name, shard, entries = _load_entries(target, number)
+    split = next(each for each in plan.splits if each.name == name)
+    source = Images(plan.scan.source, name, entries)
+    return shard_task(plan, split, shard, source, StagingDirectory(target))
+
+
+def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None:
+    """Refuse to commit while tasks are not done.
+
+    Raises:
+        ConversionFailed: If there are any. The message names them.
+    """
+    if missing:
+        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+        raise ConversionFailed(
+            f"{len(missing):,} of {tasks:,} tasks are not done: "
+            f"{', '.join(map(str, missing[:_NAMED]))}{more}. Build them with "
+            f"`shardkit work {target} --claim`, then commit again."
+        )
+
+
+_NAMED = 20
+"""Tasks that a message names; it counts the others."""
+
+
 class Jobs:
     """The tasks of a saved plan, to build in this process.
 
     Args:
         target: The directory that the plan was written for.
         source: The path of the source on this machine, if it is another one.
+        place: Name of the target in messages.
 
     Raises:
         UsageError: If there is no plan, it is damaged, or the source is not there.
     """
 
-    def __init__(self, target: Path, source: Path | None = None) -> None:
+    def __init__(self, target: Path, source: Path | None = None, place: str = "") -> None:
         self._target = target
-        self._plan = _load_head(target, source)
-        self._staging = StagingDirectory(target)
+        self._place = place or target
+        self._plan = load_head(target, source)
         for path in self._plan.scan.source.paths():
             if not path.exists():
                 raise UsageError(
@@ -188,7 +226,7 @@ class Jobs:
                 )
 
     def __len__(self) -> int:
-        return _tasks(self._plan)
+        return count_tasks(self._plan)
 
     def build(self, number: int) -> Built:
         """Build the shard of a task, or find it finished.
@@ -197,11 +235,7 @@ class Jobs:
             UsageError: If there is no such task, or this machine would write other bytes.
             ConversionFailed: If the shard cannot be written.
         """
-        if not 0 <= number < len(self):
-            raise UsageError(
-                f"there is no task {number}; {self._target} has tasks 0 to {len(self) - 1}"
-            )
-        task = self._task(number)
+        task = self.task(number)
         require_same_software(task)
         return build_shard(task)
 
@@ -215,7 +249,7 @@ class Jobs:
             take_over: Whether to take tasks that others claimed but have not finished, too.
         """
         for number in range(len(self)):
-            task = self._task(number)
+            task = self.task(number)
             name = _claim_name(number)
             if load_result(task) or not (own(self._target, name) or take_over):
                 continue
@@ -225,18 +259,26 @@ class Jobs:
                 if not load_result(task):
                     remove(self._target, name)
 
-    def _task(self, number: int) -> ShardTask:
-        name, shard, entries = _load_entries(self._target, number)
-        split = next(each for each in self._plan.splits if each.name == name)
-        source = Images(self._plan.scan.source, name, entries)
-        return shard_task(self._plan, split, shard, source, self._staging)
+    def task(self, number: int) -> ShardTask:
+        """Return a task.
+
+        Raises:
+            UsageError: If there is no such task.
+        """
+        if not 0 <= number < len(self):
+            raise UsageError(
+                f"there is no task {number}; {self._place} has tasks 0 to {len(self) - 1}"
+            )
+        return load_task(self._plan, self._target, number)
 
 
-def _tasks(plan: Plan) -> int:
+def count_tasks(plan: Plan) -> int:
+    """Return the number of tasks of a plan, with or without images."""
     return sum(len(split.shard_bytes) for split in plan.splits)
 
 
-def _task_name(number: int) -> str:
+def task_name(number: int) -> str:
+    """Return the path of a task's file, relative to the target."""
     return f"{_JOBS}/{number:06d}.json"
 
 
@@ -255,10 +297,10 @@ def _problems(listed: dict[str, list[list[str]]]) -> dict[str, list[Problem]]:
     }
 
 
-def _load_head(target: Path, source: Path | None) -> Plan:
-    """Return a plan without its images."""
+def load_head(target: Path, source: Path | None) -> Plan:
+    """Return a plan without its images; see `load_plan`."""
     try:
-        value = load_json(read_small(target / _PLAN, _MOST_BYTES, root=target))
+        value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
         if saved_digest(StagingDirectory(target).state) != value["fingerprint"]:
             raise UsageError(
                 f"after the plan, another conversion was started in {target}. Plan again with "
@@ -312,7 +354,7 @@ def _plan(value: Any, source: Source) -> Plan:
 
 def _load_entries(target: Path, number: int) -> tuple[str, int, list[Entry]]:
     """Return split, shard and images of a task."""
-    name = _task_name(number)
+    name = task_name(number)
     try:
         value = load_json(read_small(target / name, _MOST_BYTES, root=target))
         entries = [Entry(*each) for each in value["entries"]]
