@@ -212,14 +212,14 @@ MUTANTS = (
     ),
     Mutant(
         "a record's checksum is not compared on reading",
-        "dataset/shardset.py",
+        "dataset/located.py",
         "            if checksum(head, data) != self._checksums[number]:",
         "            if False:",
         "tests/unit/dataset/test_shardset.py",
     ),
     Mutant(
         "a damaged row of the index is accepted",
-        "dataset/shardset.py",
+        "dataset/located.py",
         "        if (wrong := damaged_rows(self._index)).any():",
         "        if (wrong := damaged_rows(self._index)).all() and len(self) > 9:",
         "tests/unit/dataset/test_shardset.py",
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dataset that took another's place is read",
-        "dataset/shardset.py",
+        "dataset/directory.py",
         "        if stamp != self._stamp:",
         "        if False:",
         "tests/unit/dataset/test_shardset.py tests/unit/torch/data/test_datasets.py "

@@ -24,7 +24,7 @@ from shardkit import CenterCrop, RandomResizedCrop, Resize
 from shardkit.codecs.image import Pixels, decode, inspect
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.decode import Decoding
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.record import Record
 from shardkit.sampling.order import Draws
 from shardkit.torch.data.ops import ImageOp, Piece

@@ -18,7 +18,7 @@ from shardkit.codecs.image import (
 )
 from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 
 
 class Decoding(NamedTuple):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardkit.codecs.image import Pixels
 from shardkit.codecs.resize import TALL_FIRST
 from shardkit.dataset.decode import Decoding
-from shardkit.dataset.shardset import LocatedRows
+from shardkit.dataset.located import LocatedRows
 from shardkit.system import native
 
 PIECE_NUMBERS = 7

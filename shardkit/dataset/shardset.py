@@ -6,48 +6,35 @@ Nothing here knows a format by name or decodes.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import MAX_PIXELS
-from shardkit.contracts import Format
-from shardkit.dataset.attached import shards_folder
 from shardkit.dataset.columns import COLUMN_KINDS, Column, columns_of
-from shardkit.dataset.handles import ShardFile, forget, shard_file, shard_reader
+from shardkit.dataset.directory import OpenDirectory, rewritten
 from shardkit.dataset.index import (
-    HEAD,
-    ROW,
     IndexPart,
     Rows,
     StoredColumn,
     StringTable,
     apart_of,
-    checksum,
     damaged_rows,
     require_counts,
 )
-from shardkit.dataset.index_builder import difference, shard_records
+from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows
-from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
-    AttachedManifest,
-    AttachedShard,
-    Manifest,
-    load_manifest,
-)
-from shardkit.dataset.remote import CachedShards, Need
+from shardkit.dataset.located import BatchShards, LocatedRows
+from shardkit.dataset.manifest import AttachedManifest
+from shardkit.dataset.remote import CachedShards
+from shardkit.dataset.shard_files import RemoteShardFiles, ShardFiles
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.record import (
     ABSENT,
     IMAGE,
-    IMAGE_FIELDS,
     LABEL,
     LABEL_FIELD,
     META_FIELD,
@@ -62,35 +49,12 @@ from shardkit.record import (
 )
 from shardkit.registry import get_format
 from shardkit.sources.kept import with_fields
-from shardkit.system import native
-from shardkit.system.files import as_name, require_local
 from shardkit.system.text import quoted
 
-_Opened = TypeVar("_Opened")
-
-_RAW_CODE = IMAGE_FIELDS.index("raw")
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
-_ARRAY_CODE = STORED_KINDS.index("npy")
-
-_MAP = attrgetter("map")
 
 _MAPPED = 64 << 30
 """Maximum bytes of a dataset to map: each process then needs up to 128 MiB of page tables."""
-
-_GAP = 16384
-"""Maximum bytes between two images that share one readahead call."""
-
-
-class EncodedImage(NamedTuple):
-    """One image as stored, or the values of an array, or bytes."""
-
-    data: bytes | memoryview
-    """Image bytes; the next read overwrites a memoryview."""
-    field: str
-    """Kind of the image: a name in `STORED_KINDS`."""
-    label: int
-    width: int
-    height: int
 
 
 class ShardSet:
@@ -117,14 +81,14 @@ class ShardSet:
         cached: CachedShards | None = None,
         root: Path | None = None,
     ) -> None:
-        require_local(directory)
+        self._opened = OpenDirectory(directory)
+        self.directory, self.manifest = self._opened.path, self._opened.manifest
+        self.files = ShardFiles(self._opened, root)
+        """The shards."""
+        if cached is not None:
+            self.files = RemoteShardFiles(self._opened, cached)
         self._cached = cached
-        self.directory = directory.expanduser().absolute()
-        self._stamp = _stamp(self.directory)
-        self.manifest: Manifest = load_manifest(self.directory)
-        self._paths: dict[int, Path] = {}
         self._root = root
-        self._folder = shards_folder(self.directory, self.manifest, root)
         self._verify_option = verify
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
@@ -139,17 +103,17 @@ class ShardSet:
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""
-        return self._unchanged(self._index.keys)
+        return self._opened.unchanged(self._index.keys)
 
     @cached_property
     def paths(self) -> StringTable:
         """The source path of each row."""
-        return self._unchanged(self._index.paths)
+        return self._opened.unchanged(self._index.paths)
 
     @cached_property
     def rows(self) -> Rows:
         """The index: one `shardkit.dataset.index.ROW` for each row, memory-mapped and read-only."""
-        return self._unchanged(self._index.rows)
+        return self._opened.unchanged(self._index.rows)
 
     @cached_property
     def schema(self) -> Schema:
@@ -171,7 +135,7 @@ class ShardSet:
         if found is None:
             if field != IMAGE:
                 self._require(field, STORED_APART, "has no bytes of its own: it has a column")
-            rows = self._unchanged(lambda: self._index.rows(field))
+            rows = self._opened.unchanged(lambda: self._index.rows(field))
             found = self._entries[field] = self._index.entries(rows, field)
         return found
 
@@ -226,7 +190,7 @@ class ShardSet:
             field = self._require(name, COLUMN_KINDS, "has no column: it is stored in the records")
             (entry,) = (each for each in self.manifest.schema if each.name == name)
             lacking = entry.rows < len(self)
-            found = self._columns[name] = self._unchanged(
+            found = self._columns[name] = self._opened.unchanged(
                 lambda: self._index.column(name, field, lacking=lacking)
             )
         return found
@@ -249,14 +213,6 @@ class ShardSet:
     @property
     def _index(self) -> IndexReader:
         return IndexReader(self.directory, self.manifest, verify=self._verify_option)
-
-    @property
-    def lookahead(self) -> int:
-        """Rows to `announce` before they are read: 0 if the shards are local.
-
-        So their shards are fetched while others are read.
-        """
-        return 0 if self._cached is None else self._cached.lookahead(self.manifest.shards)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
@@ -288,7 +244,7 @@ class ShardSet:
             CorruptRecord: If a row of the index is damaged.
             CorruptDataset: If another dataset has replaced this one.
         """
-        index = self._unchanged(lambda: self.entries.read(rows))
+        index = self._opened.unchanged(lambda: self.entries.read(rows))
         if (wrong := damaged_rows(index)).any():
             number = int(wrong.argmax())
             reason = "its entry in the index is damaged"
@@ -308,133 +264,34 @@ class ShardSet:
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
-        shards = self._starts.searchsorted(rows, side="right") - 1
+        shards = self.files.numbers(rows)
         index = self.entries_of(field).read(rows)
-        if self._cached is None:
-            files = self._open_all(set(shards.tolist()))
-        else:
-            files = self._fetch_all(self._cached, shards, index)
+        with self._forgetting():
+            files = self.files.open_for(shards, index)
         found = LocatedRows(self, rows, index, BatchShards(shards, files), field)
-        found.survey = self._survey(found, shards)
-        if found.survey is None:  # find out what is unusual
-            found.require_intact()
-            self._require_plausible(found, index, shards)
+        found.examine(self.files.sizes[shards], self.schema.get(field), self.manifest.raw_shape)
         return found
-
-    def _survey(self, found: LocatedRows, shards: npt.NDArray[np.int64]) -> Survey | None:
-        """Sum up images with the compiled module; None if any is unusual."""
-        compiled, kinds = native.module(), len(IMAGE_FIELDS)
-        if compiled is None:
-            return None
-        field = self.schema.get(found.name)
-        size = field.bytes if field is not None and field.is_uniform else 0
-        if size:
-            kinds = _ARRAY_CODE + 1
-        elif found.name != IMAGE and (field is None or field.kind not in ("image", "mask")):
-            return None
-        height, width, _ = self.manifest.raw_shape or (0, 0, 3)
-        usual = compiled.survey(
-            found.entries, self._sizes[shards], kinds, width, height, MAX_PIXELS
-        )
-        # Shorter arrays than stated are found when they are read.
-        return None if usual is None or (size and usual[0] != size) else Survey(*usual)
-
-    def _require_plausible(
-        self, found: LocatedRows, index: Rows, shards: npt.NDArray[np.int64]
-    ) -> None:
-        """Refuse impossible lengths and sizes before allocating memory for them."""
-        lengths = index["length"].astype(np.int64)
-        beyond = np.maximum(index["offset"], 0) > self._sizes[shards] - lengths
-        for number in np.flatnonzero(beyond).tolist():
-            # A format that compresses may hold an image larger than its shard.
-            row, length = found.rows[number], found.lengths[number]
-            content = b"" if index["offset"][number] >= 0 else self.read_via_format(row, found.name)
-            if len(content) != length:
-                raise found.corrupt(number, "it ends beyond its shard")
-        raw = index["field"] == _RAW_CODE
-        height, width, _ = self.manifest.raw_shape or (0, 0, 3)
-        pixels = index["width"].astype(np.uint64) * index["height"]  # each has 32 bits
-        wrong = np.where(
-            raw,
-            (index["width"] != width)
-            | (index["height"] != height)
-            | (lengths != 3 * width * height),
-            # 0 x 0 is an unchecked image whose header cannot be read.
-            ((pixels == 0) & (index["width"] + index["height"] > 0)) | (pixels > MAX_PIXELS),
-        )
-        field = self.schema.get(found.name)
-        if field is not None and field.is_uniform:
-            odd = (lengths != field.bytes) & (index["field"] != _ABSENT_CODE)
-            if odd.any():
-                number = int(odd.argmax())
-                raise found.corrupt(number, f"it has not the shape {field.shape}")
-        if wrong.any():
-            number = int(wrong.argmax())
-            size = f"{found.widths[number]} x {found.heights[number]}"
-            raise found.corrupt(number, f"the index states an impossible size, {size} pixels")
 
     def announce(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> None:
         """Issue readahead for the images of ``rows``, counted from 0, without waiting.
 
-        Neighboring images share one call. From an object store, their shards are fetched into the
-        cache instead. A problem with a shard is reported when it is read.
+        From an object store, their shards are fetched into the cache instead. A problem with a
+        shard is reported when it is read.
         """
         rows = np.unique(rows)
-        entries = self.entries_of(field).read(rows)
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
-        if self._cached is not None:
-            self._cached.fetch_ahead(self._needs(shards, entries).values())
-            return
-        order = np.lexsort((entries["offset"], shards))  # LMDB may store rows downwards
-        shards, starts = shards[order], entries["offset"][order].astype(np.int64)
-        ends = starts + entries["length"][order]
-        # Reading a gap of a few pages costs less than another call.
-        apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
-        firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(shards) else shards
-        files: dict[int, ShardFile] = {}
-        with contextlib.suppress(CorruptDataset, OSError):  # a later read reports the error
-            files = self._open_all(set(shards.tolist()))
-        for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
-            if file := files.get(int(shards[first])):
-                file.announce(int(starts[first]), max(0, int(ends[last] - starts[first])))
+        self.files.announce(self.files.numbers(rows), self.entries_of(field).read(rows))
 
-    def shard_path(self, shard: int) -> Path:
-        """Return the path of a shard, by its number."""
-        path = self._paths.get(shard)
-        if path is None:  # cached: building a path takes as long as reading an image
-            entry, cached = self.manifest.shards[shard], self._cached
-            path = self._folder / as_name(entry.name) if cached is None else cached.path(entry)
-            self._paths[shard] = path
-        return path
+    @contextlib.contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Drop the index if another dataset has replaced this one.
 
-    @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
-        """The first row of each shard."""
-        counts = [shard.rows for shard in self.manifest.shards]
-        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
-
-    @cached_property
-    def _sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each shard."""
-        return np.array([shard.bytes for shard in self.manifest.shards], np.int64)
-
-    @cached_property
-    def _format(self) -> Format:
-        return get_format(self.manifest.format)
-
-    def _open_all(self, shards: Collection[int]) -> dict[int, ShardFile]:
-        """Return the files of some shards, after checking that the dataset was not replaced."""
-        entries = self.manifest.shards
-        if self._cached is not None:
-            whole = np.array([-1], np.int64)
-            return {n: self._cached.open(Need(entries[n], whole, whole)) for n in shards}
+        Otherwise it would be read if this dataset came back.
+        """
         try:
-            return self._unchanged(lambda: {shard: self._open(shard) for shard in shards})
-        except CorruptDataset:  # drop them: otherwise they would be read if this dataset came back
-            for entries_of_field in self._entries.values():
-                entries_of_field.forget()
-            for shard in shards:
-                forget(self.shard_path(shard), entries[shard].identity)
+            yield
+        except CorruptDataset:
+            for entries in self._entries.values():
+                entries.forget()
             raise
 
     def require_shards(self) -> None:
@@ -444,69 +301,7 @@ class ShardSet:
             CorruptShard: If one is missing, or another file.
         """
         for shard in range(len(self.manifest.shards)):
-            self._open_all([shard])
-
-    def _open(self, shard: int) -> ShardFile:
-        entry = self.manifest.shards[shard]
-        path = self.shard_path(shard)
-        if not isinstance(entry, AttachedShard):
-            return shard_file(path, entry.bytes, entry.identity, self._folder)
-        remedy = (
-            f"It was replaced after `shardkit attach`, and the index in {self.directory} does not "
-            "describe it. Restore it, or run the same `shardkit attach` command again."
-        )
-        file = shard_file(path, entry.bytes, entry.identity, self._folder, remedy=remedy)
-        if not entry.sha256 and file.modified != entry.modified:
-            forget(path, entry.identity)
-            raise CorruptShard(f"the archive {path} has another modification time. {remedy}")
-        return file
-
-    def _fetch_all(
-        self, cached: CachedShards, shards: npt.NDArray[np.int64], index: Rows
-    ) -> dict[int, ShardFile]:
-        """Return the files of shards in an object store, which hold some rows."""
-        needs = self._needs(shards, index)
-        if len(needs) > 1:
-            cached.fetch_ahead(needs.values())
-        return {number: cached.open(need) for number, need in needs.items()}
-
-    def _needs(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, Need]:
-        """Return what is read of each shard for some rows of the index."""
-        starts = index["offset"].astype(np.int64)
-        ends = starts + index["length"]
-        found = {}
-        for number in np.unique(shards).tolist():
-            here = shards == number
-            found[number] = Need(self.manifest.shards[number], starts[here], ends[here])
-        return found
-
-    def _unchanged(self, load: Callable[[], _Opened]) -> _Opened:
-        """Return what ``load`` opens if the directory still holds the dataset opened here.
-
-        Publishing exchanges the directory, or removes the old manifest first and adds the new one
-        last. So files opened before this check belong to the old dataset.
-
-        Raises:
-            CorruptDataset: If another dataset has replaced this one.
-        """
-        try:
-            opened = load()
-        except CorruptDataset:  # files of another dataset are not damaged
-            self._require_unchanged()
-            raise
-        self._require_unchanged()
-        return opened
-
-    def _require_unchanged(self) -> None:
-        stamp = _stamp(self.directory)
-        if stamp != self._stamp:
-            if stamp is None:
-                raise CorruptDataset(
-                    f"{self.directory} has lost its manifest: it was removed or is being "
-                    "rewritten. Open the dataset again."
-                )
-            _require_digest(load_manifest(self.directory), self.manifest.digest, self.directory)
-            self._stamp = stamp
+            self.files.open([shard])
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
@@ -533,7 +328,7 @@ class ShardSet:
 
     @cached_property
     def _is_mappable(self) -> bool:
-        return int(self._sizes.sum()) <= _MAPPED
+        return int(self.files.sizes.sum()) <= _MAPPED
 
     def read_via_format(self, row: int, name: str = IMAGE) -> bytes:
         """Return an image or array that its shard does not store as plain bytes.
@@ -541,13 +336,9 @@ class ShardSet:
         Raises:
             CorruptShard: If its shard is damaged.
         """
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        entry = self.manifest.shards[shard]
-        self._open_all([shard])  # checks its type and size, and that it is of this dataset
-        cached = self._cached
-        path = self.shard_path(shard) if cached is None else cached.cache.shard(entry.sha256)
-        reader = self._unchanged(lambda: shard_reader(path, entry.identity, self._format.read))
-        (record,) = reader.read([row - int(self._starts[shard])])
+        shard, place = self.files.place(row)
+        record: Record
+        (record,) = self.files.reader(shard, get_format(self.manifest.format).read).read([place])
         field = self.schema.get(name)
         stored = field.stored_name(name) if field is not None else None
         return record.fields[stored or image_field(record.fields, name) or ""]
@@ -561,14 +352,13 @@ class ShardSet:
         """
         if isinstance(self.manifest, AttachedManifest):
             return self._assembled(row)
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        identity, storage = self.manifest.shards[shard].identity, self._format
-        self._open_all([shard])  # checks its type and size, and that it is of this dataset
+        shard, place = self.files.place(row)
+        storage = get_format(self.manifest.format)
+        self.files.whole(shard)  # a missing shard is not a damaged record
+        found: IndexedRecord
         try:
-            reader = shard_reader(
-                self.shard_path(shard), identity, partial(shard_records, storage), "records"
-            )
-            (found,) = reader.read([row - int(self._starts[shard])])
+            reader = self.files.reader(shard, partial(shard_records, storage), "records")
+            (found,) = reader.read([place])
             part = self.part(np.array([row]))
             reason = difference(found, 0, part)[0]
         except (CorruptShard, IndexError) as error:
@@ -620,33 +410,17 @@ class ShardSet:
 
     def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
         """Return the error for a damaged record, with its location."""
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        path, identity = self.shard_path(shard), self.manifest.shards[shard].identity
-        forget(path, identity)  # so that a restored copy is opened next time
+        shard, _ = self.files.place(row)
+        path = self.files.path(shard)
         try:
             key, source = self.keys[row], self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
-        remedy = f"To list all damage, run `shardkit verify {self.directory}`."
-        if self._cached is not None:
-            self._cached.discard(self.manifest.shards[shard])
-            remedy = f"It was removed from the cache; read it again, from {self._cached.url}."
+        self.files.forget(shard)
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
-            f"{offset} is damaged: {reason}. {remedy}"
+            f"{offset} is damaged: {reason}. {self.files.remedy}"
         )
-
-
-class Survey(NamedTuple):
-    """The largest images of a batch, and the size of all."""
-
-    longest: int
-    """Bytes of the longest image."""
-    most_pixels: int
-    """Pixels of the largest image."""
-    width: int
-    height: int
-    """Width and height of all images, or 0 and 0 if they differ."""
 
 
 def resolve_rows(
@@ -680,176 +454,6 @@ def resolve_rows(
     return np.where(array < 0, array + count, array)
 
 
-class BatchShards(NamedTuple):
-    """The shards of the rows of a batch."""
-
-    places: npt.NDArray[np.int64]
-    """The number of each row's shard."""
-    files: Mapping[int, ShardFile]
-    """The open shards, by number."""
-
-
-class LocatedRows:
-    """The images of some rows, located in the index and read one by one.
-
-    The first image that is not in the page cache triggers readahead for all later ones. So the
-    caller can decode an image, still in the CPU cache, while the kernel fetches the others. The
-    columns of the index are lists, which Python iterates faster than arrays; each is made on first
-    use, as the compiled module needs none of them.
-    """
-
-    def __init__(
-        self,
-        shards: ShardSet,
-        rows: npt.NDArray[np.int64],
-        index: Rows,
-        files: BatchShards,
-        name: str = IMAGE,
-    ) -> None:
-        self._shards = shards
-        self._index = index
-        self._opened = files
-        self.name = name
-        """Name of the field."""
-        self.verifies = shards.verifies(name)
-        """Whether each read compares the record's checksum."""
-        self.entries = memoryview(index.tobytes())
-        """The entries of the rows in the index: one `ROW` each."""
-        self.array = rows
-        self.survey: Survey | None = None
-        """From the compiled module; None if it found nothing out."""
-        self._announced = len(rows) == 1
-
-    def sizes(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-        """Return the width and the height of each image in pixels."""
-        return self._index["width"], self._index["height"]
-
-    def targets(self) -> npt.NDArray[np.int64]:
-        """Return `labels` as a new array."""
-        return self._index["label"].astype(np.int64)
-
-    def require_intact(self) -> None:
-        """Compare the check of each row of the index.
-
-        Raises:
-            CorruptRecord: If a row is damaged.
-        """
-        if (wrong := damaged_rows(self._index)).any():
-            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
-
-    @cached_property
-    def rows(self) -> list[int]:
-        """The rows in the dataset."""
-        values: list[int] = self.array.tolist()
-        return values
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Size of each image in bytes."""
-        values: list[int] = self._index["length"].tolist()
-        return values
-
-    @cached_property
-    def labels(self) -> list[int]:
-        """The label of each image."""
-        values: list[int] = self._index["label"].tolist()
-        return values
-
-    @cached_property
-    def widths(self) -> list[int]:
-        """The width of each image in pixels."""
-        values: list[int] = self._index["width"].tolist()
-        return values
-
-    @cached_property
-    def heights(self) -> list[int]:
-        """The height of each image in pixels."""
-        values: list[int] = self._index["height"].tolist()
-        return values
-
-    @cached_property
-    def fields(self) -> list[str]:
-        """Kind of each image, in `STORED_KINDS`: `ABSENT` where the row has none."""
-        return [STORED_KINDS[code] for code in self._index["field"].tolist()]
-
-    @cached_property
-    def _offsets(self) -> list[int]:
-        values: list[int] = self._index["offset"].tolist()
-        return values
-
-    @cached_property
-    def _checksums(self) -> list[int]:
-        values: list[int] = self._index["checksum"].tolist()
-        return values
-
-    @property
-    def longest(self) -> int:
-        """Bytes of the longest image."""
-        return max(self.lengths, default=0) if self.survey is None else self.survey.longest
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def read(self, number: int, buffer: memoryview) -> EncodedImage:
-        """Read one image into ``buffer``; the result is valid until ``buffer`` is overwritten.
-
-        Args:
-            number: Position among the rows.
-            buffer: At least as many bytes as `lengths` states.
-
-        Raises:
-            CorruptRecord: If the record is damaged.
-        """
-        data = buffer[: self.lengths[number]]
-        try:
-            self._fill(number, data)
-        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
-            raise self.corrupt(number, str(error)) from error
-        if self.verifies:
-            head = self.entries[number * ROW.itemsize :][HEAD]
-            if checksum(head, data) != self._checksums[number]:
-                raise self.corrupt(number, "its checksum does not match")
-        size = self.widths[number], self.heights[number]
-        return EncodedImage(data, self.fields[number], self.labels[number], *size)
-
-    @cached_property
-    def _files(self) -> list[ShardFile]:
-        """The shard of each row."""
-        shards, files = self._opened
-        return [files[shard] for shard in shards.tolist()]
-
-    def descriptors(self) -> npt.NDArray[np.int32]:
-        """Return the file descriptor of each row's shard; they stay open as long as this object."""
-        shards, files = self._opened
-        found = np.empty(max(files, default=0) + 1, np.int32)
-        for shard, file in files.items():
-            found[shard] = file.descriptor
-        return found[shards]
-
-    def maps(self) -> list[Any] | None:
-        """Return the map of each row's shard for raw pixels that can be copied from there."""
-        return list(map(_MAP, self._files)) if self._shards.maps(self.name) else None
-
-    def _fill(self, number: int, data: memoryview) -> None:
-        offset, file = self._offsets[number], self._files[number]
-        if offset < 0:
-            data[:] = self._shards.read_via_format(self.rows[number], self.name)
-        elif self._announced or not file.read_cached(offset, data):
-            self._announce(number)
-            file.read_into(offset, data)
-
-    def _announce(self, number: int) -> None:
-        """Issue readahead for all images from the given one on, once."""
-        if not self._announced:
-            self._announced = True
-            for place in range(number, len(self.rows)):
-                self._files[place].announce(self._offsets[place], self.lengths[place])
-
-    def corrupt(self, number: int, reason: str) -> CorruptRecord:
-        """Return the error for the damaged record at a position."""
-        return self._shards.corrupt(self.rows[number], self._offsets[number], reason)
-
-
 def _reopen(
     directory: Path,
     verify: bool | None,
@@ -858,20 +462,7 @@ def _reopen(
     digest: str,
 ) -> ShardSet:
     """Reopen an unpickled dataset, unless another one has replaced it."""
-    opened = ShardSet(directory, verify=verify, cached=cached, root=root)
-    _require_digest(opened.manifest, digest, directory)
-    return opened
-
-
-def _require_digest(manifest: Manifest, digest: str, directory: Path) -> None:
-    if manifest.digest != digest:
-        raise CorruptDataset(f"{directory} was rewritten since it was opened; open it again")
-
-
-def _stamp(directory: Path) -> tuple[int, int, int, int] | None:
-    """Return a value that changes when the manifest in ``directory`` is replaced; None without."""
-    try:  # each batch asks: joining texts takes a tenth of the time of joining paths
-        status = os.stat(f"{directory}/{MANIFEST_NAME}")
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    shards = ShardSet(directory, verify=verify, cached=cached, root=root)
+    if shards.manifest.digest != digest:
+        raise rewritten(directory)
+    return shards

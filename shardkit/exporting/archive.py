@@ -14,7 +14,7 @@ def write_archives(exporting: Exporting, output: OutputFolder) -> None:
     target = get_format("webdataset")
     manifest = exporting.shards.manifest
     for number in range(len(manifest.shards)):
-        path = exporting.shards.shard_path(number)
+        path = exporting.shards.files.path(number)
         with open_records(get_format(manifest.format), path) as records:
             meta = {**records.meta, "format": target.name, "raw_shape": None}
         name = f"{exporting.split or 'data'}-{number:06d}{target.suffix}"

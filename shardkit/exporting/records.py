@@ -95,7 +95,7 @@ class Exporting:
         Raises:
             CorruptShard: If the shard is damaged, or a record differs from the index.
         """
-        manifest, path = self.shards.manifest, self.shards.shard_path(shard)
+        manifest, path = self.shards.manifest, self.shards.files.path(shard)
         start = sum(each.rows for each in manifest.shards[:shard])
         count = manifest.shards[shard].rows
         if isinstance(manifest, AttachedManifest):

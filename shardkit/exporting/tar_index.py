@@ -73,7 +73,7 @@ def export_index(
         )
     shards.require_shards()
     archives = [
-        _read(shards.shard_path(number), shard.name)
+        _read(shards.files.path(number), shard.name)
         for number, shard in enumerate(shards.manifest.shards)
     ]
     with staged(directory, target) as folder:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from shardkit.codecs.properties import properties
 from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.parts import parts_of
-from shardkit.dataset.shardset import EncodedImage, ShardSet
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.reporting.measures import CROPS, SIDE, measure

@@ -13,7 +13,7 @@ from shardkit.codecs.image import Pixels, decode_mask
 from shardkit.contracts import Entry, Source
 from shardkit.conversion.recipe import CHECK_NOTES, Recipe
 from shardkit.dataset.decode import decode_stored
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.record import (
     IMAGE,

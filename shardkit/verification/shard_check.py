@@ -33,8 +33,8 @@ from shardkit.dataset.index_builder import (
     difference,
     open_records,
 )
+from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import MANIFEST_NAME, AttachedShard, ShardEntry
-from shardkit.dataset.shardset import EncodedImage
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard
 from shardkit.record import ABSENT, IMAGE, NO_LABEL, STORED_KINDS, Field, Schema, image_field
 from shardkit.registry import get_format

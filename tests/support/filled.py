@@ -15,7 +15,7 @@ from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import EXACT, Decoding, decode_stored
 from shardkit.dataset.filling import Pieces, fill
 from shardkit.dataset.index import pack_row
-from shardkit.dataset.shardset import EncodedImage, LocatedRows
+from shardkit.dataset.located import EncodedImage, LocatedRows
 from shardkit.errors import BadImage
 from shardkit.system import native
 from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces

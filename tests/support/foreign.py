@@ -458,7 +458,7 @@ def spoil_stored(path: Path, image: str) -> None:
     """Change a byte in the middle of an image."""
     shards = ShardSet(path)
     row = list(shards.paths).index(image)
-    place = shards.shard_path(0)
+    place = shards.files.path(0)
     content = bytearray(place.read_bytes())
     content[int(shards.rows["offset"][row]) + int(shards.rows["length"][row]) // 2] ^= 1
     place.write_bytes(content)

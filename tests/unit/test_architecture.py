@@ -61,6 +61,8 @@ INSIDE = {
         "columns handles manifest reports",
         "attached index parts",
         "index_builder index_reader remote",
+        "directory located",
+        "shard_files",
         "shardset",
         "decode selection",
         "filling source",

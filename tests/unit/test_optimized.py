@@ -36,7 +36,7 @@ for place in places:
     images = [(source / path).read_bytes() for path in shards.paths]
     print([outcome(shards, row) for row in range(6)] == images)
 
-    path = shards.shard_path(0)
+    path = shards.files.path(0)
     before = path.read_bytes()
     damaged = bytearray(before)
     damaged[before.index(images[1]) + 9] ^= 1

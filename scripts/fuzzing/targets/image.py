@@ -14,7 +14,7 @@ from shardkit.codecs.reduced import reduction
 from shardkit.codecs.turbo import VARIABLE, Region, available
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.decode import Decoding, decode_part
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.record import IMAGE_FIELDS, Record
 

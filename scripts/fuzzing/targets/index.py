@@ -13,7 +13,8 @@ from scripts.fuzzing.material import dataset
 from scripts.fuzzing.target import SECRET, Target, broken
 from shardkit.dataset import index_reader as columns
 from shardkit.dataset.index import ROW
-from shardkit.dataset.shardset import LocatedRows, ShardSet
+from shardkit.dataset.located import LocatedRows
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset
 from shardkit.system.npy import npy_header
 

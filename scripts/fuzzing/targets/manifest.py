@@ -92,7 +92,7 @@ class ManifestTarget(Target):
         if not 0 <= len(shards) == manifest.rows:
             broken("another number of rows")
         for number in range(len(manifest.shards)):
-            path = shards.shard_path(number)
+            path = shards.files.path(number)
             if self.place.absolute() not in path.parents or ".." in path.parts:
                 broken("a shard lies elsewhere", str(path))
         for action in (

@@ -20,7 +20,7 @@ from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding, decode_stored
 from shardkit.dataset.filling import fill, read_stored
 from shardkit.dataset.index import HEAD, ROW, checksum, pack_row, row_check
-from shardkit.dataset.shardset import EncodedImage, LocatedRows
+from shardkit.dataset.located import EncodedImage, LocatedRows
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.record import IMAGE_FIELDS
 from shardkit.sampling.order import BatchDraws, Draws

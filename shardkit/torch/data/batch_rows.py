@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import WrongSizeError
 from shardkit.dataset.filling import read_stored
-from shardkit.dataset.shardset import LocatedRows, ShardSet
+from shardkit.dataset.located import LocatedRows
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, TransformFailed
 from shardkit.record import ABSENT, IMAGE, LABEL
 from shardkit.sampling.order import BatchDraws

@@ -274,7 +274,7 @@ class ShardDataset(Dataset[Sample]):
     @property
     def lookahead(self) -> int:
         """Samples to `announce` before they are read: 0 unless they come from an object store."""
-        return self._shards.lookahead
+        return self._shards.files.lookahead
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Issue readahead for the images of ``rows``, and return without waiting.
@@ -355,7 +355,7 @@ class ShardDataset(Dataset[Sample]):
     @property
     def shard_paths(self) -> list[Path]:
         """The shards: files in `path`, or the archives of an attached dataset."""
-        return [self._shards.shard_path(shard) for shard in range(len(self.manifest.shards))]
+        return [self._shards.files.path(shard) for shard in range(len(self.manifest.shards))]
 
     @property
     def manifest(self) -> Manifest:

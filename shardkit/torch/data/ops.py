@@ -23,7 +23,7 @@ from shardkit.codecs.scaling import scale
 from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import Decoding, Part, decode_part, enclosing
 from shardkit.dataset.filling import PIECE_NUMBERS, Pieces
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.errors import UsageError
 from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import native

@@ -38,7 +38,7 @@ from shardkit.codecs.turbo import Region, decode_region
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import decode as decoding
 from shardkit.dataset.decode import EXACT, Part, decode_part, decode_stored, enclosing
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.torch.data.ops import ImageOp, Piece
 
 simplejpeg = pytest.importorskip("simplejpeg")

@@ -25,7 +25,7 @@ from shardkit.dataset.decode import (
     decode_stored,
     enclosing,
 )
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 
 

@@ -492,7 +492,7 @@ def test_loaders_read_the_same_with_and_without_the_module(
 def test_damage_is_reported_as_by_python(tmp_path: Path, sources: dict[str, Path]) -> None:
     for to, field in (("lmdb", "jpg"), ("raw", "raw")):
         dataset = open_dataset(sources[to], decode=CenterCrop(24), verify=True)
-        shard = dataset._shards.shard_path(0)
+        shard = dataset._shards.files.path(0)
         content = shard.read_bytes()
         entry = dataset._shards.rows[1]
         damaged = bytearray(content)

@@ -166,6 +166,17 @@ def test_ranges_fetch_only_what_is_read(bucket: Bucket, large: Path, tmp_path: P
     assert bucket.count("GET")["shard-000000.tar"] <= 3
 
 
+def test_a_whole_record_is_read_from_a_whole_shard_only(
+    bucket: Bucket, large: Path, tmp_path: Path
+) -> None:
+    upload_by_hand(bucket, large, "data")
+    folder, cached = open_remote(URL, tmp_path / "cache", None, "ranges")
+    far = ShardSet(folder, cached=cached)
+    far.find(np.array([0]))  # fetches blocks
+
+    assert far.record(11) == ShardSet(large).record(11)
+
+
 def test_wrong_bytes_of_a_range_are_fetched_again(
     bucket: Bucket, large: Path, tmp_path: Path
 ) -> None:

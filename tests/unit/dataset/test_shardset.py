@@ -20,8 +20,9 @@ from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import handles
 from shardkit.dataset import index_reader as columns
 from shardkit.dataset.index import HEAD, ROW, row_check
+from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import MANIFEST_NAME
-from shardkit.dataset.shardset import EncodedImage, ShardSet
+from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 

@@ -193,7 +193,7 @@ def test_an_image_takes_one_read_and_one_readahead_call(
     assert sorted(reads.lengths) == sorted(2 * lengths_of(dataset))
     assert len(reads.calls) in (2 * ROWS, 2 * ROWS + 2 * BATCHES)
     found = {name: len(spy.calls) for name, spy in spies.items() if spy.calls}
-    warm = not cold and can_be_asked(Path(dataset._shards.shard_path(0)))
+    warm = not cold and can_be_asked(Path(dataset._shards.files.path(0)))
     assert found.pop("posix_fadvise", 0) == (0 if warm else 2 * ROWS)
     assert found == {"stat": 2 * BATCHES}
 

@@ -36,7 +36,7 @@ from shardkit import (
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import decode as decoding
 from shardkit.dataset.decode import Decoding
-from shardkit.dataset.shardset import EncodedImage
+from shardkit.dataset.located import EncodedImage
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import ops
 from shardkit.torch.data.ops import ImageOp, Piece

@@ -248,7 +248,7 @@ def test_a_fault_among_batches_read_at_once_comes_with_its_own(
 ) -> None:
     copy = shutil.copytree(images, tmp_path / "made")
     shards = open_dataset(copy)._shards
-    shard = shards.shard_path(int(shards._starts.searchsorted(7, side="right")) - 1)
+    shard = shards.files.path(shards.files.place(7)[0])
     content = bytearray(shard.read_bytes())
     content[int(shards.rows["offset"][7]) + 60] ^= 1
     shard.write_bytes(content)

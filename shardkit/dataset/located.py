@@ -1,0 +1,309 @@
+"""The images or arrays of some rows, located in the index and read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.image import MAX_PIXELS
+from shardkit.dataset.handles import ShardFile
+from shardkit.dataset.index import HEAD, ROW, Rows, checksum, damaged_rows
+from shardkit.errors import CorruptRecord, CorruptShard
+from shardkit.record import ABSENT, IMAGE, IMAGE_FIELDS, STORED_KINDS, Field
+from shardkit.system import native
+
+_RAW_CODE = IMAGE_FIELDS.index("raw")
+_ABSENT_CODE = STORED_KINDS.index(ABSENT)
+_ARRAY_CODE = STORED_KINDS.index("npy")
+
+_MAP = attrgetter("map")
+
+
+class EncodedImage(NamedTuple):
+    """One image as stored, or the values of an array, or bytes."""
+
+    data: bytes | memoryview
+    """Image bytes; the next read overwrites a memoryview."""
+    field: str
+    """Kind of the image: a name in `STORED_KINDS`."""
+    label: int
+    width: int
+    height: int
+
+
+class Survey(NamedTuple):
+    """The largest images of a batch, and the size of all."""
+
+    longest: int
+    """Bytes of the longest image."""
+    most_pixels: int
+    """Pixels of the largest image."""
+    width: int
+    height: int
+    """Width and height of all images, or 0 and 0 if they differ."""
+
+
+class Origin(Protocol):
+    """What located rows need of their dataset, a `shardkit.dataset.shardset.ShardSet`."""
+
+    def verifies(self, name: str) -> bool:
+        """Return whether each read of a field compares its checksum."""
+
+    def maps(self, name: str) -> bool:
+        """Return whether the compiled module may copy a field from mapped shards."""
+
+    def read_via_format(self, row: int, name: str) -> bytes:
+        """Return an image or array that its shard does not store as plain bytes."""
+
+    def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
+        """Return the error for a damaged record."""
+
+
+class BatchShards(NamedTuple):
+    """The shards of the rows of a batch."""
+
+    places: npt.NDArray[np.int64]
+    """The number of each row's shard."""
+    files: Mapping[int, ShardFile]
+    """The open shards, by number."""
+
+
+class LocatedRows:
+    """The images of some rows, located in the index and read one by one.
+
+    The first image that is not in the page cache triggers readahead for all later ones. So the
+    caller can decode an image, still in the CPU cache, while the kernel fetches the others. The
+    columns of the index are lists, which Python iterates faster than arrays; each is made on first
+    use, as the compiled module needs none of them.
+    """
+
+    def __init__(
+        self,
+        dataset: Origin,
+        rows: npt.NDArray[np.int64],
+        index: Rows,
+        files: BatchShards,
+        name: str = IMAGE,
+    ) -> None:
+        self._dataset = dataset
+        self._index = index
+        self._opened = files
+        self.name = name
+        """Name of the field."""
+        self.verifies = dataset.verifies(name)
+        """Whether each read compares the record's checksum."""
+        self.entries = memoryview(index.tobytes())
+        """The entries of the rows in the index: one `ROW` each."""
+        self.array = rows
+        self.survey: Survey | None = None
+        """From the compiled module; None if it found nothing out."""
+        self._announced = len(rows) == 1
+
+    def sizes(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Return the width and the height of each image in pixels."""
+        return self._index["width"], self._index["height"]
+
+    def targets(self) -> npt.NDArray[np.int64]:
+        """Return `labels` as a new array."""
+        return self._index["label"].astype(np.int64)
+
+    def examine(
+        self,
+        sizes: npt.NDArray[np.int64],
+        field: Field | None,
+        raw_shape: tuple[int, int, int] | None,
+    ) -> None:
+        """Refuse impossible lengths and sizes, before memory is allocated for them.
+
+        Args:
+            sizes: Bytes of each row's shard.
+            field: The field, if the dataset has it.
+            raw_shape: Height, width and channels of raw pixels; None without.
+
+        Raises:
+            CorruptRecord: If a row of the index is damaged, or states an impossible size.
+        """
+        self.survey = self._survey(sizes, field, raw_shape)
+        if self.survey is None:  # find out what is unusual
+            self.require_intact()
+            self._require_plausible(sizes, field, raw_shape)
+
+    def _survey(
+        self,
+        sizes: npt.NDArray[np.int64],
+        field: Field | None,
+        raw_shape: tuple[int, int, int] | None,
+    ) -> Survey | None:
+        """Sum up images with the compiled module; None if any is unusual."""
+        compiled, kinds = native.module(), len(IMAGE_FIELDS)
+        if compiled is None:
+            return None
+        size = field.bytes if field is not None and field.is_uniform else 0
+        if size:
+            kinds = _ARRAY_CODE + 1
+        elif self.name != IMAGE and (field is None or field.kind not in ("image", "mask")):
+            return None
+        height, width, _ = raw_shape or (0, 0, 3)
+        usual = compiled.survey(self.entries, sizes, kinds, width, height, MAX_PIXELS)
+        # Shorter arrays than stated are found when they are read.
+        return None if usual is None or (size and usual[0] != size) else Survey(*usual)
+
+    def _require_plausible(
+        self,
+        sizes: npt.NDArray[np.int64],
+        field: Field | None,
+        raw_shape: tuple[int, int, int] | None,
+    ) -> None:
+        index = self._index
+        lengths = index["length"].astype(np.int64)
+        beyond = np.maximum(index["offset"], 0) > sizes - lengths
+        for number in np.flatnonzero(beyond).tolist():
+            # A format that compresses may hold an image larger than its shard.
+            packed = index["offset"][number] < 0
+            content = self._dataset.read_via_format(self.rows[number], self.name) if packed else b""
+            if len(content) != self.lengths[number]:
+                raise self.corrupt(number, "it ends beyond its shard")
+        height, width, _ = raw_shape or (0, 0, 3)
+        pixels = index["width"].astype(np.uint64) * index["height"]  # each has 32 bits
+        wrong = np.where(
+            index["field"] == _RAW_CODE,
+            (index["width"] != width)
+            | (index["height"] != height)
+            | (lengths != 3 * width * height),
+            # 0 x 0 is an unchecked image whose header cannot be read.
+            ((pixels == 0) & (index["width"] + index["height"] > 0)) | (pixels > MAX_PIXELS),
+        )
+        if field is not None and field.is_uniform:
+            odd = (lengths != field.bytes) & (index["field"] != _ABSENT_CODE)
+            if odd.any():
+                raise self.corrupt(int(odd.argmax()), f"it has not the shape {field.shape}")
+        if wrong.any():
+            number = int(wrong.argmax())
+            size = f"{self.widths[number]} x {self.heights[number]}"
+            raise self.corrupt(number, f"the index states an impossible size, {size} pixels")
+
+    def require_intact(self) -> None:
+        """Compare the check of each row of the index.
+
+        Raises:
+            CorruptRecord: If a row is damaged.
+        """
+        if (wrong := damaged_rows(self._index)).any():
+            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The rows in the dataset."""
+        values: list[int] = self.array.tolist()
+        return values
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Size of each image in bytes."""
+        values: list[int] = self._index["length"].tolist()
+        return values
+
+    @cached_property
+    def labels(self) -> list[int]:
+        """The label of each image."""
+        values: list[int] = self._index["label"].tolist()
+        return values
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """The width of each image in pixels."""
+        values: list[int] = self._index["width"].tolist()
+        return values
+
+    @cached_property
+    def heights(self) -> list[int]:
+        """The height of each image in pixels."""
+        values: list[int] = self._index["height"].tolist()
+        return values
+
+    @cached_property
+    def fields(self) -> list[str]:
+        """Kind of each image, in `STORED_KINDS`: `ABSENT` where the row has none."""
+        return [STORED_KINDS[code] for code in self._index["field"].tolist()]
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        values: list[int] = self._index["offset"].tolist()
+        return values
+
+    @cached_property
+    def _checksums(self) -> list[int]:
+        values: list[int] = self._index["checksum"].tolist()
+        return values
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest image."""
+        return max(self.lengths, default=0) if self.survey is None else self.survey.longest
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, number: int, buffer: memoryview) -> EncodedImage:
+        """Read one image into ``buffer``; the result is valid until ``buffer`` is overwritten.
+
+        Args:
+            number: Position among the rows.
+            buffer: At least as many bytes as `lengths` states.
+
+        Raises:
+            CorruptRecord: If the record is damaged.
+        """
+        data = buffer[: self.lengths[number]]
+        try:
+            self._fill(number, data)
+        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
+            raise self.corrupt(number, str(error)) from error
+        if self.verifies:
+            head = self.entries[number * ROW.itemsize :][HEAD]
+            if checksum(head, data) != self._checksums[number]:
+                raise self.corrupt(number, "its checksum does not match")
+        size = self.widths[number], self.heights[number]
+        return EncodedImage(data, self.fields[number], self.labels[number], *size)
+
+    @cached_property
+    def _files(self) -> list[ShardFile]:
+        """The shard of each row."""
+        shards, files = self._opened
+        return [files[shard] for shard in shards.tolist()]
+
+    def descriptors(self) -> npt.NDArray[np.int32]:
+        """Return the file descriptor of each row's shard; they stay open as long as this object."""
+        shards, files = self._opened
+        found = np.empty(max(files, default=0) + 1, np.int32)
+        for shard, file in files.items():
+            found[shard] = file.descriptor
+        return found[shards]
+
+    def maps(self) -> list[Any] | None:
+        """Return the map of each row's shard for raw pixels that can be copied from there."""
+        return list(map(_MAP, self._files)) if self._dataset.maps(self.name) else None
+
+    def _fill(self, number: int, data: memoryview) -> None:
+        offset, file = self._offsets[number], self._files[number]
+        if offset < 0:
+            data[:] = self._dataset.read_via_format(self.rows[number], self.name)
+        elif self._announced or not file.read_cached(offset, data):
+            self._announce(number)
+            file.read_into(offset, data)
+
+    def _announce(self, number: int) -> None:
+        """Issue readahead for all images from the given one on, once."""
+        if not self._announced:
+            self._announced = True
+            for place in range(number, len(self.rows)):
+                self._files[place].announce(self._offsets[place], self.lengths[place])
+
+    def corrupt(self, number: int, reason: str) -> CorruptRecord:
+        """Return the error for the damaged record at a position."""
+        return self._dataset.corrupt(self.rows[number], self._offsets[number], reason)

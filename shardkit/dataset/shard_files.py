@@ -1,0 +1,213 @@
+"""The files of a dataset's shards: in its directory, attached, or copies from an object store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.attached import shards_folder
+from shardkit.dataset.directory import OpenDirectory
+from shardkit.dataset.handles import LockedReader, ShardFile, forget, shard_file, shard_reader
+from shardkit.dataset.index import Rows
+from shardkit.dataset.manifest import AttachedShard
+from shardkit.dataset.remote import CachedShards, Need
+from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit.system.files import as_name
+
+_GAP = 16384
+"""Maximum bytes between two images that share one readahead call."""
+
+
+class ShardFiles:
+    """The files of all shards, by number.
+
+    Args:
+        directory: The dataset.
+        root: The folder of an attached dataset's archives, if the user named it.
+
+    Raises:
+        UsageError: If the archives of an attached dataset are not confirmed.
+    """
+
+    lookahead = 0
+    """Rows to `announce` before they are read: 0 if the shards are local."""
+
+    def __init__(self, directory: OpenDirectory, root: Path | None = None) -> None:
+        self._directory = directory
+        self._entries = directory.manifest.shards
+        self._folder = shards_folder(directory.path, directory.manifest, root)
+        self._paths: dict[int, Path] = {}
+        self.remedy = f"To list all damage, run `shardkit verify {directory.path}`."
+        """What to do about a damaged record, for messages."""
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """The first row of each shard."""
+        counts = [entry.rows for entry in self._entries]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each shard."""
+        return np.array([entry.bytes for entry in self._entries], np.int64)
+
+    def numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number of the shard of each row."""
+        return self.starts.searchsorted(rows, side="right") - 1
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Return the number of a row's shard, and its row in there."""
+        shard = int(self.numbers(np.array([row]))[0])
+        return shard, row - int(self.starts[shard])
+
+    def path(self, shard: int) -> Path:
+        """Return the path of a shard."""
+        path = self._paths.get(shard)
+        if path is None:  # building a path takes as long as reading an image
+            path = self._paths[shard] = self._find(shard)
+        return path
+
+    def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
+        """Return some shards, open, after checking that the dataset was not replaced.
+
+        Raises:
+            CorruptShard: If one is missing, or another file.
+            CorruptDataset: If another dataset has replaced this one.
+        """
+        try:
+            return self._directory.unchanged(lambda: {shard: self._open(shard) for shard in shards})
+        except CorruptDataset:  # otherwise they would be read if this dataset came back
+            for shard in shards:
+                forget(self.path(shard), self._entries[shard].identity)
+            raise
+
+    def open_for(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, ShardFile]:
+        """Return the open shards that hold some records.
+
+        Args:
+            shards: The number of each record's shard.
+            index: Its entry in the index.
+        """
+        return self.open(set(shards.tolist()))
+
+    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
+        """Prepare to read records, without waiting; a problem is reported when they are read.
+
+        Neighboring records share one readahead call.
+        """
+        order = np.lexsort((index["offset"], shards))  # LMDB may store rows downwards
+        shards, starts = shards[order], index["offset"][order].astype(np.int64)
+        ends = starts + index["length"][order]
+        # Reading a gap of a few pages costs less than another call.
+        apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
+        firsts = np.flatnonzero(np.concatenate([[True], apart])) if len(shards) else shards
+        files: dict[int, ShardFile] = {}
+        with contextlib.suppress(CorruptDataset, OSError):
+            files = self.open(set(shards.tolist()))
+        for first, last in zip(firsts, [*(firsts[1:] - 1), len(shards) - 1], strict=False):
+            if file := files.get(int(shards[first])):
+                file.announce(int(starts[first]), max(0, int(ends[last] - starts[first])))
+
+    def whole(self, shard: int) -> Path:
+        """Return the path of a shard, after checking that all of it is there.
+
+        Raises:
+            CorruptShard: If it is missing, or another file.
+        """
+        self.open([shard])
+        return self.path(shard)
+
+    def reader(
+        self, shard: int, read: Callable[[Path], Any], kind: str = "library"
+    ) -> LockedReader[Any]:
+        """Return a shard, open through a reader.
+
+        Args:
+            shard: The number of the shard.
+            read: As in `shardkit.dataset.handles.shard_reader`.
+            kind: As there.
+        """
+        path, identity = self.whole(shard), self._entries[shard].identity
+        return self._directory.unchanged(lambda: shard_reader(path, identity, read, kind))
+
+    def forget(self, shard: int) -> None:
+        """Open a damaged shard again when it is next read, so that a restored copy is found."""
+        forget(self.path(shard), self._entries[shard].identity)
+
+    def _find(self, shard: int) -> Path:
+        return self._folder / as_name(self._entries[shard].name)
+
+    def _open(self, shard: int) -> ShardFile:
+        entry = self._entries[shard]
+        path = self.path(shard)
+        if not isinstance(entry, AttachedShard):
+            return shard_file(path, entry.bytes, entry.identity, self._folder)
+        remedy = (
+            f"It was replaced after `shardkit attach`, and the index in {self._directory.path} "
+            "does not describe it. Restore it, or run the same `shardkit attach` command again."
+        )
+        file = shard_file(path, entry.bytes, entry.identity, self._folder, remedy=remedy)
+        if not entry.sha256 and file.modified != entry.modified:
+            forget(path, entry.identity)
+            raise CorruptShard(f"the archive {path} has another modification time. {remedy}")
+        return file
+
+
+class RemoteShardFiles(ShardFiles):
+    """The copies of shards in a cache, fetched when needed.
+
+    Args:
+        directory: The local copy of manifest and index.
+        cached: The shards.
+    """
+
+    def __init__(self, directory: OpenDirectory, cached: CachedShards) -> None:
+        super().__init__(directory)
+        self._cached = cached
+        self.lookahead = cached.lookahead(self._entries)
+        self.remedy = f"It was removed from the cache; read it again, from {cached.url}."
+
+    def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
+        """Return some shards, open, after fetching the whole of each."""
+        unknown = np.array([-1], np.int64)
+        return {n: self._cached.open(Need(self._entries[n], unknown, unknown)) for n in shards}
+
+    def open_for(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, ShardFile]:
+        """Return the open shards, after fetching what holds some records."""
+        needs = self._needs(shards, index)
+        if len(needs) > 1:
+            self._cached.fetch_ahead(needs.values())
+        return {number: self._cached.open(need) for number, need in needs.items()}
+
+    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
+        """Fetch what holds some records into the cache, without waiting."""
+        self._cached.fetch_ahead(self._needs(shards, index).values())
+
+    def whole(self, shard: int) -> Path:
+        """Return the path of a shard's whole copy, after fetching it."""
+        self.open([shard])
+        return self._cached.cache.shard(self._entries[shard].sha256)
+
+    def forget(self, shard: int) -> None:
+        """Remove a damaged shard from the cache, so that it is fetched again."""
+        super().forget(shard)
+        self._cached.discard(self._entries[shard])
+
+    def _find(self, shard: int) -> Path:
+        return self._cached.path(self._entries[shard])
+
+    def _needs(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, Need]:
+        """Return what is read of each shard."""
+        starts = index["offset"].astype(np.int64)
+        ends = starts + index["length"]
+        found = {}
+        for number in np.unique(shards).tolist():
+            here = shards == number
+            found[number] = Need(self._entries[number], starts[here], ends[here])
+        return found
