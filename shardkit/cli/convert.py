@@ -170,6 +170,13 @@ def convert_group() -> None:
     metavar="folder|COLUMN",
     help="Keep images of one folder, or with one value in a column, on one side.",
 )
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="[SPLIT=]FILE",
+    help="Leave out the images whose keys or paths FILE lists, one per line, such as the lists of "
+    "`shardkit report --exclude`; for a dataset, also row numbers. Repeatable.",
+)
 @shard_size_option
 @shard_samples_option
 @click.option(
@@ -241,6 +248,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     test: float | None,
     stratify: bool,
     group: str | None,
+    exclude: tuple[str, ...],
     shard_size: str,
     shard_samples: int | None,
     shuffle: bool | None,
@@ -284,6 +292,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
             test=test or 0.0,
             stratify=stratify,
             group=group,
+            exclude=exclude,
             shard_size=shard_size,
             shard_samples=shard_samples,
             shuffle=shuffle,

@@ -51,8 +51,8 @@ def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     "--exclude",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write lists of keys to leave out to DIR, one for each finding, for `convert dataset "
-    "--exclude`.",
+    help="Write lists of keys to leave out to DIR, one for each finding, for `convert "
+    "... --exclude`.",
 )
 @click.option(
     "--fail-on",

@@ -25,6 +25,7 @@ from shardkit.conversion.staging import (
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.parts import parts_of
+from shardkit.dataset.reports import excluded_paths
 from shardkit.errors import UsageError
 from shardkit.record import LABEL
 from shardkit.registry import get_source
@@ -71,9 +72,9 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
         directory: The dataset, perhaps of splits.
         source: A path of the same kind as that of the dataset, read with the same options; or a
             source of any kind.
-        skip_existing: Leave out images whose path or key the dataset has already; otherwise they
-            are an error. Content is not compared, except for sizes if the dataset stores images
-            unchanged.
+        skip_existing: Leave out images whose path or key the dataset has already, or which its
+            conversion left out; otherwise they are an error. Content is not compared, except for
+            sizes if the dataset stores images unchanged.
         on_error: ``fail`` writes nothing if any image is bad; ``skip`` leaves bad images out.
         shard_size: Approximate bytes of images in a shard, as a number or as ``"256MiB"``.
         shard_samples: Images in a shard, instead of ``shard_size``.
@@ -184,6 +185,7 @@ def _new_images(
         sizes = dict(zip(index.paths(), index.rows()["length"].tolist(), strict=True))
         keys = set(index.keys())
         bad = {problem.path for problem in manifest.skipped}
+        bad |= excluded_paths(directory / as_name(split), manifest.files) or set()
         exact = scan.exact_sizes and Recipe.restored(manifest.recipe).keeps_bytes
         rows = []
         for row, entry in enumerate(images.entries):

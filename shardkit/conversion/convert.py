@@ -21,6 +21,7 @@ from shardkit.conversion.build import (
     load_result,
 )
 from shardkit.conversion.disk import DiskReservation, as_failure
+from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.finished import finished
 from shardkit.conversion.jobs import (
     load_plan,
@@ -115,6 +116,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     test: float = 0.0,
     stratify: bool = False,
     group: str | None = None,
+    exclude: str | Path | Sequence[str | Path] = (),
     shard_size: int | str = DEFAULT_SHARD_BYTES,
     shard_samples: int | None = None,
     shuffle: bool | None = None,
@@ -171,6 +173,8 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         test: Share of the images to divide off as a split ``test``.
         stratify: Whether to divide each class by itself.
         group: ``folder`` or a column: images of one folder, or with one value, get one side.
+        exclude: Text files of keys or paths, one per line, of images to leave out; if the source
+            has splits, each is ``"SPLIT=FILE"``. `shardkit.report` writes such lists.
         shard_size: Approximate bytes of images in a shard, as a number or as ``"256MiB"``.
         shard_samples: Images in a shard, instead of ``shard_size``.
         shuffle: Store images in random order instead of the source's. None does so unless the
@@ -250,6 +254,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     elif class_order != "plain" or splits is not None:
         raise UsageError("class_order and splits are options of image folders")
     scan = divided(source, val=val, test=test, stratify=stratify, group=group, seed=seed).scan()
+    scan = exclude_listed(scan, [exclude] if isinstance(exclude, (str, Path)) else exclude)
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
     if plan_only:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,9 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 LIST_HEAD = "# rows of the dataset with the content digest "
 """Start of a list of rows: the digest follows, so that the list fits no other dataset."""
+
+KEY_MARK = "key:"
+"""Before a key, tells it from a row number."""
 
 
 def matching(shards: ShardSet, expression: str) -> Mask:
@@ -183,11 +186,81 @@ class _Expression:
         return field.classes or ()
 
 
-def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
-    """Return the rows that a text file lists: row numbers, or keys, one per line.
+class Listed(NamedTuple):
+    """The content of a file that lists rows or keys."""
+
+    where: str
+    """The option and the file, for errors."""
+    names: list[str]
+    """The lines: decimal numbers of rows, or keys."""
+    are_rows: bool
+    """Whether all lines are row numbers."""
+    digest: str | None
+    """The content digest of the only dataset whose rows the file may list; None for any."""
+
+    def require_known(self, known: Container[str], place: object) -> None:
+        """Refuse names that are not known.
+
+        Args:
+            known: The known rows or keys.
+            place: What knows them.
+
+        Raises:
+            UsageError: If there is one.
+        """
+        unknown = [name for name in self.names if name not in known]
+        if unknown:
+            raise UsageError(
+                f"{self.where} lists rows or keys that {place} lacks, {len(unknown)} in all: "
+                f"{', '.join(map(quoted, unknown[:3]))}{' ...' if len(unknown) > 3 else ''}"
+            )
+
+    def require_digest(self, digest: object) -> None:
+        """Refuse a list of the rows of another dataset.
+
+        Raises:
+            UsageError: If it is one.
+        """
+        if self.digest not in (None, digest):
+            raise UsageError(
+                f"{self.where} lists rows of another dataset, with the content digest "
+                f"{str(self.digest)[:64]}"
+            )
+
+
+def read_list(path: str | Path, option: str) -> Listed:
+    """Read a text file that lists row numbers or keys, one per line.
 
     Lines that start with ``#`` are comments. If all lines are decimal numbers without leading
-    zeros, they are rows.
+    zeros, they are rows. ``key:`` before a key tells it from a number or a comment.
+
+    Args:
+        path: The file.
+        option: Name of the option, in errors.
+
+    Raises:
+        UsageError: If the file cannot be read, or lists nothing.
+    """
+    where = f"{option} {path}"
+    try:
+        text = read_small(Path(path).resolve()).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{where} cannot be read: {reason}") from error
+    lines = text.splitlines()
+    digests = {line.removeprefix(LIST_HEAD) for line in lines if line.startswith(LIST_HEAD)}
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not names:
+        raise UsageError(f"{where} lists no row")
+    are_rows = all(
+        name.isascii() and name.isdecimal() and str(int(name[:19])) == name for name in names
+    )
+    names = [name.removeprefix(KEY_MARK) for name in names]
+    return Listed(where, names, are_rows, min(digests, default=None))
+
+
+def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
+    """Return the rows that a text file lists; see `read_list`.
 
     Args:
         shards: The dataset.
@@ -198,36 +271,18 @@ def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
         UsageError: If the file cannot be read or is empty, names an unknown row or key, names one
             twice, or is a list of the rows of another dataset.
     """
-    where = f"{option} {path}"
-    try:
-        text = read_small(Path(path).resolve()).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"{where} cannot be read: {reason}") from error
-    lines = text.splitlines()
-    for line in lines:
-        if line.startswith(LIST_HEAD) and line != LIST_HEAD + shards.manifest.content_digest:
-            raise UsageError(
-                f"{where} lists rows of another dataset, with the content digest "
-                f"{line.removeprefix(LIST_HEAD)[:64]}"
-            )
-    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not names:
-        raise UsageError(f"{where} lists no row")
-    if all(name.isascii() and name.isdecimal() and str(int(name[:19])) == name for name in names):
+    found = read_list(path, option)
+    found.require_digest(shards.manifest.content_digest)
+    names = found.names
+    if found.are_rows:
         rows = {name: int(name) for name in names if int(name) < len(shards)}
     else:
         wanted = set(names)
         rows = {key: row for row, key in enumerate(shards.keys) if key in wanted}
-    unknown = [name for name in names if name not in rows]
-    if unknown:
-        raise UsageError(
-            f"{where} lists rows or keys that {shards.directory} lacks, {len(unknown)} in all: "
-            f"{', '.join(map(quoted, unknown[:3]))}{' ...' if len(unknown) > 3 else ''}"
-        )
+    found.require_known(rows, shards.directory)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError(f"{where} lists {len(twice)} rows or keys twice: {quoted(twice[0])}")
+        raise UsageError(f"{found.where} lists {len(twice)} rows or keys twice: {quoted(twice[0])}")
     chosen = np.zeros(len(shards), np.bool_)
     chosen[[rows[name] for name in names]] = True
     return chosen
@@ -238,7 +293,6 @@ def select(
     *,
     where: str | None = None,
     rows: str | Path | None = None,
-    exclude: str | Path | None = None,
 ) -> Mask:
     """Return the rows that all options choose: see `matching` and `listed`.
 
@@ -250,6 +304,4 @@ def select(
         chosen &= matching(shards, where)
     if rows is not None:
         chosen &= listed(shards, rows, "--rows")
-    if exclude is not None:
-        chosen &= ~listed(shards, exclude, "--exclude")
     return chosen

@@ -28,7 +28,6 @@ class DatasetSource:
         folder: The dataset.
         where: Only rows for which this expression is true: see `shardkit.dataset.selection`.
         rows: Only the rows of this file.
-        exclude: Not the rows of this file.
     """
 
     kind = "dataset"
@@ -39,18 +38,17 @@ class DatasetSource:
         *,
         where: str | None = None,
         rows: str | Path | None = None,
-        exclude: str | Path | None = None,
         _listed: bool = False,
     ) -> None:
         self._folder = Path(folder)
         places = dataset_directories(self._folder)
         self._sets = {split: ShardSet(place) for split, place in places.items()}
-        self._where, self._rows, self._exclude = where, rows, exclude
-        self._listed = _listed or not (rows is None and exclude is None)
-        if not (rows is None and exclude is None) and len(places) > 1:
+        self._where, self._rows = where, rows
+        self._listed = _listed or rows is not None
+        if rows is not None and len(places) > 1:
             raise UsageError(
-                f"{folder} has the splits {', '.join(places)}, and --rows and --exclude list rows "
-                f"of one: convert {self._folder / next(iter(places))}"
+                f"{folder} has the splits {', '.join(places)}, and --rows lists rows of one: "
+                f"convert {self._folder / next(iter(places))}"
             )
         first, *others = self._sets.values()
         for other in others:
@@ -91,7 +89,7 @@ class DatasetSource:
         splits, understood = {}, {}
         for split, shards in self._sets.items():
             shards.part(np.arange(min(1, len(shards))))  # refuses a damaged index at once
-            chosen = select(shards, where=self._where, rows=self._rows, exclude=self._exclude)
+            chosen = select(shards, where=self._where, rows=self._rows)
             entries = PackedEntries(_entries(shards, chosen, moved))
             if not len(entries):
                 raise UsageError(f"no row of {shards.directory} is selected")
@@ -109,7 +107,7 @@ class DatasetSource:
             understood=understood,
             records=True,
             raw_shape=first.manifest.raw_shape,
-            whole=not self._listed or self._rows is not None or self._exclude is not None,
+            whole=not self._listed or self._rows is not None,
             exact_sizes=fields.keys() <= {IMAGE, LABEL},
         )
 
@@ -216,11 +214,6 @@ SOURCE = SourceKind(
             flags="--rows",
             metavar="FILE",
             help="Only the rows that FILE lists: row numbers or keys, one per line.",
-        ),
-        SourceOption(
-            flags="--exclude",
-            metavar="FILE",
-            help="Not the rows that FILE lists: row numbers or keys, one per line.",
         ),
     ),
     open=DatasetSource,

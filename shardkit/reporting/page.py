@@ -395,5 +395,5 @@ def _downloads(report: DatasetReport, finding: Findings) -> str:
         )
     if not links:
         return ""
-    command = "<code>shardkit convert dataset ... --exclude</code>"
+    command = "<code>shardkit convert ... --exclude</code>"
     return f"<p>To leave these out, {command}: {', '.join(links)}</p>"

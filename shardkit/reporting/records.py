@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.columns import COLUMN_KINDS
+from shardkit.dataset.selection import KEY_MARK
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_APART
 from shardkit.reporting.facts import BROKEN, measure_rows
 from shardkit.system.text import quoted
-
-_KEY = "key:"
 
 
 def find_row(shards: ShardSet, text: str) -> int:
@@ -29,8 +28,8 @@ def find_row(shards: ShardSet, text: str) -> int:
         try:
             return int(shards.resolve_rows([int(text)])[0])
         except (IndexError, OverflowError) as error:
-            raise UsageError(f"{error}; `{_KEY}{text}` names a key") from None
-    key = text.removeprefix(_KEY)
+            raise UsageError(f"{error}; `{KEY_MARK}{text}` names a key") from None
+    key = text.removeprefix(KEY_MARK)
     for row, each in enumerate(shards.keys):
         if each == key:
             return row

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.selection import LIST_HEAD
+from shardkit.dataset.selection import KEY_MARK, LIST_HEAD
 from shardkit.errors import UsageError
 from shardkit.record import NO_LABEL, STORED_KINDS
 from shardkit.reporting.collection import Collection
@@ -87,17 +87,17 @@ class DatasetReport:
         return keys
 
     def exclude_lists(self, finding: Findings) -> dict[str, str]:
-        """Return the keys of `exclude`, one per line, for ``convert dataset --exclude``.
+        """Return the keys of `exclude`, one per line, for ``shardkit convert --exclude``.
 
-        If all keys are numbers, or one cannot be a line, the list has row numbers instead, and fits
-        no other dataset.
+        If one cannot be a line, the list has row numbers instead, and fits no other dataset.
         """
         lists: dict[str, str] = {}
         excluded = np.array(finding.exclude, np.int64)
         for number, part in enumerate(self.images.parts):
             rows = (excluded[self.images.part[excluded] == number] - part.start).tolist()
-            lines = [part.shards.keys[row] for row in rows]
-            if all(map(str.isdecimal, lines)) or not all(map(_is_line, lines)):
+            keys = [part.shards.keys[row] for row in rows]
+            lines = [key if _is_plain(key) else KEY_MARK + key for key in keys]
+            if not all(map(_is_line, keys)):
                 lines = [LIST_HEAD + part.shards.manifest.content_digest, *map(str, rows)]
             if rows:
                 lists[part.name] = "".join(f"{line}\n" for line in lines)
@@ -188,7 +188,12 @@ class DatasetReport:
 
 def _is_line(key: str) -> bool:
     """Return whether a list of one key per line can have a key."""
-    return key.isprintable() and key.strip() == key and not key.startswith("#")
+    return key.isprintable() and key.strip() == key
+
+
+def _is_plain(key: str) -> bool:
+    """Return whether a line that is a key cannot be taken for something else."""
+    return not (key.isdecimal() or key.startswith(("#", KEY_MARK)))
 
 
 def report(

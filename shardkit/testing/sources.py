@@ -252,6 +252,24 @@ class SourceConformance:
         assert len(open_dataset(tmp_path / "skipped")) == len(images) - 1
         assert verify(tmp_path / "skipped", against=path).findings == []
 
+    def test_listed_images_are_left_out_and_stay_known(
+        self, source: Source, path: Path, tmp_path: Path
+    ) -> None:
+        (images,) = source.scan().splits.values()
+        by_key, by_path = images.entries[2], images.entries[4]
+        (tmp_path / "list").write_text(f"key:{by_key.key}\n{by_path.path}\n")
+        made = tmp_path / "made"
+        convert(source, made, to="lmdb", shard_samples=2, exclude=tmp_path / "list")
+        left = {entry.path for entry in images.entries} - {by_key.path, by_path.path}
+        assert {*open_dataset(made).paths} == left
+        report = made / "ignored.jsonl"
+        shard = open_dataset(made).manifest.shards[0].name
+        for damaged in (None, report, made / shard):
+            if damaged is not None:
+                damaged.unlink()
+                assert repair(made, path).findings == []
+            assert verify(made, against=path).findings == []
+
     def _expected(self, images: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
         """Return class name and bytes of each image, sorted; "" without labels."""
         named = ((name.partition("/")[0] * self.labels, data) for name, data in images.items())

@@ -27,7 +27,8 @@ class SourceReport:
     bytes: int
     """Size of these files in bytes."""
     left_out: int
-    """Number of other image files: bad ones that were skipped, and those beyond the limit."""
+    """Number of other image files: bad ones that were skipped, those that were excluded, and those
+    beyond the limit."""
     same: int
     """Records identical, byte for byte, to their converted files."""
     alike: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import Index, string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.parts import Part, parts_of
+from shardkit.dataset.reports import EXCLUDED, excluded_paths
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.record import Schema
 from shardkit.registry import get_format, get_source, source_names
@@ -40,9 +41,11 @@ class SourceMatch:
     skipped: Images
     """Bad images that the conversion left out and that still exist."""
     left_out: int
-    """Number of images in the source that do not belong in the dataset: bad or beyond the limit."""
+    """Number of images in the source that do not belong in the dataset: bad, excluded or beyond the
+    limit."""
     ignored: list[Problem]
-    """Files that are not images, in the order in which the conversion reported them."""
+    """Files that are not images, and images that were excluded, in the order in which the
+    conversion reported them."""
     recipe: Recipe
     schema: Schema
     """The fields of all records."""
@@ -220,8 +223,13 @@ def _find_origin(
     if elsewhere:
         own = [row for row, path in enumerate(listed.paths()) if path not in elsewhere]
         listed = listed.take(own)
-    rows = as_stored(listed, seed=seed, limit=limit)
     stored = stored_texts(place, part, "paths")
+    excluded = _excluded(place, manifest, listed.paths(), stored)
+    if excluded:
+        listed = listed.take(
+            [row for row, path in enumerate(listed.paths()) if path not in excluded]
+        )
+    rows = as_stored(listed, seed=seed, limit=limit)
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     if not scan.whole and stored is not None:
         images = _only(images, stored)
@@ -238,7 +246,10 @@ def _find_origin(
         images=source.of(images),
         skipped=source.of([entry for entry in source.entries if is_within(entry.path, bad)]),
         left_out=len(source) - len(elsewhere) - len(images),
-        ignored=scan.ignored.get(split, []),
+        ignored=[
+            *scan.ignored.get(split, ()),
+            *(Problem(path=path, reason=EXCLUDED) for path in excluded),
+        ],
         recipe=recipe,
         schema=manifest.fields_by_name,
         changed_software=changed,
@@ -247,6 +258,25 @@ def _find_origin(
         keys=stored_texts(place, part, "keys"),
         findings=findings,
     )
+
+
+def _excluded(
+    place: Path, manifest: Manifest, listed: Sequence[str], stored: Collection[str] | None
+) -> dict[str, None]:
+    """Return the paths of a source's images that its conversion excluded, in order.
+
+    If the report that names them is damaged, these are all that are not stored, if their number is
+    right.
+    """
+    count = manifest.ignored.get(EXCLUDED, 0)
+    if not count:
+        return {}
+    there = set(stored or ())
+    named = excluded_paths(place, manifest.files)
+    if named is None:
+        found = dict.fromkeys(path for path in listed if path not in there)
+        return found if stored is not None and len(found) == count else {}
+    return dict.fromkeys(path for path in listed if path in named and path not in there)
 
 
 def _only(images: list[Entry], paths: Collection[str]) -> list[Entry]:

@@ -50,7 +50,7 @@ INSIDE = {
     "conversion": (
         "disk download exchange fingerprint geometry trusted",
         "recipe",
-        "assemble bulk command lock options plan upload",
+        "assemble bulk command exclude lock options plan upload",
         "build combine",
         "staging",
         "finished jobs merge",
@@ -58,8 +58,8 @@ INSIDE = {
         "append attach",
     ),
     "dataset": (
-        "columns handles manifest reports",
-        "attached index parts",
+        "columns handles manifest",
+        "attached index parts reports",
         "index_builder index_reader remote",
         "directory located",
         "shard_files",

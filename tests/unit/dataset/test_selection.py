@@ -85,8 +85,9 @@ def test_a_file_lists_rows_or_keys(shards: ShardSet, tmp_path: Path) -> None:
         assert np.flatnonzero(listed(shards, file, "--rows")).tolist() == [2, 7]
     file.write_text(f"{LIST_HEAD}{shards.manifest.content_digest}\n4\n")
     assert np.flatnonzero(listed(shards, file, "--rows")).tolist() == [4]
-    chosen = select(shards, where="price > 0.5", exclude=file)
-    assert np.flatnonzero(chosen).tolist() == [3, 5, 6, 8, 9]
+    assert np.flatnonzero(select(shards, where="price > 0.5", rows=file)).tolist() == [4]
+    file.write_text("key:000000007\n")
+    assert np.flatnonzero(listed(shards, file, "--rows")).tolist() == [7]
 
 
 @pytest.mark.parametrize(

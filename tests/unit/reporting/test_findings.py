@@ -139,9 +139,20 @@ def test_a_leak_excludes_all_copies_of_a_picture(tmp_path: Path) -> None:
     assert {key for keys in made.exclude(leak).values() for key in keys} == {"cat/0", "cat/1"}
 
 
-@pytest.mark.parametrize("key", ["a\nb", "# a", " a", "\udcff", "7"])
-def test_lists_of_keys_that_are_no_lines_have_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+@pytest.mark.parametrize(
+    ("key", "listed"),
+    [
+        ("a", "a"),
+        ("7", "key:7"),
+        ("# a", "key:# a"),
+        ("key:a", "key:key:a"),
+        ("a\nb", "1"),
+        (" a", "1"),
+        ("\udcff", "1"),
+    ],
+)
+def test_lists_have_keys_or_else_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, listed: str
 ) -> None:
     files = {f"{n}.png": encoded(scene(n // 2), "PNG") for n in range(2)}
     made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
@@ -150,4 +161,4 @@ def test_lists_of_keys_that_are_no_lines_have_rows(
     (path,) = made.save_exclude(tmp_path / "lists")
 
     assert made.exclude(found) == {"made": [key]}
-    assert path.read_text().splitlines()[1:] == ["1"]
+    assert path.read_text().splitlines()[-1] == listed
