@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from shardkit.cli.console import emit, say
 from shardkit.cli.show import amount, line, progress_bar
 from shardkit.conversion.convert import convert
+from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.source import DatasetSource
 from shardkit.dataset.splitting import save_rows, split
 from shardkit.errors import UsageError
@@ -62,6 +64,9 @@ def split_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit split photos --val 0.1 --test 0.1 --group folder --out split --to webdataset
     """
     out = out or dataset.with_name(f"{dataset.resolve().name}-split")
+    if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
+        made = "datasets" if to is None else "lists"
+        raise UsageError(f"{out} holds the {made} of another split; choose a folder with --out")
     rows = split(dataset, val=val, test=test, stratify=stratify, group=group, seed=seed)
     if to is None:
         if out.resolve().is_relative_to(dataset.resolve()):
@@ -89,3 +94,6 @@ def split_command(  # noqa: PLR0913 - Click passes each option by name
     say(f"divided {dataset}")
     for side, each in rows.items():
         line(side, f"{amount(len(each), 'row')}, {files[side]}")
+    if to is None:
+        words = ["convert", "dataset", str(dataset), "OUT", "--rows", str(files["train"])]
+        line("next", f"shardkit {shlex.join(words)} --to FORMAT, or dataset.select(rows) in Python")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from shardkit.dataset.reports import excluded_paths
 from shardkit.errors import UsageError
 from shardkit.record import LABEL
 from shardkit.registry import get_source
+from shardkit.sources.divided import Divided, reopen
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import quoted
@@ -93,7 +95,7 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
         _finish_interrupted(directory)
         manifests = load_splits(directory)
         check_target(directory, force=True)
-        opened = _open(source, manifests)
+        opened = _open(directory, source, manifests)
         refuse_overlap(opened, directory)
         new = _new_images(directory, manifests, opened, skip_existing=skip_existing)
         if new.images or any(new.scan.problems.values()):
@@ -139,13 +141,31 @@ def _without_empty_shards(plan: Plan) -> Plan:
     )
 
 
-def _open(source: str | Path | Source, manifests: Mapping[str, Manifest]) -> Source:
-    """Open a path as the source that the dataset was first made from."""
+def _open(
+    directory: Path, source: str | Path | Source, manifests: Mapping[str, Manifest]
+) -> Source:
+    """Open a path as the source that the dataset was first made from.
+
+    If that was divided into splits, so is this one, unless it has folders for these splits.
+    """
     if not isinstance(source, (str, Path)):
         return source
     described = {split: parts_of(each)[0].manifest.source for split, each in manifests.items()}
-    kinds = {str(each.get("kind")) for each in described.values()}
-    return get_source(kinds.pop()).find(Path(source), described)
+    kind = {str(each.get("kind")) for each in described.values()}.pop()
+    find = partial(get_source(kind).find, Path(source))
+    try:
+        opened = reopen(find, described)
+        if isinstance(opened, Divided) and (opened.stratified or _has_folders(source, manifests)):
+            return find(described)  # a stratified division could move images of the dataset
+    except UsageError as error:
+        raise UsageError(f"{directory} was made with `convert {kind}`, and {error}") from error
+    return opened
+
+
+def _has_folders(source: str | Path, names: Collection[str]) -> bool:
+    """Return whether all folders in a folder have some of these names."""
+    found = {each.name for each in Path(source).glob("*") if each.is_dir()}
+    return bool(found) and found <= set(names)
 
 
 def _order(manifest: Manifest) -> dict[str, Any]:

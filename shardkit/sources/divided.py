@@ -109,7 +109,8 @@ class Divided:
     Args:
         source: The source.
         division: How to divide it.
-        names: The side of each split, by name; None means all sides by their own names.
+        names: The side of each split, by name, as a manifest states them; a side may then be empty.
+            None means all sides by their own names.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Divided:
         self.kind = source.kind
         self._source, self._division = source, division
         self._names = {side: side for side in division.sides} if names is None else dict(names)
+        self._may_be_empty = names is not None
         self._scan: Scan | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,6 +127,11 @@ class Divided:
 
     def __str__(self) -> str:
         return str(self._source)
+
+    @property
+    def stratified(self) -> bool:
+        """Whether the side of an image also depends on the other images."""
+        return self._division.stratify
 
     def paths(self) -> Sequence[Path]:
         """Return the paths of the source."""
@@ -146,7 +153,7 @@ class Divided:
             raise UsageError(f"--stratify needs labels, and {self} states none before it is read")
         sides = self._divide(scan.splits[""].entries)
         empty = [side for side in self._names.values() if not sides[side]]
-        if empty:
+        if empty and not self._may_be_empty:
             raise UsageError(
                 f"no image of {self} is in {empty[0]}: choose a larger share or another seed, or "
                 "--stratify"
@@ -214,13 +221,26 @@ class Divided:
             return [entry.path.rpartition("/")[0] for entry in entries]
         column: Callable[[Sequence[Entry], str], Iterable[Any]]
         column = getattr(self._source, "column", _kept)
-        found = list(column(entries, group))
-        for entry, value in zip(entries, found, strict=True):
-            if type(value) not in (str, int, float, bool):
-                raise UsageError(
-                    f"--group {group}: {quoted(entry.path)} of {self} has no number or text of "
-                    "that name; group by folder, or by a column that the source keeps (--keep)"
-                )
+        try:
+            found = list(column(entries, group))
+        except UsageError as error:
+            raise UsageError(f"--group {group}: {error}; or group by folder") from error
+        lacking = [
+            entry.path
+            for entry, value in zip(entries, found, strict=True)
+            if type(value) not in (str, int, float, bool)
+        ]
+        if lacking and len(lacking) < len(entries):
+            raise UsageError(
+                f"--group {group}: {len(lacking):,} of {len(entries):,} images have no number or "
+                f"text in this column, such as {quoted(lacking[0])}; give each image one"
+            )
+        if lacking:
+            raise UsageError(
+                f"--group {group}: {self} states no such number or text for its images. Group by "
+                f"folder, or keep the column (--keep {group}). If images must be read for it, "
+                f"convert them first, then divide the dataset: shardkit split --group {group}"
+            )
         return list(map(str, found))
 
 

@@ -43,6 +43,7 @@ from shardkit.conversion.command import command_words, made_of
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import load_manifest
 from shardkit.dataset.parts import parts_of
+from shardkit.dataset.source import DatasetSource
 from shardkit.registry import get_source
 
 MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
@@ -167,6 +168,38 @@ def test_splits_are_appended_by_name(tmp_path: Path) -> None:
         append(place, other)
     with pytest.raises(UsageError, match="is a split of the dataset"):
         append(place / "val", make_tree(tmp_path / "x", MORE))
+
+
+def test_images_are_divided_as_those_of_the_dataset(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos", each=10)
+    place = tmp_path / "made"
+    convert(folder, place, to="lmdb", val=0.3)
+    one = make_tree(tmp_path / "one", {"cat/one.png": png()})  # one side gets nothing
+    assert append(place, one).images == 1
+    assert append(place, one).images == 0
+    make_tree(folder, {f"dog/{n}.png": png(8, 8, n) for n in range(9)})
+    assert len(append(place, folder, skip_existing=True).left_out) == 20
+    assert verify(place, against=[folder, one, folder]).findings == []
+    make_tree(folder, {"cat/one.png": png()})
+    convert(folder, tmp_path / "all", to="lmdb", val=0.3)
+    assert diff(place, tmp_path / "all").equal
+    sides = make_tree(tmp_path / "sides", {"val/cat/chosen.png": png()})
+    assert append(place, sides).images == 1
+    assert "cat/chosen.png" in open_dataset(place, split="val").paths
+
+
+def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> None:
+    place = tmp_path / "made"
+    convert(make_folder(tmp_path / "photos", each=10), place, to="lmdb", val=0.3, stratify=True)
+    with pytest.raises(UsageError, match="append a source with the same splits"):
+        append(place, more)
+    assert append(place, make_tree(tmp_path / "x", {"val/cat/1.png": png()})).images == 1
+
+
+def test_another_kind_of_source_is_refused_by_name(place: Path, more: Path, tmp_path: Path) -> None:
+    convert(DatasetSource(place), tmp_path / "copy", to="lmdb")
+    with pytest.raises(UsageError, match="made with `convert dataset`, and "):
+        append(tmp_path / "copy", more)
 
 
 def test_bad_images_write_nothing_or_are_left_out(place: Path, folder: Path, more: Path) -> None:

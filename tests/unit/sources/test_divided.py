@@ -120,7 +120,7 @@ def test_samples_are_divided_by_a_column(tmp_path: Path) -> None:
         assert len(sides[0] | sides[1]) == 9
     with pytest.raises(UsageError, match="'blood' is not one of its columns: patient, age"):
         shardkit.split(tmp_path / "all", val=0.3, group="blood")
-    with pytest.raises(UsageError, match=r"--group patient: .* keeps \(--keep\)"):
+    with pytest.raises(UsageError, match=r"\(--keep patient\)\. .* shardkit split --group"):
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, group="patient")
     with pytest.raises(UsageError, match="--stratify needs labels"):
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, stratify=True)
@@ -148,6 +148,9 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
     told = run_main("split", place, "--val", 0.3, "--to", "hdf5", "--out", tmp_path / "two")
     assert told.returncode == 0, told.stderr
     assert verify(tmp_path / "two", against=place).findings == []
+    for others, option in (("two", ()), ("whole-split", ("--to", "lmdb"))):
+        both = invoke("split", place, "--val", 0.3, "--out", tmp_path / others, *option)
+        assert "of another split; choose a folder with --out" in str(both.exception)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
         ({"stratify": True}, "require --val or --test"),
         ({"group": "folder"}, "require --val or --test"),
         ({"val": 1e-9}, "no image of .* is in val"),
-        ({"val": 0.3, "group": "person"}, "--group person: 'cat/0/14.png' of .* has no number"),
+        ({"val": 0.3, "group": "person"}, "--group person: .* states no such number or text"),
     ],
 )
 def test_wrong_options_are_refused(
