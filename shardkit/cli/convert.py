@@ -22,7 +22,7 @@ from shardkit.cli.convert_report import (
 )
 from shardkit.cli.options import on_error_option, shard_samples_option, shard_size_option
 from shardkit.cli.show import progress_bar
-from shardkit.cli.url_source import CACHE, copied
+from shardkit.cli.url_source import CACHE, copied, require_root
 from shardkit.contracts import Source, SourceKind, SourceOption
 from shardkit.conversion.convert import convert
 from shardkit.conversion.recipe import (
@@ -382,6 +382,8 @@ class _Command(click.Command):
         own = {name: ctx.params.pop(name) for name in self._own}
         if self._kind.of_files:
             src, quiet = ctx.params["src"], ctx.params["quiet"]
+            if "root" in own:
+                require_root(src, own["root"])
             ctx.params["src"] = copied(src, own.pop("cache"), quiet=quiet)
         ctx.obj = self._kind.open(ctx.params["src"], **own)
         return super().invoke(ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ _LISTED = 50
 
 _ALL_USED = ("nothing", "no column", "no feature", "no member")
 """What sources call unused if they use everything."""
+
+_BAD = 20
+"""Maximum bad images to show; --json prints all."""
 
 _FIRST = 3
 """Images to show of each split, so that the user can check paths and classes."""
@@ -83,8 +86,8 @@ def _first_rows(scan: Scan, split: str) -> list[dict[str, Any]]:
 def _show_left_out(ignored: list[Problem], problems: list[Problem]) -> None:
     if ignored:
         line("ignored", _by_reason(ignored))
-    for problem in problems:
-        line("bad", f"{printable(problem.path)}: {problem.reason}")
+    for text in _bad(problems, limit=_BAD):
+        line("bad", text)
 
 
 def _by_reason(problems: list[Problem]) -> str:
@@ -104,22 +107,29 @@ def show_planned(src: Path, dst: Path, made: Converted) -> None:
     line("next", f"shardkit work {place} --claim, on any machines; then shardkit commit {place}")
 
 
-def show_problems(problems: Iterable[Problem]) -> None:
-    """Print bad images."""
-    for problem in problems:
-        say(f"  bad: {printable(problem.path)}: {problem.reason}", err=True)
+def show_problems(problems: Sequence[Problem], *, limit: int | None = None) -> None:
+    """Print bad images, at most ``limit`` for a command that prints all with ``--json``."""
+    for text in _bad(problems, limit=limit):
+        say(f"  bad: {text}", err=True)
+
+
+def _bad(problems: Sequence[Problem], *, limit: int | None) -> list[str]:
+    texts = [f"{printable(problem.path)}: {problem.reason}" for problem in problems[:limit]]
+    if more := len(problems) - len(texts):
+        texts.append(f"... and {more:,} more (--json prints all)")
+    return texts
 
 
 @contextlib.contextmanager
 def reporting_bad(*, as_json: bool) -> Iterator[None]:
-    """Print all bad images of a conversion that fails within the block."""
+    """Print the bad images of a conversion that fails within the block; as JSON, all of them."""
     try:
         yield
     except BadImages as error:
         if as_json:
             emit(bad_as_json(error))
         else:
-            show_problems(error.problems)
+            show_problems(error.problems, limit=_BAD)
         raise
 
 

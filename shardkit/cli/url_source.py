@@ -34,8 +34,25 @@ def copied(source: Path, cache: Path | None, *, quiet: bool) -> Path:
         return source
     if cache is None:
         raise UsageError(f"{as_url(source)} is a URL: name a local folder for a copy with --cache")
-    url, at, root = str(source).rpartition("@")
-    if not os.path.isdir(root):
-        url, at, root = str(source), "", ""
+    url, at, root = _with_root(source)
     with progress_bar("copying", quiet=quiet) as tally:
         return Path(f"{download(url, cache, on_progress=tally)}{at}{root}")
+
+
+def require_root(source: Path, root: str | None) -> None:
+    """Require the folder of a list's images if the list is a URL, since only the list is copied.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if as_url(source) is not None and root is None and not _with_root(source)[2]:
+        raise UsageError(
+            f"of {as_url(source)}, only the table is copied; name the folder of its images: "
+            "--root DIR"
+        )
+
+
+def _with_root(source: Path) -> tuple[str, str, str]:
+    """Return the URL, and ``@`` and the folder after it, if there is one."""
+    url, at, root = str(source).rpartition("@")
+    return (url, at, root) if os.path.isdir(root) else (str(source), "", "")

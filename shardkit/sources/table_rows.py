@@ -41,7 +41,9 @@ def columns_of(path: str) -> list[str]:
     """
     found: Sequence[str]
     if not path.endswith(SUFFIXES):
-        raise UsageError(f"{path} is not a table: its suffix is none of {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"{path} is not a table: its name must end in one of {', '.join(SUFFIXES)}"
+        )
     if path.endswith(".parquet"):
         if find_spec("pyarrow") is None:
             raise UsageError(f"{path} needs pyarrow: pip install 'shardkit[parquet]'")

@@ -26,6 +26,7 @@ from shardkit.record import IMAGE, LABEL, STORED_APART, Field, Schema
 from shardkit.sampling.order import check_integer
 from shardkit.stores.urls import as_local, as_url
 from shardkit.system.formatting import parse_bytes
+from shardkit.system.text import quoted
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
@@ -163,8 +164,8 @@ class ShardDataset(Dataset[Sample]):
         for each in self._decodes():
             if not isinstance(each, ImageOp) and each not in DECODES:
                 raise UsageError(
-                    f"decode={each!r} is unknown; choose from {', '.join(DECODES)}, and operations "
-                    "such as shardkit.CenterCrop(224)"
+                    f"decode={each!r} is unknown; choose from {', '.join(DECODES)}, or pass an "
+                    "operation, without quotes: decode=shardkit.CenterCrop(224)"
                 )
         if isinstance(self.decode, Mapping):
             pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
@@ -228,8 +229,14 @@ class ShardDataset(Dataset[Sample]):
 
         Raises:
             IndexError: If a row is out of range, or a mask does not have one value for each row.
+            UsageError: If ``rows`` are texts.
         """
         places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else np.asarray(rows)
+        if places.dtype.kind == "U":
+            raise UsageError(
+                f"select({quoted(rows)}): rows are numbers or a mask. Compare a column with a "
+                'value, as in select(dataset.column("label") == dataset.class_to_idx["cat"])'
+            )
         if places.dtype == np.bool_:
             if places.shape != (len(self),):
                 raise IndexError(

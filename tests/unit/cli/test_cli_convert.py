@@ -129,7 +129,18 @@ def test_a_long_list_of_classes_is_shortened(tmp_path: Path) -> None:
     assert "... and 10 more" in result.stdout
 
 
-def test_all_bad_images_are_listed(folder: Path, tmp_path: Path) -> None:
+def test_a_long_list_of_bad_images_is_shortened(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", {f"cat/{n:02d}.jpg": b"x" for n in range(23)})
+    result = convert(source, tmp_path / "out")
+    listed = [line for line in result.stderr.splitlines() if line.startswith("  bad: ")]
+    assert len(listed) == 21
+    assert listed[-1] == "  bad: ... and 3 more (--json prints all)"
+    (source / "cat/good.png").write_bytes(png())
+    made = convert(source, tmp_path / "out", "--json")
+    assert len(json.loads(made.stdout)["bad"]) == 23
+
+
+def test_bad_images_are_listed(folder: Path, tmp_path: Path) -> None:
     (folder / "cat/new\nline.jpg").write_bytes(b"x")
     (folder / "dog/empty.png").write_bytes(b"")
     result = convert(folder, tmp_path / "out", "--quiet")

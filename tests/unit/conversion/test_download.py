@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from buckets import BUCKET, SECRET, Bucket
-from helpers import jpeg, make_tree, run_main, tree
+from helpers import invoke, jpeg, make_tree, run_main, tree
 
 from shardkit.conversion.convert import convert
 from shardkit.conversion.download import download
@@ -214,6 +214,9 @@ def test_a_table_by_url_names_files_of_a_local_folder(bucket: Bucket, tmp_path: 
     url, where = f"s3://{BUCKET}/list.csv", tmp_path / "out"
     cache = ("--cache", tmp_path / "cache", "--workers", 1)
 
+    refused = invoke("convert", "table", url, where, "--to", "lmdb", *cache)
+    assert isinstance(refused.exception, UsageError)
+    assert f"of {url}, only the table is copied" in str(refused.exception)
     made = run_main(
         "convert", "table", url, where, "--to", "lmdb", "--root", photos, "--label", "label", *cache
     )

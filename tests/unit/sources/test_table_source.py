@@ -221,7 +221,7 @@ def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
         ("d.csv", b"a,a\n", "has two columns 'a'"),
         ("u.csv", b"a,\n", "has no name for a column"),
         ("p.parquet", b"PAR1 nothing PAR1", r"p\.parquet: .*[Pp]arquet"),
-        ("x.txt", b"", "its suffix is none of"),
+        ("x.txt", b"", "its name must end in one of .csv, .tsv"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError, match=reason):

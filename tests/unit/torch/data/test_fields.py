@@ -515,6 +515,8 @@ def test_rows_are_selected_by_values(path: Path) -> None:
         dataset.select([True, False, True])
     with pytest.raises(IndexError, match="row 10"):
         dataset.select([10])
+    with pytest.raises(UsageError, match=r'as in select\(dataset\.column\("label"\) == '):
+        dataset.select("label == 'cat'")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
