@@ -18,12 +18,14 @@ from shardkit.dataset.manifest import (
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import dump_json
 from shardkit.stores.process import call
-from shardkit.stores.urls import as_url
+from shardkit.stores.urls import WRITABLE, as_url
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, sha256_of
 from shardkit.system.pool import Progress, Report
 
 _CLAIM = ".shardkit-upload.json"
 """Names the dataset that is being uploaded, so that no other one writes to the same place."""
+
+_PLACES = f"{', '.join(WRITABLE[:-1])} or {WRITABLE[-1]}"
 
 
 def upload(
@@ -49,8 +51,9 @@ def upload(
         ShardkitError: If the store cannot be used.
     """
     place, root = as_url(url), Path(directory)
-    if place is None or place.startswith("http"):
-        raise UsageError(f"{url} is not a URL to write to; give s3://, gs:// or az://")
+    if place is None:
+        raise UsageError(f"{url} is not a URL: give {_PLACES}")
+    _require_writable(place)
     top = load_any_manifest(root)
     if isinstance(top, AttachedManifest):
         raise UsageError(f"{root} is an attached dataset; convert it, then upload the result")
@@ -81,13 +84,19 @@ def upload(
 
 
 def require_access(url: str) -> None:
-    """Check that a URL can be read, before the work of a conversion.
+    """Check a URL before the work of a conversion, as far as reading shows.
 
     Raises:
-        UsageError: If access is denied, or the bucket does not exist.
+        UsageError: If it cannot be written, access is denied, or the bucket does not exist.
         ShardkitError: If the store cannot be used.
     """
+    _require_writable(url)
     call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
+
+
+def _require_writable(url: str) -> None:
+    if not url.startswith(WRITABLE):
+        raise UsageError(f"{url} can only be read; write to {_PLACES}")
 
 
 def _files(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:

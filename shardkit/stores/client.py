@@ -1,17 +1,15 @@
-"""One object store: read ranges, list and write objects. Only helper processes import this."""
+"""S3, Google Cloud Storage, Azure and web servers. Only helper processes import this."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 import obstore
@@ -25,20 +23,11 @@ from obstore.exceptions import (
 )
 from obstore.store import HTTPStore, from_url
 
-from shardkit.errors import CorruptShard, ShardkitError, UsageError
-
-PART = 8 << 20
-"""Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
-
-_TIMEOUT = "30"
-"""Default seconds for one request, with its body."""
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.stores.store import PART, Exists, Store, timeout
 
 _RETRY_SECONDS = 60
 """Seconds after which the client starts no other attempt: of errors before the body."""
-
-_DEADLINE = 120.0
-"""Seconds after which a read starts no other attempt: the client does not repeat errors within a
-body, nor accepts our check of its length."""
 
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -54,35 +43,27 @@ _SET = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
+_ENDPOINT = {
+    "s3": "AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_BASE_URL",
+    "az": "AZURE_STORAGE_ENDPOINT",
+}
+"""Variables with the address of another server."""
+
 _DIGEST = "sha256"
-"""Metadata of each object that `Store.put` writes."""
-
-_Read = TypeVar("_Read")
+"""Metadata of each object that `ObjectStore.put` writes."""
 
 
-class Exists(Exception):
-    """The object to create exists, with other content."""
+class ObjectStore(Store):
+    """A store that obstore knows."""
 
-
-class Missing(UsageError):
-    """An object does not exist."""
-
-
-class Store:
-    """The objects below a URL. Threads may share it; forked processes may not.
-
-    Every method raises `ShardkitError` with the reason and the remedy in one line, and without the
-    server's own text, which may quote credentials.
-    """
+    errors = (BaseError, OSError)
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        super().__init__(url)
         self._scheme = url.partition(":")[0]
-        stated = os.environ.get("AWS_ENDPOINT_URL", "") if self._scheme == "s3" else url
-        client: Any = {
-            "timeout": f"{os.environ.get('SHARDKIT_STORE_TIMEOUT', _TIMEOUT)}s",
-            "allow_http": stated.startswith("http://"),
-        }
+        server = os.environ.get(_ENDPOINT.get(self._scheme, ""), url)
+        client: Any = {"timeout": f"{timeout()}s", "allow_http": server.startswith("http://")}
         retry: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
         more: Any = {"checksum_algorithm": "SHA256"} if self._scheme == "s3" else {}
         if self._scheme == "s3" and not _has_credentials():
@@ -111,29 +92,12 @@ class Store:
             reason = type(error).__name__
             raise UsageError(f"{self.url}: ~/.aws cannot be used ({reason}); correct it") from None
 
-    def read(self, name: str, start: int, end: int) -> memoryview:
-        """Return the bytes of an object from ``start`` to ``end``, which it must have."""
-        data = self._repeated(
-            name, lambda: memoryview(obstore.get_range(self._store, name, start=start, end=end))
-        )
-        if len(data) != end - start:  # the client has checked that the answer is complete
-            raise CorruptShard(f"{self.url}/{name} ends at byte {start + len(data)}, too early")
-        return data
+    def _range(self, name: str, start: int, end: int) -> memoryview:
+        return memoryview(obstore.get_range(self._store, name, start=start, end=end))
 
-    def get(self, name: str, most: int) -> bytes | None:
-        """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
-
-        def get() -> memoryview:
-            found = obstore.get(self._store, name)
-            size = found.meta["size"]
-            if size > most:
-                raise ShardkitError(f"{self.url}/{name} has {size:,} bytes, more than {most:,}")
-            return memoryview(found.bytes())
-
-        try:
-            return bytes(self._repeated(name, get))
-        except Missing:
-            return None
+    def _open(self, name: str) -> tuple[int, Callable[[], bytes]]:
+        found = obstore.get(self._store, name)
+        return found.meta["size"], lambda: bytes(found.bytes())
 
     def digest(self, name: str) -> str:
         """Return the SHA-256 that `put` stored with an object, or ""."""
@@ -185,33 +149,19 @@ class Store:
         with self._named(name), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, name)
 
-    def _repeated(self, name: str, read: Callable[[], _Read]) -> _Read:
-        """Read until it succeeds or the time is over."""
-        end, pause = time.monotonic() + _DEADLINE, 0.1
-        while True:
-            with self._named(name):
-                try:
-                    return read()
-                except (GenericError, JoinError) as error:
-                    if time.monotonic() > end or re.search(r"status code: 4(?!29)", str(error)):
-                        raise
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+    def _is_transient(self, error: Exception) -> bool:
+        return isinstance(error, (GenericError, JoinError)) and not re.search(
+            r"status code: 4(?!29)", str(error)
+        )
 
-    @contextlib.contextmanager
-    def _named(self, name: str) -> Iterator[None]:
-        """Turn an error of the client into one line that names the object."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
-                raise UsageError(
-                    f"{self.url}: there is no such bucket; check its name, the region "
-                    "(AWS_REGION) and the server (AWS_ENDPOINT_URL)"
-                ) from None
-            raise Missing(f"{self.url} contains no {name}") from None
-        except (BaseError, OSError) as error:
-            raise self._error(name, error) from None
+    def _missing(self, name: str, error: Exception) -> ShardkitError:
+        if not re.search("NoSuchBucket|ContainerNotFound", str(error)):
+            return super()._missing(name, error)
+        region = "the region (AWS_REGION) and " if self._scheme == "s3" else ""
+        return UsageError(
+            f"{self.url}: there is no such bucket; check its name, {region}the server "
+            f"({_ENDPOINT.get(self._scheme)})"
+        )
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
@@ -251,9 +201,3 @@ def _reason(error: Exception) -> str:
         return ", ".join(found[1].strip() for found in (status, code) if found)
     reason = text.partition("\n")[0].rpartition(" - ")[2]
     return re.sub(r"\S*[?@]\S*", "...", reason)[:200]
-
-
-@lru_cache(maxsize=64)
-def open_store(url: str) -> Store:
-    """Return the store of a URL; one client for each serves all threads."""
-    return Store(url)

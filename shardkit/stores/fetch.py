@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.stores.cache import BLOCK, Cache, RemoteFile, exclusive, pin
-from shardkit.stores.client import PART, Missing, Store, open_store
+from shardkit.stores.store import PART, Missing, Store, open_store
 from shardkit.system.files import sync
 
 _CONNECTIONS = 4

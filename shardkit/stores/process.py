@@ -28,6 +28,8 @@ _LENGTH = struct.Struct("<Q")
 _AHEAD = 2
 """Shards fetched ahead at a time; each uses several connections."""
 
+_EXTRAS = {"fsspec": "fsspec", "obstore": "s3"}
+
 
 class _Helper:
     """The helper of this process; its process starts with the first message."""
@@ -102,7 +104,7 @@ class _Helper:
 
 def _environment() -> dict[str, str]:
     """Return the variables that clients read."""
-    names = ("AWS_", "AZURE_", "GOOGLE_", "SHARDKIT_")
+    names = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "HF_", "SHARDKIT_")
     return {name: value for name, value in os.environ.items() if name.startswith(names)}
 
 
@@ -170,10 +172,10 @@ def _run(function: str, arguments: tuple[object, ...]) -> tuple[Any, Exception |
     except ShardkitError as error:
         return None, error
     except ImportError as error:
-        if error.name != "obstore":
+        if (extra := _EXTRAS.get(str(error.name))) is None:
             return None, ShardkitError(f"the object store cannot be read: {error}")
         return None, UsageError(
-            "object stores need the package obstore: pip install 'shardkit[s3]'"
+            f"object stores need the package {error.name}: pip install 'shardkit[{extra}]'"
         )
     except Exception as error:
         return None, ShardkitError(f"the object store cannot be used: {type(error).__name__}")

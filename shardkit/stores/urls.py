@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
 from urllib.parse import unquote, urlsplit
 
 from shardkit.errors import UsageError
 
-SCHEMES = ("az", "gs", "https", "s3")
+WRITABLE = ("az://", "gs://", "s3://")
+_SCHEMES = ("az", "gs", "https", "s3")
 _TEST_SCHEMES = ("http",)
 """Read without encryption, so for servers on this machine only."""
+
+_REFUSED = {
+    *("abfs", "adl", "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "data"),
+    *("dir", "file", "filecache", "ftp", "gcs", "generic", "git", "http", "libarchive", "local"),
+    *("reference", "root", "s3a", "simplecache", "tar", "zip"),
+}
+"""Schemes of fsspec that are caches, archives, files of this machine, unencrypted, or other names
+of ours."""
 
 
 def as_url(path: str | os.PathLike[str]) -> str | None:
@@ -21,10 +31,12 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     Raises:
         UsageError: If the scheme is unknown, or the URL holds credentials, which would be logged.
     """
-    found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
-    if found is None or found[1].lower() == "file":
+    found = re.fullmatch(
+        r"((?:\w+::)*)([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL
+    )
+    if found is None or found[2].lower() == "file":
         return None
-    url = f"{found[1].lower()}://{found[2].rstrip('/')}"
+    url = f"{found[2].lower()}://{found[3].rstrip('/')}"
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -35,15 +47,33 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
             f"the {parts.scheme}:// URL holds a user, a query or a fragment; give only "
             f"{parts.scheme}://BUCKET/PATH, and set credentials in the environment"
         )
-    local = host in ("127.0.0.1", "localhost", "::1")
-    if parts.scheme not in SCHEMES and not (parts.scheme in _TEST_SCHEMES and local):
+    local = host in ("127.0.0.1", "localhost", "::1") and parts.scheme in _TEST_SCHEMES
+    chained = found[1] or "::" in parts.path
+    if chained or not (parts.scheme in _SCHEMES or local or _is_known(parts.scheme)):
         raise UsageError(
-            f"{url} cannot be used: shardkit reads {', '.join(f'{each}://' for each in SCHEMES)} "
-            "and local paths. Download or mount other data."
+            f"{found[1]}{url} cannot be used: shardkit reads "
+            f"{', '.join(f'{each}://' for each in _SCHEMES)}, hf://, sftp:// and others that "
+            "fsspec knows, without caches and archives, and local paths. Download or mount other "
+            "data."
         )
     if not host:
         raise UsageError(f"{url} names no bucket or host: {parts.scheme}://BUCKET/PATH")
     return url
+
+
+def _is_known(scheme: str) -> bool:
+    """Return whether fsspec reads a scheme.
+
+    Raises:
+        UsageError: If fsspec is not installed.
+    """
+    try:
+        known = import_module("fsspec").available_protocols()
+    except ImportError:
+        raise UsageError(
+            f"{scheme}:// needs the package fsspec: pip install 'shardkit[fsspec]'"
+        ) from None
+    return scheme in known and scheme not in _REFUSED
 
 
 def as_local(path: str | os.PathLike[str]) -> str:

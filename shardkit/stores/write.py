@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardkit.stores.client import Exists, open_store
+from shardkit.stores.store import Exists, open_store
 
 
 def sizes(url: str) -> dict[str, int]:

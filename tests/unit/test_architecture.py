@@ -125,7 +125,7 @@ INSIDE = {
         "named_files",
         "cifar coco hdf5 huggingface lmdb mnist npy table tfrecord voc webdataset",
     ),
-    "stores": ("cache client process urls", "fetch write"),
+    "stores": ("cache process store urls", "client fetch filesystem write"),
     "system": (
         "bootstrap machine native safe_paths scratch text",
         "cluster files formatting pool",
@@ -181,6 +181,7 @@ HEAVY = {
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
     "pyarrow": ("exporting.parquet", "sources.arrow_reader"),
+    "fsspec": ("stores.filesystem",),
     "obstore": ("stores.client",),
 }
 """Libraries that only these packages or modules import."""

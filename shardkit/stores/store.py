@@ -1,0 +1,167 @@
+"""What every client of object stores does alike: reads are repeated, errors are one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+from shardkit.errors import CorruptShard, ShardkitError, UsageError
+
+PART = 8 << 20
+"""Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
+
+_TIMEOUT = "30"
+"""Default seconds for one request, with its body."""
+
+_DEADLINE = 120.0
+"""Seconds after which a read starts no other attempt: clients do not repeat errors within a body,
+nor accept our check of its length."""
+
+_ATTEMPTS = 3
+"""Reads of a range before an early end counts as damage: not all clients compare lengths."""
+
+_CLIENTS = dict.fromkeys(("az", "gs", "http", "https", "s3"), "client:ObjectStore")
+_OTHERS = "filesystem:FileSystem"
+
+_Read = TypeVar("_Read")
+
+
+def timeout() -> float:
+    """Return the seconds for one request."""
+    return float(os.environ.get("SHARDKIT_STORE_TIMEOUT", _TIMEOUT))
+
+
+class Exists(Exception):
+    """The object to create exists, with other content."""
+
+
+class Missing(UsageError):
+    """An object does not exist."""
+
+
+class Store(ABC):
+    """The objects below a URL. Threads may share it; forked processes may not.
+
+    Every method raises `ShardkitError` with the reason and the remedy in one line, and without the
+    server's own text, which may quote credentials.
+    """
+
+    errors: tuple[type[Exception], ...]
+    """What the client raises."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def read(self, name: str, start: int, end: int) -> memoryview:
+        """Return the bytes of an object from ``start`` to ``end``, which it must have."""
+        for _ in range(_ATTEMPTS):
+            data = self._repeated(name, lambda: self._range(name, start, end))
+            if len(data) == end - start:
+                return data
+        raise CorruptShard(f"{self.url}/{name} ends at byte {start + len(data)}, too early")
+
+    def get(self, name: str, most: int) -> bytes | None:
+        """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
+
+        def get() -> bytes:
+            size, content = self._open(name)
+            if size > most:
+                raise ShardkitError(f"{self.url}/{name} has {size:,} bytes, more than {most:,}")
+            return content()
+
+        try:
+            return self._repeated(name, get)
+        except Missing:
+            return None
+
+    @abstractmethod
+    def digest(self, name: str) -> str:
+        """Return the SHA-256 that `put` stored with an object, or ""."""
+
+    @abstractmethod
+    def version(self, name: str) -> tuple[int, int]:
+        """Return the size of an object, and a time in nanoseconds that is its version."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the objects directly below the URL, not in folders."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each object below the URL, by name."""
+
+    @abstractmethod
+    def create(self, name: str, content: bytes) -> None:
+        """Write an object that does not exist yet.
+
+        Raises:
+            Exists: If it exists with other content. With the same, an earlier attempt wrote it.
+        """
+
+    @abstractmethod
+    def put(self, name: str, file: Path, sha256: str) -> None:
+        """Write a file as an object, in parts."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete an object, if it exists."""
+
+    @abstractmethod
+    def _range(self, name: str, start: int, end: int) -> memoryview: ...
+
+    @abstractmethod
+    def _open(self, name: str) -> tuple[int, Callable[[], bytes]]:
+        """Return the size of an object, and a function that returns its content."""
+
+    @abstractmethod
+    def _is_transient(self, error: Exception) -> bool: ...
+
+    @abstractmethod
+    def _error(self, name: str, error: Exception) -> ShardkitError: ...
+
+    def _repeated(self, name: str, read: Callable[[], _Read]) -> _Read:
+        """Read until it succeeds or the time is over."""
+        end, pause = time.monotonic() + _DEADLINE, 0.1
+        while True:
+            with self._named(name):
+                try:
+                    return read()
+                except self.errors as error:
+                    if time.monotonic() > end or not self._is_transient(error):
+                        raise
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    @contextlib.contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Turn an error of the client into one line that names the object."""
+        try:
+            yield
+        except (ShardkitError, Exists):
+            raise
+        except FileNotFoundError as error:
+            raise self._missing(name, error) from None
+        except self.errors as error:
+            raise self._error(name, error) from None
+
+    def _missing(self, name: str, error: Exception) -> ShardkitError:
+        return Missing(f"{self.url} contains no {name}")
+
+
+@lru_cache(maxsize=64)
+def open_store(url: str) -> Store:
+    """Return the store of a URL; one client for each serves all threads.
+
+    Raises:
+        ImportError: If a package is missing.
+    """
+    module, _, name = _CLIENTS.get(url.partition(":")[0], _OTHERS).partition(":")
+    store: Store = getattr(import_module(f"{__package__}.{module}"), name)(url)
+    return store

@@ -1,0 +1,155 @@
+"""Schemes that only fsspec knows can be read: the same bytes as locally, or a named error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+from helpers import make_dataset, run_main
+from shelf import FAULTS
+
+from shardkit.conversion.convert import convert
+from shardkit.conversion.download import download
+from shardkit.conversion.upload import upload
+from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.stores.urls import as_url
+from shardkit.torch.data.datasets import open_dataset
+from shardkit.verification.verify import verify
+
+URL = "shelf://host/data"
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose files are ``shelf://host/...``, for this process and its helper."""
+    place, plugin = tmp_path / "shelf", tmp_path / "plugin" / "shelf-1.dist-info"
+    place.mkdir()
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[fsspec.specs]\nshelf=shelf:Shelf\n")
+    monkeypatch.syspath_prepend(str(plugin.parent))
+    monkeypatch.setenv("FSSPEC_SHELF_PLACE", str(place))
+    monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "2")
+    fsspec.register_implementation("shelf", "shelf.Shelf", clobber=True)
+    return place
+
+
+@pytest.fixture
+def dataset(folder: Path, shelf: Path, tmp_path: Path) -> Path:
+    """A dataset of two shards, also at the URL."""
+    place = make_dataset(folder, tmp_path / "data", to="webdataset")
+    shutil.copytree(place, shelf / "data")
+    return place
+
+
+def plan(shelf: Path, *faults: str) -> None:
+    (shelf / FAULTS).write_text("".join(f"{fault}\n" for fault in faults))
+
+
+def test_a_dataset_is_read_despite_faults(dataset: Path, shelf: Path, tmp_path: Path) -> None:
+    plan(
+        shelf,
+        "shardkit.json busy",
+        *(f"shard-000000.tar {fault}" for fault in ("busy", "short", "wrong", "stall")),
+    )
+    near = open_dataset(dataset, decode="bytes")
+    for fetch in ("shards", "ranges"):
+        far = open_dataset(URL, decode="bytes", cache=tmp_path / fetch, fetch=fetch)
+        assert [far[row] for row in range(len(far))] == [near[row] for row in range(len(near))]
+    assert not (shelf / FAULTS).read_text()
+
+
+def test_other_content_is_refused(dataset: Path, shelf: Path, tmp_path: Path) -> None:
+    plan(shelf, *["shard-000000.tar wrong"] * 3)
+    os.truncate(shelf / "data" / "shard-000001.tar", 1000)
+    far = open_dataset(URL, decode="bytes", cache=tmp_path / "cache")
+
+    with pytest.raises(CorruptShard, match=f"{URL}/shard-000000.tar differs from the manifest"):
+        far[0]
+    with pytest.raises(CorruptShard, match=r"shard-000001\.tar ends at byte 1000, too early"):
+        far[len(far) - 1]
+
+
+def test_verify_and_info_work(dataset: Path, folder: Path, shelf: Path) -> None:
+    assert verify(URL, against=folder).ok
+    assert "2 shards" in run_main("info", URL).stdout
+    assert run_main("verify", URL, "--level", "quick").returncode == 0
+
+    (shelf / "data" / "shard-000001.tar").unlink()
+    assert {each.file for each in verify(URL, "quick").findings} == {"shard-000001.tar"}
+
+
+def test_sources_are_copied_again_when_they_change(
+    dataset: Path, shelf: Path, tmp_path: Path
+) -> None:
+    found = download(f"{URL}/shard-*.tar", tmp_path / "copies")
+    assert sorted(path.name for path in found.parent.iterdir()) == [
+        "shard-000000.tar",
+        "shard-000001.tar",
+    ]
+    path = shelf / "data" / "shard-000000.tar"
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(1, 1))
+    download(f"{URL}/shard-*.tar", tmp_path / "copies")
+    assert (found.parent / path.name).read_bytes() == path.read_bytes()
+
+    with pytest.raises(UsageError, match="name files, not a folder"):
+        download("shelf://host/data", tmp_path / "copies")
+
+
+def test_nothing_is_written(dataset: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"can only be read; write to az://, gs:// or s3://"):
+        upload(dataset, "shelf://host/new")
+    with pytest.raises(UsageError, match="can only be read"):
+        convert(folder, "shelf://host/new", to="lmdb", staging=tmp_path / "staging")
+    assert not (tmp_path / "staging").exists()
+
+
+def test_refused_access_is_one_line(dataset: Path, shelf: Path, tmp_path: Path) -> None:
+    plan(shelf, "shardkit.json denied")
+
+    with pytest.raises(UsageError, match=r"access is denied .*FSSPEC_SHELF_") as refused:
+        open_dataset(URL, cache=tmp_path / "cache")
+
+    assert "secret" not in str(refused.value)
+    assert run_main("info", "shelf://host/none").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("simplecache::s3://b/x", "zip://x::shelf://host/x.zip", "shelf://host/x::s3://b/x"),
+        *("local://host/x", "dir://host/x", "s3a://b/x", "ftp://host/x", "nothing://host/x"),
+    ],
+)
+def test_caches_archives_and_local_files_are_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="cannot be used"):
+        as_url(url)
+
+
+def test_missing_packages_name_their_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardkit.stores.store import open_store
+
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    with pytest.raises(UsageError, match="sftp:// needs the package paramiko: pip install param"):
+        open_store("sftp://host/x").get("shardkit.json", 1)
+
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UsageError, match=r"pip install 'shardkit\[fsspec\]'"):
+        as_url("sftp://host/x")
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardkit.stores.store import open_store
+
+    pytest.importorskip("paramiko")
+    monkeypatch.setattr("shardkit.stores.store._DEADLINE", 0.0)
+    with pytest.raises(ShardkitError, match=r"sftp://127.0.0.1:1/x/a cannot be used: NoValid"):
+        open_store("sftp://127.0.0.1:1/x").read("a", 0, 1)
