@@ -183,6 +183,16 @@ def load_task(plan: Plan, target: Path, number: int) -> ShardTask:
     return shard_task(plan, split, shard, source, StagingDirectory(target))
 
 
+def progress_of(target: Path) -> tuple[int, int] | None:
+    """Return how many tasks of a plan are done, and how many there are; None without a plan."""
+    try:
+        value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
+        tasks = sum(len(each["shard_bytes"]) for each in value["splits"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return StagingDirectory(target).count_finished(), tasks
+
+
 def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None:
     """Refuse to commit while tasks are not done.
 

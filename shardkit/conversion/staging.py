@@ -110,8 +110,7 @@ class StagingDirectory:
             if not found:
                 return
             if not force:
-                saved = (name for name in self._files(STATE) if "/." not in name[1:])
-                done = sum(name.endswith("/result.json") for name in saved)
+                done = self.count_finished()
                 shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
                     f"{self.target} holds an unfinished conversion, which this command cannot "
@@ -127,6 +126,11 @@ class StagingDirectory:
             return [name for name, is_folder in walk(self.target, folder) if not is_folder]
         except FileNotFoundError:
             return []
+
+    def count_finished(self) -> int:
+        """Return the number of finished shards."""
+        saved = (name for name in self._files(STATE) if "/." not in name[1:])
+        return sum(name.endswith("/result.json") for name in saved)
 
     def _bad_files(self) -> Collection[str]:
         try:

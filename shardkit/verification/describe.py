@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shardkit.conversion.jobs import progress_of
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import (
     AttachedManifest,
@@ -19,6 +20,7 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.dataset.parts import parts_of
 from shardkit.dataset.remote import fetch_manifest, open_remote
+from shardkit.errors import UsageError
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.stores.urls import as_url
 from shardkit.verification.source_match import how_made
@@ -37,7 +39,7 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
         attached dataset, also the ``folder`` of the archives.
 
     Raises:
-        UsageError: If there is no dataset.
+        UsageError: If there is no dataset; of a plan for jobs, the message states the progress.
         CorruptDataset: If its manifest or index is damaged, or the recipe or source is invalid.
         ShardkitError: If an object store cannot be read.
     """
@@ -51,8 +53,24 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
             return {
                 name: _describe(open_remote(each, cache, None)[0]) for name, each in urls.items()
             }
-    places = dataset_directories(Path(directory))
+    try:
+        places = dataset_directories(Path(directory))
+    except UsageError as error:
+        raise _planned(Path(directory)) or error from error
     return {name: _describe(place) for name, place in places.items()}
+
+
+def _planned(directory: Path) -> UsageError | None:
+    """Return an error that states the progress of a plan for jobs, if there is one."""
+    progress = progress_of(directory)
+    if progress is None:
+        return None
+    done, tasks = progress
+    work = f"build the others with `shardkit work {directory} --claim`, then " * (done < tasks)
+    return UsageError(
+        f"{directory} is planned but not published; {done:,} of {tasks:,} tasks are done: {work}"
+        f"publish it with `shardkit commit {directory}`"
+    )
 
 
 def _describe(place: Path) -> dict[str, Any]:

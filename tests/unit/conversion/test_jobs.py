@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import invoke, make_folder, shardkit_command, tree, wait_until
 
+from shardkit import describe
 from shardkit.conversion import jobs as module
 from shardkit.conversion.convert import Converted, commit, convert
 from shardkit.conversion.jobs import Jobs
@@ -74,6 +75,18 @@ def test_an_ordinary_conversion_finishes_the_work_of_jobs(
     made = convert(source, planned, to="lmdb", resize=16, shard_samples=4)
     assert made.reused_shards == 1
     assert tree(planned) == local
+
+
+def test_info_states_the_progress(planned: Path) -> None:
+    Jobs(planned).build(1)
+    with pytest.raises(UsageError, match=r"1 of 5 tasks are done: build .* `shardkit work .*comm"):
+        describe(planned)
+    for number in range(5):
+        Jobs(planned).build(number)
+    with pytest.raises(UsageError, match="5 of 5 tasks are done: publish it with `shardkit commit"):
+        describe(planned)
+    commit(planned)
+    assert describe(planned)[""]["rows"] == 20
 
 
 def test_a_commit_names_the_missing_tasks(planned: Path) -> None:
