@@ -196,7 +196,7 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
 def _show_source(source: SourceReport) -> None:
     files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
     if source.left_out:
-        files += f", not counting {source.left_out:,} skipped, excluded or beyond --limit"
+        files += f", not counting {source.left_out:,} skipped, not selected or beyond --limit"
     if not source.alike:
         line("source", f"{files}: each present once, every byte matches")
         return

@@ -49,7 +49,7 @@ def test_skipped_files_are_counted(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made", on_error="skip", limit=5)
     result = invoke("verify", place, "--against", folder, "--workers", 1)
     count = sum(1 for _ in folder.rglob("*.*")) - 5 + ("bad.jpg" in result.stdout)
-    assert f"not counting {count} skipped, excluded or beyond --limit" in result.stdout
+    assert f"not counting {count} skipped, not selected or beyond --limit" in result.stdout
 
 
 def test_the_psnr_is_reported_if_libraries_changed(folder: Path, tmp_path: Path) -> None:
