@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "a changed file of the source is not noticed",
         "conversion/fingerprint.py",
-        "    found += _file_differences(files, now.files, bad)\n",
+        "    found += _file_differences(compared, bad)\n",
         "",
         "tests/unit/conversion/test_staging.py -k different",
     ),

@@ -88,15 +88,13 @@ class PackedEntries(Sequence[Entry]):
         """Return `Entry.bytes` of each entry."""
         return [*map(self._bytes.__getitem__, self._rows)]
 
-    def stamps(self) -> list[int]:
-        """Return `Entry.stamp` of each entry."""
-        return [*map(self._stamps.__getitem__, self._rows)]
-
-    def values_sums(self) -> list[int]:
-        """Return a checksum of label and `Entry.values` of each entry."""
-        text, ends, labels = self._text, self._ends, self._labels
-        pieces = ((row, text[self._values[row] : ends[row + 1]]) for row in self._rows)
-        return [_values_sum(labels[row], piece) for row, piece in pieces]
+    def facts(self) -> Iterator[tuple[str, int, int, int]]:
+        """Do what `Images.facts` does."""
+        text, values, ends = self._text, self._values, self._ends
+        for path, row in zip(self.paths(), self._rows, strict=True):
+            label = self._labels[row]
+            own = _values_sum(label, text[values[row] : ends[row + 1]])
+            yield path, self._bytes[row], self._stamps[row], own
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -294,19 +292,14 @@ class Images:
             return entries.sizes()
         return [entry.bytes for entry in entries]
 
-    def stamps(self) -> Sequence[int]:
-        """Return `Entry.stamp` of each image."""
+    def facts(self) -> Iterator[tuple[str, int, int, int]]:
+        """Yield of each image path, size, stamp, and a checksum of label and `Entry.values`."""
         entries = self.entries
         if isinstance(entries, PackedEntries):
-            return entries.stamps()
-        return [entry.stamp for entry in entries]
-
-    def values_sums(self) -> Sequence[int]:
-        """Return a checksum of label and `Entry.values` of each image."""
-        entries = self.entries
-        if isinstance(entries, PackedEntries):
-            return entries.values_sums()
-        return [_values_sum(entry.label, entry.values) for entry in entries]
+            yield from entries.facts()
+            return
+        for path, _, label, size, stamp, _, values in entries:
+            yield path, size, stamp, _values_sum(label, values)
 
     def files(self) -> Sequence[bytes] | None:
         """Return the file of each image, if the source has `FileSource.files`."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardkit.contracts import Scan, Source
-from shardkit.conversion.assemble import file_entry, save_manifests, save_report, total
+from shardkit.conversion.assemble import file_entry, save_manifests, save_report
 from shardkit.conversion.build import (
     Built,
     ShardResult,
@@ -40,10 +42,11 @@ from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, 
 from shardkit.conversion.recipe import TOO_SMALL, Recipe
 from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
 from shardkit.conversion.upload import require_access, upload
-from shardkit.dataset.index import Index, join_parts, save_index
+from shardkit.dataset.index import Index, IndexPart, save_index
 from shardkit.dataset.manifest import (
     FieldEntry,
     Manifest,
+    ShardEntry,
     load_manifest,
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED
@@ -83,7 +86,20 @@ class Work:
     tasks: list[ShardTask]
     first: int = 0
     """Number of the first shard."""
-    results: dict[int, ShardResult] = field(default_factory=dict)
+    entries: dict[int, ShardEntry | None] = field(default_factory=dict)
+    """The finished shards by number; None if bad images prevented it."""
+    bad: list[Problem] = field(default_factory=list)
+    fields: Counter[str] = field(default_factory=Counter)
+    labels: Counter[int] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, task: ShardTask, result: ShardResult) -> None:
+        """Add a finished shard. The counts of each shard, of thousands of labels, are not kept."""
+        self.entries[task.number] = result.entry
+        self.bad += result.bad
+        self.fields.update(result.fields)
+        self.labels.update(result.labels)
+        self.notes.update(result.notes)
 
     def bytes_of(self, task: ShardTask) -> int:
         """Return the approximate bytes of a shard on disk."""
@@ -456,7 +472,7 @@ def _collect(works: list[Work], staging: StagingDirectory) -> None:
         if (result := load_result(task)) is None:
             missing.append(number)
         else:
-            work.results[task.number] = result
+            work.add(task, result)
     require_done(missing, len(tasks), staging.target)
     staging.prune({task.path for _, task in tasks})
 
@@ -480,7 +496,7 @@ def build(works: list[Work], plan: Plan, staging: StagingDirectory, builder: Bui
     with space.reserved(exact=kept_as_it_is or recipe.raw_shape is not None):
         try:
             for task, built in builder.run(done, tasks):
-                of_split[task.split].results[task.number] = built.result
+                of_split[task.split].add(task, built.result)
                 kept += built.kept
                 entry = built.result.entry
                 space.release(entry.bytes if entry and not built.kept else 0)
@@ -516,7 +532,7 @@ def _require_good(works: list[Work], plan: Plan, staging: StagingDirectory) -> N
         for work in works
         for problem in _problems(work, plan)
     ]
-    entries = [result.entry for work in works for result in work.results.values()]
+    entries = [entry for work in works for entry in work.entries.values()]
     made = [entry for entry in entries if entry is not None and entry.rows]
     skip = plan.options.on_error == "skip"
     if not problems or (skip and made):
@@ -546,8 +562,7 @@ _FIX = "Fix them, or leave them out with --on-error skip"
 
 
 def _problems(work: Work, plan: Plan) -> list[Problem]:
-    found = [*plan.scan.problems.get(work.plan.name, ())]
-    found += [problem for result in work.results.values() for problem in result.bad]
+    found = [*plan.scan.problems.get(work.plan.name, ()), *work.bad]
     return sorted(found, key=lambda problem: problem.path)
 
 
@@ -559,38 +574,42 @@ def _finish(works: list[Work], plan: Plan, staging: StagingDirectory) -> None:
 
 def make_manifest(work: Work, plan: Plan) -> Manifest:
     """Write index and reports of a split, next to its shards; return its manifest."""
-    results = [work.results[task.number] for task in work.tasks]
-    shards = [result.entry for result in results if result.entry is not None]
+    shards = [entry for task in work.tasks if (entry := work.entries[task.number]) is not None]
     skipped = _problems(work, plan)
     ignored = plan.scan.ignored.get(work.plan.name, [])
-    labels = total(result.labels for result in results)
     classes, schema = plan.scan.classes, plan.scan.schema
-    index = join_parts(
-        [load_part(task, entry.rows) for task, entry in zip(work.tasks, shards, strict=True)],
-        schema,
-    )
-    _require_distinct(index.keys)
-    counts = index.counts(schema)
+    rows, counts = sum(entry.rows for entry in shards), Counter[str]()
+
+    def parts() -> Iterator[IndexPart]:
+        for task, entry in zip(work.tasks, shards, strict=True):
+            part = load_part(task, entry.rows)
+            counts.update(part.counts(schema))
+            yield part
+
     names = [
-        *save_index([index], work.folder, schema),
+        *save_index(parts(), work.folder, schema),
         *save_report(SKIPPED, skipped, work.folder),
         *save_report(IGNORED, ignored, work.folder),
     ]
-    lacking = {name for name, count in counts.items() if count < len(index.rows)}
+    index = Index(work.folder, rows)
+    _require_distinct(index.keys())
+    lacking = {name for name in schema if counts[name] < rows}
     return Manifest(
         format=plan.options.to,
-        rows=len(index.rows),
-        content_digest=Index(work.folder, len(index.rows)).content_digest(schema, lacking),
+        rows=rows,
+        content_digest=index.content_digest(schema, lacking),
         shards=tuple(shards),
         files=tuple(file_entry(name, work.folder) for name in names),
-        fields=dict(sorted(total(result.fields for result in results).items())),
+        fields=dict(sorted(work.fields.items())),
         schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
         classes=classes,
-        class_counts=None if classes is None else tuple(labels[n] for n in range(len(classes))),
+        class_counts=None
+        if classes is None
+        else tuple(work.labels[n] for n in range(len(classes))),
         raw_shape=plan.options.recipe.raw_shape,
         recipe=work.plan.meta["recipe"],
         source=work.plan.meta["source"],
-        notes=dict(sorted(total(result.notes for result in results).items())),
+        notes=dict(sorted(work.notes.items())),
         skipped=tuple(skipped),
         ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
         software=plan.software,
@@ -600,12 +619,25 @@ def make_manifest(work: Work, plan: Plan) -> Manifest:
 def _require_distinct(keys: Sequence[str]) -> None:
     """Refuse records of the same key, which readers of tar files would take for one.
 
+    It holds the hashes of some of the keys at a time, and only keys whose hashes are equal.
+
     Raises:
         UsageError: If there are any.
     """
-    if len(set(keys)) != len(keys):
-        twice = [key for key, count in Counter(keys).items() if count > 1]
+    passes, alike = 1 + len(keys) // _HASHES, set[int]()
+    for number in range(passes):
+        hashes = (value for value in map(hash, keys) if value % passes == number)
+        values = np.fromiter(hashes, np.int64)
+        values.sort()
+        alike.update(values[1:][values[1:] == values[:-1]].tolist())
+    found = Counter(key for key in keys if hash(key) in alike) if alike else Counter[str]()
+    twice = [key for key, count in found.items() if count > 1]
+    if twice:
         raise UsageError(
             f"{len(twice)} keys occur more than once ({', '.join(map(quoted, twice[:3]))}); give "
             "each record a key of its own"
         )
+
+
+_HASHES = 1 << 24
+"""Keys whose hashes are compared at a time: 128 MiB."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, published, read_small, write_atomically
@@ -20,6 +20,17 @@ _NAMED = 3
 _PLAN, _FILES = "plan.json", "files.jsonl"
 _FILES_A_LINE = 1000
 
+_UNMATCHED = 1_000_000
+"""Files without a counterpart that a comparison holds in memory."""
+
+
+class Files(Protocol):
+    """A text for each file, by path: a dictionary, or what lists more than fit in memory."""
+
+    def items(self) -> Iterable[tuple[str, str]]:
+        """Return path and text of each file, in the same order each time."""
+        ...
+
 
 @dataclass(frozen=True)
 class ConversionFingerprint:
@@ -29,7 +40,7 @@ class ConversionFingerprint:
     """Options, classes and library versions, by their names in messages."""
     images: dict[str, int]
     """Number of images before any limit, by split."""
-    files: dict[str, str]
+    files: Files
     """A text that changes with the file, by path (with splits, below the split's name)."""
     on_error: str
     """Handling of bad images; changes no shard without bad images."""
@@ -37,26 +48,32 @@ class ConversionFingerprint:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all fields: two runs with equal digests do the same work."""
-        digest = hashlib.sha256(dump_json(self._rest))
-        for line in self._lines():
-            digest.update(line)
-        return digest.hexdigest()
+        return self._digest(lambda _: None)
 
     def save(self, folder: Path) -> None:
         """Write the fingerprint to ``folder``; the plan, with the digest, last."""
         with published(folder / _FILES) as temporary, temporary.open("xb") as file:
-            file.writelines(self._lines())
-        write_atomically(folder / _PLAN, dump_json({"digest": self.digest, **self._rest}))
+            digest = self._digest(file.write)
+        write_atomically(folder / _PLAN, dump_json({"digest": digest, **self._rest}))
+
+    def _digest(self, write: Callable[[bytes], object]) -> str:
+        """Return the digest, and write the lines with the files on the way."""
+        digest = hashlib.sha256(dump_json(self._rest))
+        for part in self.parts():
+            line = dump_json(part) + b"\n"
+            digest.update(line)
+            write(line)
+        return digest.hexdigest()
 
     @property
     def _rest(self) -> dict[str, Any]:
         return {"settings": self.settings, "images": self.images, "on_error": self.on_error}
 
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the files as lines of JSON; one text would double the memory."""
+    def parts(self) -> Iterator[dict[str, str]]:
+        """Yield the files, some at a time: one line of JSON each."""
         files = iter(self.files.items())
         while part := dict(itertools.islice(files, _FILES_A_LINE)):
-            yield dump_json(part) + b"\n"
+            yield part
 
 
 def saved_digest(folder: Path) -> str | None:
@@ -79,10 +96,8 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
     try:
         plan = load_json(read_small(folder / _PLAN))
         settings, images = dict(plan["settings"]), dict(plan["images"])
-        files: dict[str, Any] = {}
         with io.BufferedReader(open_regular(folder / _FILES)) as lines:
-            for line in lines:
-                files.update(load_json(line))
+            compared = _compared(map(load_json, lines), now.parts())
     except (OSError, ValueError, TypeError, KeyError):
         return ["the description of its source and options is damaged"]
     found = [
@@ -91,8 +106,9 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
         for name in sorted(settings.keys() & now.settings.keys())
         if settings[name] != now.settings[name]
     ]
-    found += _file_differences(files, now.files, bad)
-    if not found and files.keys() == now.files.keys() and images != now.images:
+    found += _file_differences(compared, bad)
+    same_names = compared is not None and not (compared["added"] or compared["removed"])
+    if not found and same_names and images != now.images:
         found.append("the number of images in the source differs")
     return found
 
@@ -111,16 +127,32 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _file_differences(
-    before: Mapping[str, Any], now: Mapping[str, str], bad: Collection[str]
-) -> list[str]:
-    kinds = {
-        "changed": [name for name in now.keys() & before.keys() if now[name] != before[name]],
-        "added": list(now.keys() - before.keys()),
-        "removed": list(before.keys() - now.keys()),
-    }
+def _compared(
+    before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, str]]
+) -> dict[str, list[str]] | None:
+    """Return the files that differ, by kind of difference; None if that is most of a large source.
+
+    Both list files in the same order, so only files since the last difference are held in memory.
+    """
+    removed: dict[str, Any] = {}
+    added: dict[str, str] = {}
+    changed: list[str] = []
+    nothing: Mapping[str, Any] = {}
+    for old, new in itertools.zip_longest(before, now, fillvalue=nothing):
+        removed.update(old)
+        added.update(new)
+        both = [name for name in {**old, **new} if name in removed and name in added]
+        changed += [name for name in both if removed.pop(name) != added.pop(name)]
+        if len(removed) + len(added) + len(changed) > _UNMATCHED:
+            return None
+    return {"changed": changed, "added": [*added], "removed": [*removed]}
+
+
+def _file_differences(compared: dict[str, list[str]] | None, bad: Collection[str]) -> list[str]:
+    if compared is None:
+        return ["most files or their order differ"]
     found = []
-    for kind, all_names in kinds.items():
+    for kind, all_names in compared.items():
         names = sorted(name for name in all_names if name not in bad)
         if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""

@@ -7,14 +7,14 @@ and renames them into place.
 
 from __future__ import annotations
 
+import bisect
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
-from itertools import accumulate
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source
+from shardkit.contracts import Entry, Images, Scan, Source
 from shardkit.conversion.build import Built, ShardTask, build_shard, load_result
 from shardkit.conversion.fingerprint import saved_digest
 from shardkit.conversion.lock import own
@@ -106,15 +106,11 @@ def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
         for split in plan.splits:
             make_folder(target, str((staging.dataset / as_name(split.name)).relative_to(target)))
             for shard in range(split.shards):
-                task = {
-                    "split": split.name,
-                    "number": shard,
-                    "entries": [list(entry) for entry in split.shard_source(shard).entries],
-                }
-                write_atomically(target / task_name(number), dump_json(task))
+                entries = list(split.shard_source(shard).entries)
+                write_atomically(target / task_name(number), dump_json({"entries": entries}))
                 number += 1
         saved = {
-            "fingerprint": plan.fingerprint().digest,
+            "fingerprint": saved_digest(staging.state),
             "source": [kind, str(source.absolute())],
             "options": {**asdict(plan.options), "recipe": plan.options.recipe.describe()},
             "software": plan.software,
@@ -128,6 +124,7 @@ def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
                 {
                     "name": split.name,
                     "images": split.images,
+                    "cuts": split.cuts,
                     "shard_bytes": split.shard_bytes,
                     "meta": split.meta,
                 }
@@ -139,7 +136,7 @@ def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
 
 
 def load_plan(target: Path, source: Path | None = None) -> Plan:
-    """Return the plan that `save_plan` wrote, with all images.
+    """Return the plan that `save_plan` wrote. Its images are read while they are used.
 
     Args:
         target: The target.
@@ -148,39 +145,45 @@ def load_plan(target: Path, source: Path | None = None) -> Plan:
     Raises:
         UsageError: If there is no plan, or it is damaged.
     """
-    plan = load_head(target, source)
-    entries: dict[str, list[Entry]] = {split.name: [] for split in plan.splits}
-    rows: dict[str, list[int]] = {split.name: [] for split in plan.splits}
-    for number in range(count_tasks(plan)):
-        split, _, found = _load_entries(target, number)
-        entries[split] += found
-        rows[split].append(len(found))
-    images = {
-        name: Images(plan.scan.source, name, PackedEntries(found))
-        for name, found in entries.items()
-    }
-    splits = tuple(
-        replace(each, source=images[each.name], cuts=(0, *accumulate(rows[each.name])))
-        for each in plan.splits
-    )
-    return replace(plan, scan=replace(plan.scan, splits=images), splits=splits)
+    try:
+        value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
+        if saved_digest(StagingDirectory(target).state) != value["fingerprint"]:
+            raise UsageError(
+                f"after the plan, another conversion was started in {target}. Plan again with "
+                "--force."
+            )
+        kind, path = value["source"]
+        described = {each["name"]: each["meta"]["source"] for each in value["splits"]}
+        return _plan(value, target, get_source(kind).find(source or Path(path), described))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{target} holds no plan. Write one with `shardkit convert ... {target} --plan-only`; "
+            "if it was committed, its dataset is complete."
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"the plan in {target} is damaged ({error}). Plan again with --force."
+        ) from error
 
 
 def load_task(plan: Plan, target: Path, number: int) -> ShardTask:
     """Return a task of a plan, with its images.
 
     Args:
-        plan: The plan, with or without images.
+        plan: The plan.
         target: The target.
         number: The task.
 
     Raises:
         UsageError: If the task's file is damaged.
     """
-    name, shard, entries = _load_entries(target, number)
-    split = next(each for each in plan.splits if each.name == name)
-    source = Images(plan.scan.source, name, entries)
-    return shard_task(plan, split, shard, source, StagingDirectory(target))
+    for split in plan.splits:
+        if number < split.shards:
+            break
+        number -= split.shards
+    source = split.shard_source(number)
+    read = source.of(list(source.entries))
+    return shard_task(plan, split, number, read, StagingDirectory(target))
 
 
 def progress_of(target: Path) -> tuple[int, int] | None:
@@ -212,6 +215,42 @@ _NAMED = 20
 """Tasks that a message names; it counts the others."""
 
 
+class _SavedEntries(Sequence[Entry]):
+    """The entries of a split, in the files of its tasks. One file at a time is in memory.
+
+    Raises:
+        UsageError: On access, if a file is damaged.
+    """
+
+    def __init__(
+        self, target: Path, first: int, cuts: Sequence[int], rows: range | None = None
+    ) -> None:
+        self._made_of = target, first, cuts
+        self._rows = range(cuts[-1]) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> Entry: ...
+    @overload
+    def __getitem__(self, row: slice) -> _SavedEntries: ...
+    def __getitem__(self, row: int | slice) -> Entry | _SavedEntries:
+        if isinstance(row, slice):
+            return _SavedEntries(*self._made_of, self._rows[row])
+        position = self._rows[row]
+        return next(iter(_SavedEntries(*self._made_of, range(position, position + 1))))
+
+    def __iter__(self) -> Iterator[Entry]:
+        target, first, cuts = self._made_of
+        start, stop = self._rows.start, self._rows.stop
+        while start < stop:
+            shard = bisect.bisect_right(cuts, start) - 1
+            entries = _load_entries(target, first + shard, cuts[shard + 1] - cuts[shard])
+            yield from entries[start - cuts[shard] : stop - cuts[shard]]
+            start = cuts[shard + 1]
+
+
 class Jobs:
     """The tasks of a saved plan, to build in this process.
 
@@ -227,7 +266,7 @@ class Jobs:
     def __init__(self, target: Path, source: Path | None = None, place: str = "") -> None:
         self._target = target
         self._place = place or target
-        self._plan = load_head(target, source)
+        self._plan = load_plan(target, source)
         for path in self._plan.scan.source.paths():
             if not path.exists():
                 raise UsageError(
@@ -283,8 +322,8 @@ class Jobs:
 
 
 def count_tasks(plan: Plan) -> int:
-    """Return the number of tasks of a plan, with or without images."""
-    return sum(len(split.shard_bytes) for split in plan.splits)
+    """Return the number of tasks of a plan."""
+    return sum(split.shards for split in plan.splits)
 
 
 def task_name(number: int) -> str:
@@ -307,39 +346,26 @@ def _problems(listed: dict[str, list[list[str]]]) -> dict[str, list[Problem]]:
     }
 
 
-def load_head(target: Path, source: Path | None) -> Plan:
-    """Return a plan without its images; see `load_plan`."""
-    try:
-        value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
-        if saved_digest(StagingDirectory(target).state) != value["fingerprint"]:
-            raise UsageError(
-                f"after the plan, another conversion was started in {target}. Plan again with "
-                "--force."
-            )
-        kind, path = value["source"]
-        described = {each["name"]: each["meta"]["source"] for each in value["splits"]}
-        return _plan(value, get_source(kind).find(source or Path(path), described))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{target} holds no plan. Write one with `shardkit convert ... {target} --plan-only`; "
-            "if it was committed, its dataset is complete."
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(
-            f"the plan in {target} is damaged ({error}). Plan again with --force."
-        ) from error
+load_head = load_plan
 
 
-def _plan(value: Any, source: Source) -> Plan:
-    """Return the plan that `save_plan` saved as ``value``, without its images."""
+def _plan(value: Any, target: Path, source: Source) -> Plan:
+    """Return the plan that `save_plan` saved as ``value``."""
     options, classes = value["options"], value["classes"]
+    images, first = dict[str, Images](), 0
+    for each in value["splits"]:
+        cuts = each["cuts"]
+        if cuts[0] != 0 or cuts != sorted(cuts) or not all(type(cut) is int for cut in cuts):
+            raise ValueError("the first rows of its shards are not in order")
+        images[each["name"]] = Images(source, each["name"], _SavedEntries(target, first, cuts))
+        first += len(cuts) - 1
     options["recipe"] = Recipe.restored(options["recipe"])
     return Plan(
         storage=get_format(options["to"]),
         options=ConvertOptions(**options),
         scan=Scan(
             source=source,
-            splits={},
+            splits=images,
             classes=None if classes is None else tuple(classes),
             fields=load_schema(value["schema"], classes),
             known=value["known"],
@@ -350,9 +376,9 @@ def _plan(value: Any, source: Source) -> Plan:
         splits=tuple(
             SplitPlan(
                 name=each["name"],
-                source=Images(source, each["name"], ()),
+                source=images[each["name"]],
                 images=each["images"],
-                cuts=(0,),
+                cuts=tuple(each["cuts"]),
                 shard_bytes=tuple(each["shard_bytes"]),
                 meta=each["meta"],
             )
@@ -362,13 +388,15 @@ def _plan(value: Any, source: Source) -> Plan:
     )
 
 
-def _load_entries(target: Path, number: int) -> tuple[str, int, list[Entry]]:
-    """Return split, shard and images of a task."""
+def _load_entries(target: Path, number: int, count: int) -> list[Entry]:
+    """Return the entries of a task."""
     name = task_name(number)
     try:
         value = load_json(read_small(target / name, _MOST_BYTES, root=target))
         entries = [Entry(*each) for each in value["entries"]]
-        return str(value["split"]), int(value["number"]), entries
+        if len(entries) != count:
+            raise ValueError(f"it has {len(entries)} images, not {count}")
+        return entries
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(
             f"{target / name} is damaged ({error}). Plan again with --force."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -102,7 +102,7 @@ class SplitPlan:
 
     def shard_source(self, shard: int) -> Images:
         """Return the images of one shard, in stored order."""
-        return self.source.take(range(self.cuts[shard], self.cuts[shard + 1]))
+        return self.source.of(self.source.entries[self.cuts[shard] : self.cuts[shard + 1]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +127,10 @@ class Plan:
 
     def fingerprint(self) -> ConversionFingerprint:
         """Return everything that determines the result."""
-        files = {}
-        for split in self.splits:
-            prefix = f"{split.name}/" if split.name else ""
-            for problem in self.scan.problems.get(split.name, ()):
-                files[prefix + problem.path] = problem.reason
-            source = split.source
-            for path, *facts in zip(
-                source.paths(), source.sizes(), source.stamps(), source.values_sums(), strict=True
-            ):
-                files[prefix + path] = "{} {} {}".format(*facts)
         return ConversionFingerprint(
             settings=self._settings(),
             images={split.name: split.images for split in self.splits},
-            files=files,
+            files=_PlannedFiles(self.scan, self.splits),
             on_error=self.options.on_error,
         )
 
@@ -171,6 +161,23 @@ class Plan:
             return {}
         counts = Counter(entry.label for entry in split.source.entries)
         return {name: counts[label] for label, name in enumerate(self.scan.classes or ())}
+
+
+@dataclass(frozen=True)
+class _PlannedFiles:
+    """The files of a plan, as its fingerprint lists them."""
+
+    scan: Scan
+    splits: tuple[SplitPlan, ...]
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        """Yield path and facts of each file; a dictionary would hold all names in memory."""
+        for split in self.splits:
+            prefix = f"{split.name}/" if split.name else ""
+            for problem in self.scan.problems.get(split.name, ()):
+                yield prefix + problem.path, problem.reason
+            for path, *facts in split.source.facts():
+                yield prefix + path, "{} {} {}".format(*facts)
 
 
 def make_plan(scan: Scan, options: ConvertOptions) -> Plan:

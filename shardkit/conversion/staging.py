@@ -80,7 +80,7 @@ class StagingDirectory:
         """
         self._exchange.take_back()
         earlier = saved_digest(self.state)
-        if earlier != fingerprint.digest:
+        if earlier is None or earlier != fingerprint.digest:
             self._settle(earlier, fingerprint, force=force)
             make_folder(self.target, STATE)
             fingerprint.save(self.state)

@@ -6,11 +6,13 @@ shard of each row.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -41,7 +43,7 @@ from shardkit.record import (
     dump_json,
 )
 from shardkit.system import native
-from shardkit.system.npy import StoredValues, map_npy, save_npy
+from shardkit.system.npy import NpyWriter, StoredValues, map_npy
 
 ROW = np.dtype(
     [
@@ -75,6 +77,7 @@ _START, _HEAD = struct.Struct("<qII"), struct.Struct("<iIIB")
 INDEX_DIRECTORY = "index"
 ROWS_NAME = f"{INDEX_DIRECTORY}/rows.npy"
 _STRINGS = ("keys", "paths")
+_ENDS, _PRESENT = (f"{part}.npy" for part in PARTS[1:3])
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 
@@ -325,7 +328,8 @@ class Index:
         classes = schema[LABEL].classes if LABEL in schema else None
         digest = hashlib.sha256(dump_json([classes, describe_schema(schema), self._count]))
         files: dict[str, _Values] = dict(self._string_files("keys"))
-        files |= {entries_file(name): self.rows(name) for name in (IMAGE, *apart_of(schema))}
+        for name in map(entries_file, (IMAGE, *apart_of(schema))):
+            files[name] = self._load(StoredValues, name, ROW, self._count)
         for name, field in columns_of(schema).items():
             files |= self._column_files(name, field, lacking=name in lacking)
         for name, values in sorted(files.items()):
@@ -521,28 +525,55 @@ def save_index(
     """Write the index of a dataset from the parts of its shards.
 
     Args:
-        parts: One part for each shard, in order.
+        parts: One part for each shard, in order. One is in memory at a time.
         directory: The dataset's directory.
         schema: The fields of the dataset; None means only images and labels.
 
     Returns:
         The names of the files written, relative to ``directory``.
     """
-    index = join_parts(list(parts), default_schema(None) if schema is None else schema)
-    arrays = {ROWS_NAME: index.rows}
-    arrays |= {entries_file(name): entries for name, entries in index.apart.items()}
+    schema = default_schema(None) if schema is None else schema
+    rows, lasts = 0, Counter[str]()
+    files: dict[str, NpyWriter] = {}
+    with contextlib.ExitStack() as stack:
+        for part in chain([join_parts((), schema)], parts):
+            arrays = _arrays(part)
+            for name, array in arrays.items():
+                if name not in files:
+                    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                    writer = NpyWriter(directory / name, array.dtype)
+                    files[name] = stack.enter_context(contextlib.closing(writer))
+                    if name.endswith(_PRESENT):
+                        writer.append(np.ones(rows, np.bool_))
+                files[name].append(array + lasts[name] if name.endswith(_ENDS) else array)
+                if name.endswith(_ENDS) and len(array):
+                    lasts[name] += int(array[-1])
+            for name in files.keys() - arrays.keys():  # all rows of the part have a value
+                files[name].append(np.ones(len(part.rows), np.bool_))
+            rows += len(part.rows)
+    return [name for name in _files_of(schema) if name in files]
+
+
+def _arrays(part: IndexPart) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays to store, by file."""
+    arrays: dict[str, npt.NDArray[Any]] = {ROWS_NAME: part.rows}
+    arrays |= {entries_file(name): entries for name, entries in part.apart.items()}
     for name in _STRINGS:
-        texts = [text.encode(*_UTF8) for text in getattr(index, name)]
+        texts = [text.encode(*_UTF8) for text in getattr(part, name)]
         text_name, ends_name = string_files(name)
         arrays[text_name] = np.frombuffer(b"".join(texts), np.uint8)
         arrays[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    for name, column in index.columns.items():
+    for name, column in part.columns.items():
         files = dict(zip(PARTS, column_files(name), strict=True))
         arrays |= {files[part]: array for part, array in column.parts().items()}
-    for name, array in arrays.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        save_npy(directory / name, array)
-    return list(arrays)
+    return arrays
+
+
+def _files_of(schema: Schema) -> list[str]:
+    """Return the files that an index may have."""
+    entries = [entries_file(name) for name in (IMAGE, *apart_of(schema))]
+    strings = [file for name in _STRINGS for file in string_files(name)]
+    return entries + strings + [file for name in columns_of(schema) for file in column_files(name)]
 
 
 def _entries(parts: Sequence[IndexPart], name: str) -> Rows:

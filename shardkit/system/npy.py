@@ -87,6 +87,32 @@ def save_npy(path: Path, values: npt.NDArray[Any]) -> None:
         file.write(np.ascontiguousarray(values).data)
 
 
+class NpyWriter:
+    """Writes a one-dimensional array in pieces, all of one type.
+
+    Args:
+        path: The file, which is replaced.
+        dtype: The type of the values.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._count = 0
+        self._file = path.open("wb")
+        self._file.write(npy_header((0,), self._dtype))  # as long as that of any length
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """Write values after those before."""
+        self._count += len(values)
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+
+    def close(self) -> None:
+        """Complete the file."""
+        with self._file as file:
+            file.seek(0)
+            file.write(npy_header((self._count,), self._dtype))
+
+
 class StoredValues:
     """The values of a file of `save_npy`, read on access.
 

@@ -22,9 +22,8 @@ from shardkit import (
 from shardkit.conversion.lock import locked
 from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import WORK_NAME
-from shardkit.dataset import index
 from shardkit.dataset.manifest import MANIFEST_NAME
-from shardkit.system.npy import save_npy
+from shardkit.system.npy import NpyWriter
 from shardkit.system.pool import Progress
 
 
@@ -118,8 +117,8 @@ def test_a_manifest_that_describes_another_index_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version might write another index; no index is better than a wrong one."""
-    save = save_npy
-    monkeypatch.setattr(index, "save_npy", lambda path, array: save(path, array[:-1]))
+    append = NpyWriter.append
+    monkeypatch.setattr(NpyWriter, "append", lambda file, array: append(file, array[:-1]))
     before = tree(place)
     with pytest.raises(CorruptDataset, match="differs from"):
         reindex(place)
