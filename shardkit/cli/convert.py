@@ -200,7 +200,8 @@ def convert_group() -> None:
     "--staging",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it.",
+    help="If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it. "
+    "Optional with --plan-only.",
 )
 @click.option(
     "--cluster",
@@ -212,8 +213,8 @@ def convert_group() -> None:
 @click.option(
     "--plan-only",
     is_flag=True,
-    help="Write only the plan into DST: jobs build it with `work DST`, then `commit DST` publishes "
-    "the dataset.",
+    help="Write only the plan into DST, a folder or URL: jobs build it with `work DST`, then "
+    "`commit DST` publishes the dataset.",
 )
 @click.option(
     "--report",
@@ -316,7 +317,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
         if as_json:
             emit({"tasks": made.jobs})
         elif not quiet:
-            show_planned(src, dst, made)
+            show_planned(src, shown, made)
     elif as_json:
         emit(made_as_json(shown, made, tally))
     elif not quiet:

@@ -100,7 +100,7 @@ def _by_reason(problems: list[Problem]) -> str:
     )
 
 
-def show_planned(src: Path, dst: Path, made: Converted) -> None:
+def show_planned(src: Path, dst: Path | str, made: Converted) -> None:
     """Print what to do after a plan for jobs was written."""
     say(f"planned {src} to {dst}: {amount(made.jobs, 'task')}, 0 to {made.jobs - 1}")
     place = shlex.quote(str(dst))

@@ -10,8 +10,9 @@ from shardkit.cli.console import emit, say
 from shardkit.cli.convert_report import made_as_json, show_made, show_problems
 from shardkit.cli.show import amount, progress_bar
 from shardkit.conversion.convert import commit
-from shardkit.conversion.jobs import Jobs
+from shardkit.conversion.store_jobs import open_jobs
 from shardkit.errors import BadImages, UsageError
+from shardkit.stores.urls import as_url
 
 
 @click.command("work")
@@ -38,25 +39,40 @@ from shardkit.errors import BadImages, UsageError
     metavar="SRC",
     help="Path of the source on this machine, if it is another one than planned.",
 )
-def work_command(
-    dst: Path, *, task: int | None, claim: bool, take_over: bool, source: Path | None
+@click.option(
+    "--staging",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="If DST is a URL: folder for the shard that is being built.  [default: temporary folder]",
+)
+def work_command(  # noqa: PLR0913 - Click passes each option by name
+    dst: Path,
+    *,
+    task: int | None,
+    claim: bool,
+    take_over: bool,
+    source: Path | None,
+    staging: Path | None,
 ) -> None:
-    """Build shards of the conversion that `convert --plan-only` planned in DST."""
+    """Build shards of the conversion that `convert --plan-only` planned in DST.
+
+    If DST is a URL, each shard is uploaded, then removed here.
+    """
     if take_over and not claim:
         raise UsageError("--take-over needs --claim")
     if task is None and not claim:
         raise UsageError("choose --task N or --claim; outside Slurm, no task number is given")
-    jobs = Jobs(dst, source)
     built_here = bad = 0
-    for number in jobs.claimed(take_over=take_over) if claim else (task or 0,):
-        built = jobs.build(number)
-        kept = " (already done)" if built.kept else ""
-        entry = built.result.entry
-        done = f"{entry.name}, {amount(entry.rows, 'record')}{kept}" if entry else "not built"
-        say(f"task {number} of {len(jobs)}: {done}")
-        show_problems(built.result.bad)
-        bad += len(built.result.bad) * (entry is None)
-        built_here += 1
+    with open_jobs(dst, source, staging) as jobs:
+        for number in jobs.claimed(take_over=take_over) if claim else (task or 0,):
+            built = jobs.build(number)
+            kept = " (already done)" if built.kept else ""
+            entry = built.result.entry
+            done = f"{entry.name}, {amount(entry.rows, 'record')}{kept}" if entry else "not built"
+            say(f"task {number} of {len(jobs)}: {done}")
+            show_problems(built.result.bad)
+            bad += len(built.result.bad) * (entry is None)
+            built_here += 1
     if not built_here:
         say("no task is left to claim; --take-over builds those that other jobs have not finished")
     if bad:
@@ -67,14 +83,23 @@ def work_command(
 
 @click.command("commit")
 @click.argument("dst", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Replace the dataset in DST.")
+@click.option("--force", is_flag=True, help="Replace the dataset in DST, if it is local.")
+@click.option(
+    "--staging",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="If DST is a URL: folder for index and manifest.  [default: temporary folder]",
+)
 @click.option("--quiet", is_flag=True, help="Print only --json output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def commit_command(dst: Path, *, force: bool, quiet: bool, as_json: bool) -> None:
+def commit_command(
+    dst: Path, *, force: bool, staging: Path | None, quiet: bool, as_json: bool
+) -> None:
     """Publish the dataset in DST once `work` has built all shards. It reads no shard."""
     with progress_bar("committing", quiet=True) as tally:
-        made = commit(dst, force=force)
+        made = commit(dst, force=force, staging=staging)
+    shown = as_url(dst) or dst
     if as_json:
-        emit(made_as_json(dst, made, tally))
+        emit(made_as_json(shown, made, tally))
     elif not quiet:
-        show_made(None, dst, made, tally)
+        show_made(None, shown, made, tally)

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ from shardkit.conversion.options import (
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
 from shardkit.conversion.recipe import TOO_SMALL, Recipe
 from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
+from shardkit.conversion.store_jobs import (
+    StoredPlan,
+    local_folder,
+    publish,
+    receive_results,
+    send_plan,
+)
 from shardkit.conversion.upload import require_access, upload
 from shardkit.dataset.index import Index, IndexPart, save_index
 from shardkit.dataset.manifest import (
@@ -253,14 +261,14 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         on_error=on_error,
     )
     url = as_url(target)
-    if (url is None) != (staging is None):
+    if (url is None) != (staging is None) and not (url and plan_only and not dry_run):
         raise UsageError(
             f"{target} is local; staging is for conversions to a URL"
             if url is None
             else f"{url} is written from a local copy of the dataset; name a folder for it: "
             "--staging DIR"
         )
-    target = target if staging is None else staging
+    target = target if staging is None or (plan_only and not dry_run) else staging
     if not isinstance(source, (str, Path)) and not hasattr(source, "scan"):
         source = Samples(source, schema=schema, fields=fields)
     elif schema is not None or fields is not None:
@@ -273,14 +281,15 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     scan = exclude_listed(scan, [exclude] if isinstance(exclude, (str, Path)) else exclude)
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
-    if plan_only:
-        if url is not None:
-            raise UsageError(f"jobs share a folder: plan into one, then `shardkit upload` to {url}")
-        plan = plan_scan(scan, target, options, force=force)
-        place = Path(str(scan.source))
-        return Converted(plan=plan, jobs=save_plan(plan, place, Path(target), force=force))
     if url is not None:
         require_access(url)
+    if plan_only:
+        with nullcontext(Path(target)) if url is None else local_folder(staging) as folder:
+            plan = plan_scan(scan, folder, options, force=force)
+            jobs = save_plan(plan, Path(str(scan.source)), folder, force=force)
+            if url is not None:
+                send_plan(folder, url, force=force)
+        return Converted(plan=plan, jobs=jobs)
     made = convert_scan(
         scan,
         target,
@@ -331,18 +340,33 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
     return _carry_out(plan, target, Builder(workers, executor, on_progress), force=force)
 
 
-def commit(target: str | Path, *, force: bool = False) -> Converted:
+def commit(
+    target: str | Path, *, force: bool = False, staging: str | Path | None = None
+) -> Converted:
     """Publish the dataset whose shards `shardkit work` built; reads no image and no shard.
 
     Args:
-        target: The directory for which ``convert(plan_only=True)`` wrote a plan.
-        force: Replace a dataset in ``target``.
+        target: The directory or URL for which ``convert(plan_only=True)`` wrote a plan.
+        force: Replace a dataset in the directory.
+        staging: For a URL, the folder for index and manifest; None is the temporary folder.
 
     Raises:
         UsageError: If there is no plan, or ``target`` cannot be used.
         ConversionFailed: If shards are missing. The message names their tasks.
+        ShardkitError: If the store cannot be used.
     """
-    return _carry_out(load_plan(Path(target)), Path(target), None, force=force)
+    if as_url(target) is None:
+        if staging is not None:
+            raise UsageError(f"{target} is local; --staging is for a URL")
+        return _carry_out(load_plan(Path(target)), Path(target), None, force=force)
+    if force:
+        raise UsageError(f"{target}: --force replaces only local datasets; plan for another URL")
+    plan = StoredPlan.found(str(target))
+    with local_folder(staging) as folder:
+        receive_results(plan, folder)
+        made = _carry_out(load_plan(folder), folder, None, force=False)
+        publish(plan, folder)
+    return made
 
 
 def _carry_out(plan: Plan, target: Path, builder: Builder | None, *, force: bool) -> Converted:

@@ -22,8 +22,8 @@ from shardkit.stores.urls import WRITABLE, as_url
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, sha256_of
 from shardkit.system.pool import Progress, Report
 
-_CLAIM = ".shardkit-upload.json"
-"""Names the dataset that is being uploaded, so that no other one writes to the same place."""
+CLAIM = ".shardkit-upload.json"
+"""Names the dataset or plan that is being uploaded, so that no other one writes to the place."""
 
 _PLACES = f"{', '.join(WRITABLE[:-1])} or {WRITABLE[-1]}"
 
@@ -50,37 +50,53 @@ def upload(
         CorruptDataset: If a file differs from the manifest.
         ShardkitError: If the store cannot be used.
     """
-    place, root = as_url(url), Path(directory)
-    if place is None:
-        raise UsageError(f"{url} is not a URL: give {_PLACES}")
-    _require_writable(place)
+    place, root = writable(url), Path(directory)
     top = load_any_manifest(root)
     if isinstance(top, AttachedManifest):
         raise UsageError(f"{root} is an attached dataset; convert it, then upload the result")
     content = read_small(root / MANIFEST_NAME)
     claim = dump_json({"manifest": hashlib.sha256(content).hexdigest()})
-    if not call("write:create", place, _CLAIM, claim):
-        raise UsageError(
-            f"another upload to {place} is running or was interrupted. Wait for it or repeat it; "
-            f"to give it up, delete {place}/{_CLAIM}"
-        )
+    if not call("write:create", place, CLAIM, claim):
+        raise occupied(place)
     # Only now: an upload that finished before our claim has written its manifest.
     found = call("fetch:get", place, MANIFEST_NAME, SMALL_BYTES)
     if found is None:
-        files = _files(root, top)
+        files = files_of(root, top)
         if on_progress:
             on_progress(Progress(total=sum(rows for _, _, rows in files)))
         present = call("write:sizes", place)
         for name, entry, rows in files:
-            _send(root, place, name, entry, present.get(name))
+            send_file(root, place, name, entry, present.get(name))
             if on_progress:
                 on_progress(Progress(images=rows, bytes=entry.bytes))
         if not call("write:create", place, MANIFEST_NAME, content):
             found = b""
-    call("write:delete", place, _CLAIM)
+    call("write:delete", place, CLAIM)
     if found not in (None, content):
         raise UsageError(f"{place} already holds another dataset; choose another URL")
     return found is None
+
+
+def writable(url: str | os.PathLike[str]) -> str:
+    """Return a URL to write to.
+
+    Raises:
+        UsageError: If it is not one.
+    """
+    place = as_url(url)
+    if place is None:
+        raise UsageError(f"{url} is not a URL: give {_PLACES}")
+    if not place.startswith(WRITABLE):
+        raise UsageError(f"{place} can only be read; write to {_PLACES}")
+    return place
+
+
+def occupied(place: str) -> UsageError:
+    """Return the error that another conversion is writing to a URL."""
+    return UsageError(
+        f"another upload to {place} is running or was interrupted, or jobs are building a dataset "
+        f"there. Wait for it or repeat it; to give it up, delete {place}/{CLAIM}"
+    )
 
 
 def require_access(url: str) -> None:
@@ -90,16 +106,10 @@ def require_access(url: str) -> None:
         UsageError: If it cannot be written, access is denied, or the bucket does not exist.
         ShardkitError: If the store cannot be used.
     """
-    _require_writable(url)
-    call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
+    call("fetch:get", writable(url), MANIFEST_NAME, SMALL_BYTES)
 
 
-def _require_writable(url: str) -> None:
-    if not url.startswith(WRITABLE):
-        raise UsageError(f"{url} can only be read; write to {_PLACES}")
-
-
-def _files(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:
+def files_of(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:
     """Return the name, entry and records of each file but the top manifest."""
     found: list[tuple[str, FileEntry, int]] = []
     for split, directory in dataset_directories(root).items():
@@ -113,7 +123,7 @@ def _files(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:
     return found
 
 
-def _send(root: Path, url: str, name: str, entry: FileEntry, size: int | None) -> None:
+def send_file(root: Path, url: str, name: str, entry: FileEntry, size: int | None) -> None:
     """Upload a file, unless an earlier attempt did."""
     if size == entry.bytes and call("write:digest", url, name) == entry.sha256:
         return

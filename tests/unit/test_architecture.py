@@ -54,6 +54,7 @@ INSIDE = {
         "build combine",
         "staging",
         "finished jobs merge",
+        "store_jobs",
         "convert",
         "append attach",
     ),
@@ -125,7 +126,7 @@ INSIDE = {
         "named_files",
         "cifar coco hdf5 huggingface lmdb mnist npy table tfrecord voc webdataset",
     ),
-    "stores": ("cache process store urls", "client fetch filesystem write"),
+    "stores": ("cache process store urls", "client fetch filesystem mirror write"),
     "system": (
         "bootstrap machine native safe_paths scratch text",
         "cluster files formatting pool",

@@ -78,7 +78,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_each_code_block_runs_or_is_excused(
     page: Path, place: Path, environment: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
-    if page.name == "stores.md":
+    if page.name in ("clusters.md", "stores.md"):
         environment = {**environment, **request.getfixturevalue("bucket").environment}
     for block in blocks_of(page):
         if block.kind not in _RUN_KINDS or block.mark.startswith(("not run: ", "file: ")):

@@ -1,0 +1,259 @@
+"""Jobs that share only a bucket make the same files as a local conversion, or name the error."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from buckets import BUCKET, SECRET, Bucket
+from helpers import invoke, make_dataset, make_folder, tree
+
+from shardkit.conversion import store_jobs as module
+from shardkit.conversion.convert import commit, convert
+from shardkit.conversion.store_jobs import StoredPlan, open_jobs
+from shardkit.conversion.upload import CLAIM, upload
+from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
+
+URL = f"s3://{BUCKET}/data"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", each=6)
+
+
+def plan(source: Path, **options: object) -> int:
+    made = convert(source, URL, to="lmdb", resize=16, shard_samples=4, plan_only=True, **options)  # type: ignore[arg-type]
+    assert not made.manifests
+    return made.jobs
+
+
+def work(*numbers: int) -> None:
+    with open_jobs(URL) as jobs:
+        for number in numbers:
+            jobs.build(number)
+
+
+def local(source: Path, **options: object) -> dict[str, str]:
+    """The files of an ordinary conversion, and their SHA-256."""
+    target = source.parent / "local"
+    convert(source, target, to="lmdb", resize=16, shard_samples=4, **options)  # type: ignore[arg-type]
+    return {name: digest for name, digest in tree(target).items() if digest != "folder"}
+
+
+def held(bucket: Bucket) -> dict[str, str]:
+    """All objects of the bucket, as `tree` shows files."""
+    return {
+        name.removeprefix("data/"): hashlib.sha256(bucket.ask("GET", name)).hexdigest()
+        for name in bucket.names()
+    }
+
+
+def test_jobs_make_the_files_of_a_local_conversion(
+    bucket: Bucket, source: Path, tmp_path: Path
+) -> None:
+    assert plan(source) == 3
+    with pytest.raises(ConversionFailed, match=rf"3 of 3 tasks are not done: 0, 1, 2\..*{URL}"):
+        commit(URL)
+    work(2, 0, 0)
+    before = bucket.names()
+    with pytest.raises(ConversionFailed, match=r"1 of 3 tasks are not done: 1\."):
+        commit(URL)
+    assert bucket.names() == before
+    (tmp_path / "staging").mkdir()
+    with open_jobs(URL, staging=tmp_path / "staging") as jobs:
+        assert [jobs.build(number).kept for number in (1, 2)] == [False, True]
+    bucket.requests.clear()
+
+    assert commit(URL, staging=tmp_path / "staging").manifests[""].rows == 12
+
+    assert not any(method == "GET" and ".lmdb" in path for method, path in bucket.requests)
+    assert held(bucket) == local(source)
+    assert not list((tmp_path / "staging").iterdir())
+    for use in (work, lambda: commit(URL)):
+        with pytest.raises(UsageError, match="holds no plan"):
+            use()
+    with pytest.raises(UsageError, match="already holds a dataset"):
+        plan(source, force=True)
+    assert held(bucket) == local(source)
+
+
+def test_splits_and_bad_images(bucket: Bucket, tmp_path: Path) -> None:
+    source = tmp_path / "photos"
+    for name in ("train", "val"):
+        make_folder(source / name, each=3)
+    (source / "val" / "cat" / "000.jpg").write_bytes(b"no image")
+    plan(source)
+    found = invoke("work", URL, "--claim")
+    assert isinstance(found.exception, BadImages)
+    assert "cat/000.jpg" in found.output
+    assert len([name for name in bucket.names() if "/claims/" in name]) == 3
+    with pytest.raises(ConversionFailed, match="1 of 4 tasks"):
+        commit(URL)
+
+    plan(source, on_error="skip", force=True)
+    work(0, 1, 2, 3)
+    commit(URL)
+
+    assert held(bucket) == local(source, on_error="skip")
+
+
+def test_a_task_is_claimed_once(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    with open_jobs(URL) as one, open_jobs(URL) as two:
+        first, second = one.claimed(), two.claimed()
+        number = next(first)
+        rest = {0, 1, 2} - {number}
+        assert {two.build(next(second)).kept, two.build(next(second)).kept} == {False}
+        assert next(second, None) is None
+        assert list(two.claimed(take_over=True)) == [number]
+        del first  # its claim is void
+        assert list(one.claimed()) == [number]
+        assert {int(name[-6:]) for name in bucket.names() if "/results/" in name} == rest
+
+
+def test_a_job_that_is_slower_looks_for_other_tasks(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    with open_jobs(URL) as one, open_jobs(URL) as two:
+        first = one.claimed()
+        one.build(next(first))  # it has seen two more
+        for number in two.claimed():
+            two.build(number)
+        assert list(first) == []
+
+
+def test_another_plan_is_discarded_only_if_forced(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    assert plan(source) == 3  # an interrupted plan is repeated
+    with open_jobs(URL) as late:
+        late.build(1)
+        with pytest.raises(UsageError, match=f"{URL} holds another plan.*--force"):
+            plan(source, seed=1)
+        with pytest.raises(UsageError, match=f"jobs are building a dataset there.*{CLAIM}"):
+            upload(make_dataset(source, source.parent / "other"), URL)
+        plan(source, seed=1, force=True)
+        assert not [name for name in bucket.names() if name.endswith(".lmdb")]
+        with pytest.raises(UsageError, match=r"holds no plan|committed or"):
+            late.build(2)
+    work(0, 1, 2)
+    commit(URL)
+    assert held(bucket) == local(source, seed=1)
+
+
+def test_a_plan_that_is_being_committed_cannot_be_discarded(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    work(0, 1, 2)
+    assert StoredPlan.found(URL).end(b"commit")
+    with pytest.raises(UsageError, match="is being committed; repeat"):
+        plan(source, seed=1, force=True)
+    commit(URL)
+    assert held(bucket) == local(source)
+
+
+def test_a_discarded_plan_cannot_be_committed(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(source)
+    work(0, 1, 2)
+    receive = module.receive_results
+
+    def discard_then(*arguments: object) -> None:
+        receive(*arguments)  # type: ignore[arg-type]
+        plan(source, seed=1, force=True)
+
+    monkeypatch.setattr("shardkit.conversion.convert.receive_results", discard_then)
+    with pytest.raises(UsageError, match="holds no plan"):
+        commit(URL)
+    assert "data/shardkit.json" not in bucket.names()
+
+
+def test_an_upload_is_not_discarded(bucket: Bucket, source: Path) -> None:
+    bucket.put(f"data/{CLAIM}", b'{"manifest":"of another upload"}')
+    with pytest.raises(UsageError, match="another upload"):
+        plan(source, force=True)
+
+
+def test_a_plan_is_complete_before_jobs_start(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    (task,) = [name for name in bucket.names() if name.endswith("/000002.json")]
+    (head,) = [name for name in bucket.names() if name.endswith("/jobs/plan.json")]
+    bucket.ask("DELETE", task)
+    bucket.ask("DELETE", head)
+    with pytest.raises(UsageError, match=r"is not complete.*repeat"):
+        work(0)
+    plan(source)
+    work(2)
+
+
+def test_a_shard_that_differs_is_built_again(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    work(0, 1, 2)
+    bucket.put("data/shard-000001.lmdb", b"of another plan")
+    with pytest.raises(ConversionFailed, match=r"1 of 3 tasks are not done: 1\."):
+        commit(URL)
+    work(1)
+    commit(URL)
+    assert held(bucket) == local(source)
+
+
+def test_a_killed_commit_leaves_a_dataset(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(source)
+    work(0, 1, 2)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(module, "_remove_waste", stop)
+        with pytest.raises(KeyboardInterrupt):
+            commit(URL)
+    assert any(".shardkit-jobs" in name for name in bucket.names())
+    with pytest.raises(UsageError, match="its dataset is complete"):
+        commit(URL)
+    assert held(bucket) == local(source)
+
+
+def test_wrong_bytes_are_fetched_again_or_refused(bucket: Bucket, source: Path) -> None:
+    plan(source)
+    bucket.planned = {"000000.json": ["wrong", "short"]}
+    work(0)
+    bucket.rates = {"wrong": 1.0}
+    with pytest.raises(ShardkitError) as error:
+        work(1)
+    assert SECRET not in str(error.value)
+
+
+def test_slurm_numbers_the_tasks(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--to", "lmdb", "--shard-samples", 4, "--plan-only")
+    assert (
+        f"shardkit commit {URL}" in invoke("convert", "imagefolder", source, URL, *options).output
+    )
+    for number in range(3):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(number))
+        assert f"task {number} of 3: shard-00000{number}.lmdb" in invoke("work", URL).output
+    assert f"published {URL}\n" in invoke("commit", URL).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["work", f"s3://{BUCKET}/empty", "--claim"], f"s3://{BUCKET}/empty holds no plan"),
+        (["work", "s3://absent/x", "--claim"], "there is no such bucket"),
+        (["work", URL, "--claim", "--staging", "/absent"], "Name another one with --staging"),
+        (["work", URL, "--task", "9"], f"there is no task 9; {URL} has tasks 0 to 2"),
+        (["work", "local", "--claim", "--staging", "."], "--staging is for jobs that write to a"),
+        (["commit", "https://host/x"], "can only be read; write to"),
+        (["commit", URL, "--force"], "--force replaces only local datasets"),
+    ],
+)
+def test_wrong_use(bucket: Bucket, source: Path, arguments: list[str], message: str) -> None:
+    if URL in arguments and "--task" in arguments:
+        plan(source)
+    found = invoke(*arguments)
+    assert isinstance(found.exception, UsageError)
+    assert message in str(found.exception)
