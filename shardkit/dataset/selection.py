@@ -210,9 +210,10 @@ class Listed(NamedTuple):
         """
         unknown = [name for name in self.names if name not in known]
         if unknown:
+            some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
             raise UsageError(
-                f"{self.where} lists rows or keys that {place} lacks, {len(unknown)} in all: "
-                f"{', '.join(map(quoted, unknown[:3]))}{' ...' if len(unknown) > 3 else ''}"
+                f"{self.where}: {len(unknown):,} of {len(self.names):,} lines name nothing in "
+                f"{place}: {some}"
             )
 
     def require_digest(self, digest: object) -> None:
@@ -251,7 +252,7 @@ def read_list(path: str | Path, option: str) -> Listed:
     digests = {line.removeprefix(LIST_HEAD) for line in lines if line.startswith(LIST_HEAD)}
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not names:
-        raise UsageError(f"{where} lists no row")
+        raise UsageError(f"{where} lists nothing")
     are_rows = all(
         name.isascii() and name.isdecimal() and str(int(name[:19])) == name for name in names
     )
@@ -282,7 +283,7 @@ def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
     found.require_known(rows, shards.directory)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError(f"{found.where} lists {len(twice)} rows or keys twice: {quoted(twice[0])}")
+        raise UsageError(f"{found.where} lists {len(twice):,} names twice: {quoted(twice[0])}")
     chosen = np.zeros(len(shards), np.bool_)
     chosen[[rows[name] for name in names]] = True
     return chosen

@@ -138,9 +138,9 @@ def test_rows_of_a_dataset(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("cat/000\ncat/9\n", r"lists rows or keys that .*photos lacks, 1 in all: 'cat/9'"),
-        ("", "lists no row"),
-        ("0\n", "lacks, 1 in all: '0'"),
+        ("cat/000\ncat/9\n", r"1 of 2 lines name nothing in .*photos: 'cat/9'"),
+        ("", "lists nothing"),
+        ("0\n", "1 of 1 lines name nothing in .*: '0'"),
         ("".join(f"{c}/00{n}\n" for c in ("cat", "dog") for n in range(4)), "leaves no image of"),
     ],
 )

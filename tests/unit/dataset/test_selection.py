@@ -93,13 +93,13 @@ def test_a_file_lists_rows_or_keys(shards: ShardSet, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "lists no row"),
-        ("# nothing", "lists no row"),
-        ("1\n10\n11\n", "lists rows or keys that .* lacks, 2 in all: '10', '11'"),
-        ("000000001\nsomething", "lists rows or keys that .* lacks, 1 in all: 'something'"),
-        ("-1", "lacks, 1 in all: '-1'"),
-        ("3\n3", "lists 1 rows or keys twice: '3'"),
-        ("9" * 30, "lacks"),
+        ("", "lists nothing"),
+        ("# nothing", "lists nothing"),
+        ("1\n10\n11\n", "2 of 3 lines name nothing in .*: '10', '11'"),
+        ("000000001\nsomething", "1 of 2 lines name nothing in .*: 'something'"),
+        ("-1", "1 of 1 lines name nothing in .*: '-1'"),
+        ("3\n3", "lists 1 names twice: '3'"),
+        ("9" * 30, "name nothing"),
         (LIST_HEAD + "0" * 64 + "\n1", "lists rows of another dataset"),
     ],
 )
