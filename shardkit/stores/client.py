@@ -39,8 +39,10 @@ _CREDENTIALS = (
 _SET = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or install boto3 to use ~/.aws, or set "
     "AWS_SKIP_SIGNATURE=true for a public bucket",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials, or set "
+    "GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or, for a public "
+    "container, AZURE_SKIP_SIGNATURE=true",
 }
 
 _ENDPOINT = {
@@ -167,16 +169,18 @@ class ObjectStore(Store):
         what = f"{self.url}/{name}".rstrip("/")
         reason, text = _reason(error), str(error)
         remedy = _SET.get(self._scheme, "check that the URL is public")
-        stated = self._scheme != "s3" or _has_credentials()
+        without = r"169\.254|Account must be"  # the client asks the machine for credentials
+        if self._scheme == "s3" and not _has_credentials():
+            without += "|Missing A|403|401|[Cc]redential"
         if re.search("ExpiredToken|TokenRefreshRequired|RequestExpired", text):
             return UsageError(f"{what}: the credentials have expired; renew them ({reason})")
-        if re.search("InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken", text):
+        if re.search("InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthenticationF", text):
             return UsageError(f"{what}: the credentials are wrong ({reason}); {remedy}")
         if re.search("AuthorizationHeaderMalformed|PermanentRedirect|IncorrectEndpoint", text):
             region = re.search(r"<Region>([a-z0-9-]{1,32})</Region>|expecting '([a-z0-9-]+)'", text)
             name = next(filter(None, region.groups()), "") if region else "REGION"
             return UsageError(f"{what}: the bucket is in another region; set AWS_REGION={name}")
-        if not stated and re.search("169.254|403|401|[Cc]redential|Missing A", text):
+        if re.search(without, text):
             return UsageError(f"{what}: there are no credentials; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             return UsageError(

@@ -119,6 +119,8 @@ def running() -> Iterator[Bucket]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_address[1]}",
+        "GOOGLE_BASE_URL": f"http://127.0.0.1:{proxy.server_address[1]}",
+        "GOOGLE_BEARER_TOKEN": SECRET,
         "SHARDKIT_STORE_TIMEOUT": "1",
     }
     try:
@@ -136,6 +138,14 @@ def upload_by_hand(bucket: Bucket, folder: Path, prefix: str) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             bucket.put(f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def _as_s3(name: str, value: str) -> tuple[str, str]:
+    """Return a header of Google's XML API as S3's: that API differs in the names of headers."""
+    name = name.lower()
+    if name == "x-goog-if-generation-match":
+        return "if-none-match", "*"
+    return name.replace("x-goog-", "x-amz-"), value
 
 
 def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
@@ -160,7 +170,9 @@ def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
             with contextlib.closing(
                 http.client.HTTPConnection(bucket.address, timeout=20)
             ) as server:
-                headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+                headers = dict(map(_as_s3, *zip(*self.headers.items(), strict=True)))
+                if not headers.get("authorization", "").startswith("AWS4"):
+                    headers["authorization"] = _SIGNED
                 server.request(self.command, self.path, content, headers)
                 answer = server.getresponse()
                 body = answer.read()
@@ -187,6 +199,8 @@ def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
                     stated = value
                 if name.lower() not in ("content-length", "transfer-encoding", "connection"):
                     self.send_header(name, value)
+                if name.lower().startswith("x-amz-meta-"):
+                    self.send_header(name.lower().replace("x-amz-", "x-goog-"), value)
             self.send_header("Content-Length", stated)
             self.end_headers()
             if self.command != "HEAD":
