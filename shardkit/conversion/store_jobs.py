@@ -9,16 +9,18 @@ discarded. Shards are uploaded to their final names.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import random
 import re
 import secrets
 import shutil
 import socket
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,19 @@ from shardkit.registry import get_format
 from shardkit.stores.process import call
 from shardkit.stores.urls import as_url
 from shardkit.system.files import SMALL_BYTES, read_small
-from shardkit.system.safe_paths import parts_of, walk
+from shardkit.system.safe_paths import opened, parts_of, remove_tree, walk
 
 _JOBS = ".shardkit-jobs"
 _RESULTS, _CLAIMS, _END = "results", "claims", "end"
 
 _HEAD = (PLAN, f"{STATE}/plan.json")
 """What every job needs of a plan."""
+
+_YOUNG = 60
+"""Seconds within which a new folder is locked."""
+
+_ATTEMPTS = 3
+"""Reads of a claim before it counts as damaged."""
 
 _LARGE = f"{STATE}/files.jsonl"
 """The names of all images, which only a rerun of the scan needs."""
@@ -57,18 +65,34 @@ _LARGE = f"{STATE}/files.jsonl"
 def local_folder(staging: str | Path | None) -> Iterator[Path]:
     """Provide a new folder in ``staging``, or in the temporary folder; remove it at the end.
 
+    Folders that killed processes of this machine left there are removed first.
+
     Raises:
         UsageError: If it cannot be created.
     """
+    above, prefix = Path(staging or tempfile.gettempdir()), f"shardkit-jobs-{socket.gethostname()}-"
     try:
-        folder = tempfile.TemporaryDirectory(prefix="shardkit-jobs-", dir=staging)
+        for left in above.glob(f"{prefix}*"):
+            _remove_abandoned(left)
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=above)
     except OSError as error:
         raise UsageError(
-            f"no folder can be created in {staging or 'the temporary folder'}: {error.strerror}. "
-            "Name another one with --staging."
+            f"no folder can be created in {above}: {error.strerror}. Name another one with "
+            "--staging."
         ) from error
-    with folder as place:
+    with folder as place, opened(Path(place)) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(place)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder of this user, unless a process holds its lock or has just created it."""
+    with contextlib.suppress(OSError), opened(folder.parent, folder.name) as descriptor:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _YOUNG:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(folder.parent, folder.name)
 
 
 class StoredPlan:
@@ -181,7 +205,7 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
         StoredPlan(url, claim).discard()
         claim = None
     plan = StoredPlan(url, claim or {"plan": secrets.token_hex(8), "content": content})
-    if not call("write:create", url, CLAIM, dump_json(plan.claim)):
+    if not call("write:create", url, CLAIM, _as_object(plan.claim)):
         raise occupied(url)
     # Only now: a conversion that finished before our claim has written its manifest.
     if _has_dataset(url):
@@ -327,6 +351,20 @@ class StoreJobs(Jobs):
         return {int(name) for name in names if name.isdecimal()}
 
 
+def progress_at(url: str) -> tuple[int, int] | None:
+    """Return how many tasks of the plan at a URL are done, and how many there are; None without.
+
+    Raises:
+        ShardkitError: If the store cannot be used.
+    """
+    claim = _claim(url)
+    if not claim:
+        return None
+    names = call("write:sizes", StoredPlan(url, claim).below)
+    tasks = sum(f"{STATE}/jobs/" in name for name in names) - (PLAN in names)
+    return sum(name.startswith(f"{_RESULTS}/") for name in names), tasks
+
+
 def receive_results(plan: StoredPlan, folder: Path) -> None:
     """Fill a new folder for a local commit: with the plan, all results, and empty files.
 
@@ -398,20 +436,26 @@ def _has_dataset(url: str) -> bool:
 
 
 def _claim(url: str) -> dict[str, Any] | None:
-    """Return the content of the claim at a URL; without ``plan``, it is not that of a plan."""
-    content = call("fetch:get", url, CLAIM, SMALL_BYTES)
-    if content is None:
-        return None
-    with contextlib.suppress(ValueError, TypeError):
-        claim = load_json(content)
-        if isinstance(claim, dict) and re.fullmatch("[0-9a-f]{16}", claim.get("plan", "")):
-            return claim
+    """Return the claim at a URL, or {} if it is not that of a plan."""
+    for _ in range(_ATTEMPTS):
+        content = call("fetch:get", url, CLAIM, SMALL_BYTES)
+        if content is None:
+            return None
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            claim: dict[str, Any] = load_json(content)["claim"]
+            if _as_object(claim) == content and re.fullmatch("[0-9a-f]{16}", claim["plan"]):
+                return claim
     return {}
+
+
+def _as_object(claim: dict[str, Any]) -> bytes:
+    """Return the content of a claim, which states its own SHA-256."""
+    return dump_json({"claim": claim, "sha256": sha256(dump_json(claim)).hexdigest()})
 
 
 def _this_job() -> bytes:
     """Return the content of a claim, which no other job has."""
-    this = {"machine": socket.gethostname(), "process": getpid(), "token": secrets.token_hex(8)}
+    this = {"machine": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
     return dump_json(this)
 
 

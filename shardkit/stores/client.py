@@ -24,7 +24,7 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, from_url
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.store import PART, Exists, Store, timeout
+from shardkit.stores.store import PART, Exists, Missing, Store, timeout
 
 _RETRY_SECONDS = 60
 """Seconds after which the client starts no other attempt: of errors before the body."""
@@ -148,8 +148,8 @@ class ObjectStore(Store):
 
     def delete(self, name: str) -> None:
         """Delete an object, if it exists."""
-        with self._named(name), contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._store, name)
+        with contextlib.suppress(Missing):
+            self._repeated(name, lambda: obstore.delete(self._store, name))
 
     def _is_transient(self, error: Exception) -> bool:
         return isinstance(error, (GenericError, JoinError)) and not re.search(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.conversion.jobs import progress_of
+from shardkit.conversion.store_jobs import progress_at
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import (
     AttachedManifest,
@@ -46,7 +47,10 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     url = as_url(directory)
     if url is not None:
         with tempfile.TemporaryDirectory(prefix="shardkit-info-") as cache:
-            _, top = fetch_manifest(url)
+            try:
+                _, top = fetch_manifest(url)
+            except UsageError as error:
+                raise _planned(url, progress_at(url)) or error from error
             urls = {"": url}
             if isinstance(top, SplitsManifest):
                 urls = {name: f"{url}/{name}" for name in top.splits}
@@ -56,13 +60,12 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     try:
         places = dataset_directories(Path(directory))
     except UsageError as error:
-        raise _planned(Path(directory)) or error from error
+        raise _planned(directory, progress_of(Path(directory))) or error from error
     return {name: _describe(place) for name, place in places.items()}
 
 
-def _planned(directory: Path) -> UsageError | None:
+def _planned(directory: str | Path, progress: tuple[int, int] | None) -> UsageError | None:
     """Return an error that states the progress of a plan for jobs, if there is one."""
-    progress = progress_of(directory)
     if progress is None:
         return None
     done, tasks = progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from buckets import BUCKET, FAULTS, SECRET, Bucket
 from helpers import FORMATS, make_folder, shardkit_command, tree, wait_until
 
 from shardkit.conversion.convert import commit, convert
@@ -60,3 +62,86 @@ def _shards(target: Path) -> list[str]:
 
 def _task(number: int) -> dict[str, str]:
     return {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rate", [0.0, 0.05])
+@pytest.mark.parametrize("seed", range(2))
+def test_job_arrays_into_a_bucket_make_the_same_files(
+    tmp_path: Path, bucket: Bucket, seed: int, rate: float
+) -> None:
+    """Also with every fault at ``rate``: then jobs may fail, with a named error, and run again."""
+    draw = random.Random(seed)
+    source, url = make_folder(tmp_path / "photos", each=40), f"s3://{BUCKET}/made"
+    convert(source, tmp_path / "local", to="lmdb", resize=64, shard_samples=5)
+    made = convert(source, url, to="lmdb", resize=64, shard_samples=5, plan_only=True)
+    bucket.random.seed(seed)
+    # Expired credentials end a command; the other faults are repaired.
+    bucket.rates = dict.fromkeys(FAULTS, rate) | {"expired": rate / 20}
+    tasks = list(range(made.jobs))
+    tasks += draw.sample(tasks, round(TWICE * len(tasks)))
+    draw.shuffle(tasks)
+    doomed = set(draw.sample(range(len(tasks)), round(KILLED * len(tasks))))
+    for start in range(0, len(tasks), JOBS):
+        bucket.requests.clear()
+        running = {
+            number: _job("work", url, "--staging", tmp_path, task=tasks[number])
+            for number in range(start, min(start + JOBS, len(tasks)))
+        }
+        for number in doomed & running.keys():
+            _wait_for_an_upload(bucket, tasks[number], draw, running[number])
+            running[number].send_signal(signal.SIGKILL)
+        for job in running.values():
+            _error(job, rate)
+    _repeated(rate, "work", url, "--claim")
+    _repeated(rate, "commit", url)
+    bucket.rates = {}
+    expected = {name: digest for name, digest in tree(tmp_path / "local").items() if "." in name}
+    assert {
+        name.removeprefix("made/"): hashlib.sha256(bucket.ask("GET", name)).hexdigest()
+        for name in bucket.names()
+    } == expected
+
+
+def _job(*arguments: object, task: int | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        shardkit_command(*arguments),
+        env=os.environ.copy() if task is None else _task(task),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for_an_upload(
+    bucket: Bucket, task: int, draw: random.Random, job: subprocess.Popen[str]
+) -> None:
+    """Wait until a job has fetched its task, or has started to upload its shard or its result."""
+    end = draw.choice([f"jobs/{task:06d}.json", f"shard-{task:06d}.lmdb", f"results/{task:06d}"])
+    seen = f"{BUCKET}/made/{end}" if end.startswith("shard") else end
+    wait_until(
+        lambda: any(path.endswith(seen) for _, path in bucket.requests) or job.poll() is not None,
+        "a request",
+    )
+
+
+def _error(job: subprocess.Popen[str], rate: float) -> str:
+    """Return what a job prints; it succeeds, or was killed, or with faults fails with one line."""
+    error: str = job.communicate(timeout=120)[1]
+    assert SECRET not in error
+    assert "Traceback" not in error
+    assert job.returncode in (0, -signal.SIGKILL) or (rate and error.startswith("shardkit: error:"))
+    return error
+
+
+def _repeated(rate: float, *arguments: object) -> None:
+    """Run a command until it succeeds; without faults, it must at once."""
+    more = ("--take-over",) if arguments[0] == "work" else ()
+    errors: list[str] = []
+    for _ in range(10 if rate else 1):
+        job = _job(*arguments, *more)
+        errors.append(_error(job, rate))
+        # Of a commit that failed when it removed the plan, the next one finds a dataset.
+        if job.returncode == 0 or "its dataset is complete" in errors[-1]:
+            return
+    raise AssertionError(errors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from helpers import invoke, make_dataset, make_folder, tree
 
 from shardkit.conversion import store_jobs as module
 from shardkit.conversion.convert import commit, convert
-from shardkit.conversion.store_jobs import StoredPlan, open_jobs
+from shardkit.conversion.store_jobs import StoredPlan, local_folder, open_jobs
 from shardkit.conversion.upload import CLAIM, upload
 from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
+from shardkit.verification.describe import describe
 
 URL = f"s3://{BUCKET}/data"
 
@@ -60,6 +62,8 @@ def test_jobs_make_the_files_of_a_local_conversion(
     before = bucket.names()
     with pytest.raises(ConversionFailed, match=r"1 of 3 tasks are not done: 1\."):
         commit(URL)
+    with pytest.raises(UsageError, match=r"2 of 3 tasks are done: .*shardkit work s3://.*--claim"):
+        describe(URL)
     assert bucket.names() == before
     (tmp_path / "staging").mkdir()
     with open_jobs(URL, staging=tmp_path / "staging") as jobs:
@@ -97,6 +101,18 @@ def test_splits_and_bad_images(bucket: Bucket, tmp_path: Path) -> None:
     commit(URL)
 
     assert held(bucket) == local(source, on_error="skip")
+
+
+def test_what_killed_jobs_left_here_is_removed(tmp_path: Path) -> None:
+    with local_folder(tmp_path) as used:
+        abandoned = used.with_name(f"{used.name}2")
+        (abandoned / "jobs").mkdir(parents=True)
+        new = used.with_name(f"{used.name}3")
+        new.mkdir()
+        for old in (used, abandoned):
+            os.utime(old, (0, 0))
+        with local_folder(tmp_path) as other:
+            assert set(tmp_path.iterdir()) == {used, new, other}
 
 
 def test_a_task_is_claimed_once(bucket: Bucket, source: Path) -> None:
@@ -218,7 +234,7 @@ def test_a_killed_commit_leaves_a_dataset(
 
 def test_wrong_bytes_are_fetched_again_or_refused(bucket: Bucket, source: Path) -> None:
     plan(source)
-    bucket.planned = {"000000.json": ["wrong", "short"]}
+    bucket.planned = {"000000.json": ["wrong", "short"], CLAIM: ["wrong"]}
     work(0)
     bucket.rates = {"wrong": 1.0}
     with pytest.raises(ShardkitError) as error:
