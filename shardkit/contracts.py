@@ -212,6 +212,55 @@ class Source(Protocol):
         ...
 
 
+class SourcePart(NamedTuple):
+    """Neighboring images of one split, which one process lists."""
+
+    split: str
+    place: Any
+    """What the part contains, for the source's own use; it can be pickled and hashed."""
+
+
+class Listing(NamedTuple):
+    """What a part of a source contains."""
+
+    entries: Iterator[Entry]
+    """The images; the lists are complete after the last one."""
+    problems: list[Problem]
+    """Images and folders that cannot be listed."""
+    ignored: list[Problem]
+    """Files that are not images."""
+
+
+class PartedSource(Source, Protocol):
+    """A source that several processes can list, none of which holds all images in memory."""
+
+    def parts(self, most: int) -> tuple[Scan, Sequence[SourcePart]]:
+        """Return a scan without images, and the parts of the source in the order of `scan`.
+
+        Args:
+            most: Maximum number of parts of a split, roughly.
+
+        Raises:
+            UsageError: If the source is missing or unreadable.
+        """
+        ...
+
+    def list_part(self, part: SourcePart) -> Listing:
+        """List the images of a part."""
+        ...
+
+    def complete(self, scan: Scan) -> Scan:
+        """Return the scan with what is outside of all parts, as `scan` returns it.
+
+        Args:
+            scan: That of `parts`, with the images, problems and ignored files of all parts.
+
+        Raises:
+            UsageError: If the source is empty.
+        """
+        ...
+
+
 class FileSource(Source, Protocol):
     """A source whose images are files. Conversions read many of them at once."""
 
@@ -285,12 +334,12 @@ class Images:
             return entries.paths()
         return [entry.path for entry in entries]
 
-    def sizes(self) -> Sequence[int]:
+    def sizes(self) -> Iterable[int]:
         """Return `Entry.bytes` of each image."""
         entries = self.entries
         if isinstance(entries, PackedEntries):
             return entries.sizes()
-        return [entry.bytes for entry in entries]
+        return (entry.bytes for entry in entries)
 
     def facts(self) -> Iterator[tuple[str, int, int, int]]:
         """Yield of each image path, size, stamp, and a checksum of label and `Entry.values`."""

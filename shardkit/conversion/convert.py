@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardkit.contracts import Scan, Source
+from shardkit.contracts import PartedSource, Scan, Source
 from shardkit.conversion.assemble import file_entry, save_manifests, save_report
 from shardkit.conversion.build import (
     Built,
@@ -39,7 +40,15 @@ from shardkit.conversion.options import (
     parse_size,
     refuse_without_resize,
 )
-from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, SplitPlan, make_plan
+from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in_parts
+from shardkit.conversion.plan import (
+    DEFAULT_SHARD_BYTES,
+    ConvertOptions,
+    Plan,
+    SplitPlan,
+    make_plan,
+    seed_of,
+)
 from shardkit.conversion.recipe import TOO_SMALL, Recipe
 from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
 from shardkit.conversion.store_jobs import (
@@ -277,19 +286,25 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         source = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
     elif class_order != "plain" or splits is not None:
         raise UsageError("class_order and splits are options of image folders")
-    scan = divided(source, val=val, test=test, stratify=stratify, group=group, seed=seed).scan()
-    scan = exclude_listed(scan, [exclude] if isinstance(exclude, (str, Path)) else exclude)
+    source = divided(source, val=val, test=test, stratify=stratify, group=group, seed=seed)
+    lists = [exclude] if isinstance(exclude, (str, Path)) else exclude
+    if plan_only and not dry_run:
+        if url is not None:
+            require_access(url)
+            executor = None  # which does not see the local folder
+        in_parts = hasattr(source, "parts") and not lists
+        images: Any = source if in_parts else exclude_listed(source.scan(), lists)
+        with nullcontext(Path(target)) if url is None else local_folder(staging) as folder:
+            builder = Builder(workers, executor, on_progress)
+            planned = plan_jobs(images, folder, options, builder, force=force)
+            if url is not None:
+                send_plan(folder, url, force=force)
+        return planned
+    scan = exclude_listed(source.scan(), lists)
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
     if url is not None:
         require_access(url)
-    if plan_only:
-        with nullcontext(Path(target)) if url is None else local_folder(staging) as folder:
-            plan = plan_scan(scan, folder, options, force=force)
-            jobs = save_plan(plan, Path(str(scan.source)), folder, force=force)
-            if url is not None:
-                send_plan(folder, url, force=force)
-        return Converted(plan=plan, jobs=jobs)
     made = convert_scan(
         scan,
         target,
@@ -302,6 +317,39 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     if url is not None and upload(target, url):
         made = replace(made, unchanged=False)
     return made
+
+
+def plan_jobs(
+    source: PartedSource | Scan,
+    target: Path,
+    options: ConvertOptions,
+    builder: Builder,
+    *,
+    force: bool,
+) -> Converted:
+    """Write the plan for jobs into ``target``; see `convert`.
+
+    Args:
+        source: The images, or a source to list in parts: then no process holds all of its images.
+        target: The directory, which all jobs share.
+        options: The options.
+        builder: Lists the parts.
+        force: Replace a dataset in ``target``, or discard another unfinished conversion.
+    """
+    refuse_overlap(source.source if isinstance(source, Scan) else source, target)
+    with open_staging(target, force=force) as staging:
+        try:
+            with staging.scratch() as folder:
+                if isinstance(source, Scan):
+                    plan = make_plan(source, options)
+                else:
+                    order = partial(seed_of, options=options)
+                    scan = scan_in_parts(source, folder, order, builder.list_parts)
+                    plan = make_plan(scan, options, sorted_already=True)
+                jobs = save_plan(plan, Path(str(plan.scan.source)), staging, force=force)
+        except OSError as error:
+            raise as_failure(error, target) from error
+    return Converted(plan=load_plan(target), jobs=jobs)
 
 
 def plan_scan(
@@ -476,6 +524,25 @@ class Builder:
                 size = sum(task.source.sizes())
                 self.report(Progress(len(task.source), size, len(built.result.bad)))
             yield task, built
+
+    def list_parts(self, tasks: Sequence[ListTask]) -> Iterator[tuple[ListTask, Listed]]:
+        """List the parts of a source; the first here, since other processes take time to start."""
+        done = images = 0
+        for task, listed in run_tasks(list_part, tasks, workers=1, on_progress=self.report):
+            yield task, listed
+            done += 1
+            images += listed.images
+            if images > _FEW:
+                break
+        if self.executor is None:
+            run = run_tasks(list_part, tasks[done:], workers=self.workers, on_progress=self.report)
+        else:
+            run = run_on(self.executor, list_part, tasks[done:])
+        yield from run
+
+
+_FEW = 100_000
+"""Images that one process lists before others are started."""
 
 
 def _build_elsewhere(task: ShardTask) -> Built:

@@ -7,20 +7,20 @@ and renames them into place.
 
 from __future__ import annotations
 
-import bisect
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan, Source
 from shardkit.conversion.build import Built, ShardTask, build_shard, load_result
+from shardkit.conversion.entry_files import StoredEntries, dump_entries, load_entries
 from shardkit.conversion.fingerprint import saved_digest
 from shardkit.conversion.lock import own
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, software_of
 from shardkit.conversion.recipe import Recipe
-from shardkit.conversion.staging import STATE, StagingDirectory, open_staging
+from shardkit.conversion.staging import STATE, StagingDirectory
 from shardkit.errors import ConversionFailed, Problem, UsageError
 from shardkit.record import describe_schema, dump_json, load_json, load_schema
 from shardkit.registry import get_format, get_source
@@ -82,56 +82,56 @@ def require_same_software(task: ShardTask) -> None:
         )
 
 
-def save_plan(plan: Plan, source: Path, target: Path, *, force: bool) -> int:
-    """Write a plan into the staging directory of ``target``; return the number of tasks.
+def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: bool) -> int:
+    """Write a plan into a staging directory; return the number of tasks.
 
     Args:
         plan: The plan.
         source: The path from which jobs open the source.
-        target: The directory of the dataset, which all jobs share.
-        force: Whether to replace a dataset in ``target``, or discard an unfinished conversion.
+        staging: The staging directory, which all jobs share.
+        force: Whether to discard an unfinished conversion.
 
     Raises:
-        UsageError: If ``target`` cannot be used, or the path does not suffice to open the source.
+        UsageError: If there is one, or the path does not suffice to open the source.
     """
     kind = plan.scan.source.kind
     if kind == Samples.kind:
         raise UsageError("jobs cannot open Python samples; convert them with executor=")
     get_source(kind).find(source, {each.name: each.meta["source"] for each in plan.splits})
-    with open_staging(target, force=force) as staging:
-        staging.start(plan.fingerprint(), force=force)
-        for name in (_JOBS, _CLAIMS):
-            make_folder(target, name)
-        number = 0
-        for split in plan.splits:
-            make_folder(target, str((staging.dataset / as_name(split.name)).relative_to(target)))
-            for shard in range(split.shards):
-                entries = list(split.shard_source(shard).entries)
-                write_atomically(target / task_name(number), dump_json({"entries": entries}))
-                number += 1
-        saved = {
-            "fingerprint": saved_digest(staging.state),
-            "source": [kind, str(source.absolute())],
-            "options": {**asdict(plan.options), "recipe": plan.options.recipe.describe()},
-            "software": plan.software,
-            "classes": plan.scan.classes,
-            "schema": describe_schema(plan.scan.schema),
-            "known": plan.scan.known,
-            "exact_sizes": plan.scan.exact_sizes,
-            "problems": _listed(plan.scan.problems),
-            "ignored": _listed(plan.scan.ignored),
-            "splits": [
-                {
-                    "name": split.name,
-                    "images": split.images,
-                    "cuts": split.cuts,
-                    "shard_bytes": split.shard_bytes,
-                    "meta": split.meta,
-                }
-                for split in plan.splits
-            ],
-        }
-        write_atomically(target / PLAN, dump_json(saved))
+    target = staging.target
+    staging.start(plan.fingerprint(), force=force)
+    for name in (_JOBS, _CLAIMS):
+        make_folder(target, name)
+    number = 0
+    for split in plan.splits:
+        make_folder(target, str((staging.dataset / as_name(split.name)).relative_to(target)))
+        for shard in range(split.shards):
+            entries = dump_entries(split.shard_source(shard).entries)
+            write_atomically(target / task_name(number), entries)
+            number += 1
+    saved = {
+        "fingerprint": saved_digest(staging.state),
+        "source": [kind, str(source.absolute())],
+        "options": {**asdict(plan.options), "recipe": plan.options.recipe.describe()},
+        "software": plan.software,
+        "classes": plan.scan.classes,
+        "schema": describe_schema(plan.scan.schema),
+        "known": plan.scan.known,
+        "exact_sizes": plan.scan.exact_sizes,
+        "problems": _listed(plan.scan.problems),
+        "ignored": _listed(plan.scan.ignored),
+        "splits": [
+            {
+                "name": split.name,
+                "images": split.images,
+                "cuts": split.cuts,
+                "shard_bytes": split.shard_bytes,
+                "meta": split.meta,
+            }
+            for split in plan.splits
+        ],
+    }
+    write_atomically(target / PLAN, dump_json(saved))
     return number
 
 
@@ -167,23 +167,18 @@ def load_plan(target: Path, source: Path | None = None) -> Plan:
 
 
 def load_task(plan: Plan, target: Path, number: int) -> ShardTask:
-    """Return a task of a plan, with its images.
+    """Return a task of a plan. Its images are read while they are used.
 
     Args:
         plan: The plan.
         target: The target.
         number: The task.
-
-    Raises:
-        UsageError: If the task's file is damaged.
     """
     for split in plan.splits:
         if number < split.shards:
             break
         number -= split.shards
-    source = split.shard_source(number)
-    read = source.of(list(source.entries))
-    return shard_task(plan, split, number, read, StagingDirectory(target))
+    return shard_task(plan, split, number, split.shard_source(number), StagingDirectory(target))
 
 
 def progress_of(target: Path) -> tuple[int, int] | None:
@@ -213,42 +208,6 @@ def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None
 
 _NAMED = 20
 """Tasks that a message names; it counts the others."""
-
-
-class _SavedEntries(Sequence[Entry]):
-    """The entries of a split, in the files of its tasks. One file at a time is in memory.
-
-    Raises:
-        UsageError: On access, if a file is damaged.
-    """
-
-    def __init__(
-        self, target: Path, first: int, cuts: Sequence[int], rows: range | None = None
-    ) -> None:
-        self._made_of = target, first, cuts
-        self._rows = range(cuts[-1]) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int) -> Entry: ...
-    @overload
-    def __getitem__(self, row: slice) -> _SavedEntries: ...
-    def __getitem__(self, row: int | slice) -> Entry | _SavedEntries:
-        if isinstance(row, slice):
-            return _SavedEntries(*self._made_of, self._rows[row])
-        position = self._rows[row]
-        return next(iter(_SavedEntries(*self._made_of, range(position, position + 1))))
-
-    def __iter__(self) -> Iterator[Entry]:
-        target, first, cuts = self._made_of
-        start, stop = self._rows.start, self._rows.stop
-        while start < stop:
-            shard = bisect.bisect_right(cuts, start) - 1
-            entries = _load_entries(target, first + shard, cuts[shard + 1] - cuts[shard])
-            yield from entries[start - cuts[shard] : stop - cuts[shard]]
-            start = cuts[shard + 1]
 
 
 class Jobs:
@@ -346,19 +305,13 @@ def _problems(listed: dict[str, list[list[str]]]) -> dict[str, list[Problem]]:
     }
 
 
-load_head = load_plan
-
-
 def _plan(value: Any, target: Path, source: Source) -> Plan:
     """Return the plan that `save_plan` saved as ``value``."""
     options, classes = value["options"], value["classes"]
     images, first = dict[str, Images](), 0
     for each in value["splits"]:
-        cuts = each["cuts"]
-        if cuts[0] != 0 or cuts != sorted(cuts) or not all(type(cut) is int for cut in cuts):
-            raise ValueError("the first rows of its shards are not in order")
-        images[each["name"]] = Images(source, each["name"], _SavedEntries(target, first, cuts))
-        first += len(cuts) - 1
+        images[each["name"]] = Images(source, each["name"], _entries(target, first, each["cuts"]))
+        first += len(each["cuts"]) - 1
     options["recipe"] = Recipe.restored(options["recipe"])
     return Plan(
         storage=get_format(options["to"]),
@@ -388,16 +341,25 @@ def _plan(value: Any, target: Path, source: Source) -> Plan:
     )
 
 
-def _load_entries(target: Path, number: int, count: int) -> list[Entry]:
-    """Return the entries of a task."""
-    name = task_name(number)
-    try:
-        value = load_json(read_small(target / name, _MOST_BYTES, root=target))
-        entries = [Entry(*each) for each in value["entries"]]
-        if len(entries) != count:
-            raise ValueError(f"it has {len(entries)} images, not {count}")
+def _entries(target: Path, first: int, cuts: Sequence[int]) -> StoredEntries:
+    """Return the images of a split, from the files of its tasks.
+
+    Args:
+        target: The target.
+        first: The first task.
+        cuts: First row of each task, then the number of rows.
+    """
+    if cuts[0] != 0 or cuts != sorted(cuts) or not all(type(cut) is int for cut in cuts):
+        raise ValueError("the first rows of its shards are not in order")
+
+    def load(shard: int) -> list[Entry]:
+        path = target / task_name(first + shard)
+        try:
+            entries = load_entries(read_small(path, _MOST_BYTES, root=target))
+            if len(entries) != cuts[shard + 1] - cuts[shard]:
+                raise ValueError(f"it lists {len(entries)} images")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is damaged ({error}). Plan again with --force.") from error
         return entries
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"{target / name} is damaged ({error}). Plan again with --force."
-        ) from error
+
+    return StoredEntries(load, cuts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -180,8 +180,14 @@ class _PlannedFiles:
                 yield prefix + path, "{} {} {}".format(*facts)
 
 
-def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
-    """Return the plan for converting the images of ``scan``."""
+def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = False) -> Plan:
+    """Return the plan for converting the images of ``scan``.
+
+    Args:
+        scan: The images.
+        options: The options.
+        sorted_already: Whether the images of each split are in stored order.
+    """
     options = _completed(options, scan)
     storage = get_format(options.to)
     return Plan(
@@ -189,7 +195,8 @@ def make_plan(scan: Scan, options: ConvertOptions) -> Plan:
         options=options,
         scan=scan,
         splits=tuple(
-            _plan_split(name, source, scan, options) for name, source in scan.splits.items()
+            _plan_split(name, source, scan, options, sorted_already=sorted_already)
+            for name, source in scan.splits.items()
         ),
         software=software_of(storage, options.recipe),
     )
@@ -207,19 +214,28 @@ def _completed(options: ConvertOptions, scan: Scan) -> ConvertOptions:
     return replace(options, recipe=recipe, shuffle=shuffle)
 
 
+def seed_of(scan: Scan, options: ConvertOptions) -> int | None:
+    """Return the seed of the order in which the images of a scan are stored; None is the scan's."""
+    return _seed(_completed(options, scan))
+
+
+def _seed(options: ConvertOptions) -> int | None:
+    return options.seed if options.shuffle else None
+
+
+def rank(path: str, seed: int) -> bytes:
+    """Return the BLAKE2b-128 of seed and path, by which images are sorted in random order."""
+    data = b"%d\0" % seed + path.encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
 def stored_order(paths: Iterable[str], seed: int) -> list[int]:
-    """Return the rows of ``paths`` in random order: sorted by BLAKE2b-128 of seed and path.
+    """Return the rows of ``paths`` in random order: sorted by `rank`.
 
     The order of two images depends only on their paths and the seed: not on the random numbers of a
     library, nor on the other images.
     """
-    prefix = b"%d\0" % seed
-
-    def rank(path: str) -> bytes:
-        data = prefix + path.encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(data, digest_size=16).digest()
-
-    ranks = np.frombuffer(b"".join(map(rank, paths)), ">u8").reshape(-1, 2)
+    ranks = np.frombuffer(b"".join([rank(path, seed) for path in paths]), ">u8").reshape(-1, 2)
     order: list[int] = np.lexsort((ranks[:, 1], ranks[:, 0])).tolist()
     return order
 
@@ -232,27 +248,26 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
         seed: Seed of the random order; None keeps the source's.
         limit: Maximum number of rows.
     """
-    order: Sequence[int] = range(len(source))
-    if seed is not None:
-        order = stored_order(source.paths(), seed)
-    return source.take(order[:limit])
+    if seed is None:
+        return source.of(source.entries[:limit])
+    return source.take(stored_order(source.paths(), seed)[:limit])
 
 
-def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) -> SplitPlan:
-    total = len(source)
-    seed = options.seed if options.shuffle else None
-    source = as_stored(source, seed=seed, limit=options.limit)
-    sizes = _sizes(source, options.recipe, scan)
-    cuts = _cuts(sizes, options)
+def _plan_split(
+    name: str, images: Images, scan: Scan, options: ConvertOptions, *, sorted_already: bool
+) -> SplitPlan:
+    seed = None if sorted_already else _seed(options)
+    source = as_stored(images, seed=seed, limit=options.limit)
+    cuts, sizes = _cuts(_sizes(source, options.recipe, scan), options)
     overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
         name=name,
         source=source,
-        images=total,
+        images=len(images),
         cuts=tuple(cuts),
         shard_bytes=tuple(
-            sum(sizes[start:stop]) + overhead * (stop - start)
-            for start, stop in itertools.pairwise(cuts)
+            size + overhead * (stop - start)
+            for size, (start, stop) in zip(sizes, itertools.pairwise(cuts), strict=True)
         ),
         meta=shard_meta(
             to=options.to,
@@ -261,10 +276,10 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
             source={
                 **scan.source.describe(name),
                 "kind": scan.source.kind,
-                "images": total,
+                "images": len(images),
                 "limit": options.limit,
                 "order": "shuffled" if options.shuffle else "folder",
-                "seed": seed,
+                "seed": _seed(options),
             },
         ),
     )
@@ -285,14 +300,14 @@ def shard_meta(
     }
 
 
-def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Sequence[int]:
+def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     """Return the stored size of each record: exact, or estimated from a few converted records."""
     schema = scan.schema
     if recipe.keeps_bytes and scan.exact_sizes:
         return source.sizes()
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
         height, width, channels = recipe.raw_shape
-        return [height * width * channels] * len(source)
+        return itertools.repeat(height * width * channels, len(source))
     step = max(1, len(source) // _TRIALS)
     # Sizes are similar with either resizer. With one of them, both give the same shards.
     trial = replace(recipe, resizer="pillow")
@@ -300,7 +315,7 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Sequence[int]:
         found for row in range(0, len(source), step) if (found := _try(source, trial, row, schema))
     ]
     mean = sum(tried) // len(tried) if tried else 1
-    return [max(1, mean)] * len(source)
+    return itertools.repeat(max(1, mean), len(source))
 
 
 def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
@@ -314,16 +329,19 @@ def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
     return sum(map(len, stored.fields.values()))
 
 
-def _cuts(sizes: Iterable[int], options: ConvertOptions) -> list[int]:
-    cuts, rows, left = [0], 0, options.shard_bytes
-    for row, count in enumerate(sizes):
-        full = rows == options.shard_samples if options.shard_samples else count > left
+def _cuts(sizes: Iterable[int], options: ConvertOptions) -> tuple[list[int], list[int]]:
+    """Return the first row of each shard, then the number of rows; and the bytes of each shard."""
+    cuts, totals, rows, total = [0], list[int](), 0, 0
+    for count in sizes:
+        limit = options.shard_samples
+        full = rows == limit if limit else total + count > options.shard_bytes
         if full and rows:
-            cuts.append(row)
-            rows, left = 0, options.shard_bytes
+            cuts.append(cuts[-1] + rows)
+            totals.append(total)
+            rows = total = 0
         rows += 1
-        left -= count
-    return [*cuts, cuts[-1] + rows]
+        total += count
+    return [*cuts, cuts[-1] + rows], [*totals, total]
 
 
 def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:

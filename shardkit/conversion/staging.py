@@ -52,6 +52,9 @@ TRASH_NAME = ".shardkit-trash"
 STATE, DATASET = f"{WORK_NAME}/state", f"{WORK_NAME}/dataset"
 """The folders in the work folder, relative to the target."""
 
+_SCRATCH = f"{WORK_NAME}/scratch"
+"""The folder for temporary files."""
+
 RETIRED = f"{STATE}/retired.json"
 """The list of an old dataset's files, while they are removed one by one."""
 
@@ -68,6 +71,22 @@ class StagingDirectory:
         self.state = target / STATE
         """Notes about the work; never part of the dataset."""
         self._exchange = FolderExchange(target, work=WORK_NAME)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Provide an empty folder on the dataset's disk.
+
+        The folder is removed at the end, or by the next process if this one is killed.
+        """
+        try:
+            remove_tree(self.target, _SCRATCH)
+            make_folder(self.target, _SCRATCH)
+            yield self.target / _SCRATCH
+        finally:
+            with contextlib.suppress(OSError):
+                remove_tree(self.target, _SCRATCH)
+                if set(os.listdir(self.folder)) <= {"lock", "owner"}:  # no unfinished conversion
+                    self.discard()
 
     def start(self, fingerprint: ConversionFingerprint, *, force: bool) -> None:
         """Resume an earlier run with the same fingerprint, or start from nothing.
@@ -242,14 +261,13 @@ def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
     place = StagingDirectory(target)
     clear_trash(target)  # of a run that was killed at the end
     with locked(place.folder, lambda: check_target(target, force=force)):
+        remove_tree(target, _SCRATCH)  # of a plan that was killed
         yield place
 
 
 @contextlib.contextmanager
 def scratch_folder(directory: Path, check: Callable[[], object]) -> Iterator[Path]:
     """Provide an empty folder on the dataset's disk, for one writer of the dataset at a time.
-
-    The folder is removed at the end, or by the next writer if the process is killed.
 
     Args:
         directory: The dataset.
@@ -260,18 +278,12 @@ def scratch_folder(directory: Path, check: Callable[[], object]) -> Iterator[Pat
         ConversionFailed: If the disk is full or fails.
     """
     target = _with_all_splits(directory)
-    name = f"{WORK_NAME}/scratch"
     with locked(target / WORK_NAME, check):
-        others = set(os.listdir(target / WORK_NAME)) - {"lock", "owner", "scratch"}
         try:
-            remove_tree(target, name)
-            make_folder(target, name)
-            yield target / name
+            with StagingDirectory(target).scratch() as scratch:
+                yield scratch
         except OSError as error:
             raise as_failure(error, directory) from error
-        finally:  # keep the work of an unfinished conversion
-            with contextlib.suppress(OSError):
-                remove_tree(target, name if others else WORK_NAME)
 
 
 def _with_all_splits(directory: Path) -> Path:

@@ -29,7 +29,7 @@ from shardkit.conversion.jobs import (
     PLAN,
     Jobs,
     count_tasks,
-    load_head,
+    load_plan,
     load_task,
     require_done,
     task_name,
@@ -167,7 +167,7 @@ class StoredPlan:
         with local_folder(None) as folder:
             if PLAN in own:  # else no job has started
                 self.receive(folder, _HEAD)
-                plan = load_head(folder, None)
+                plan = load_plan(folder)
                 suffix = get_format(plan.options.to).suffix
                 shards = {
                     f"{split.name}/shard-{number:06d}{suffix}".lstrip("/")
@@ -377,7 +377,7 @@ def receive_results(plan: StoredPlan, folder: Path) -> None:
         ShardkitError: If the store cannot be used.
     """
     plan.receive(folder, _HEAD)
-    head = load_head(folder, None)
+    head = load_plan(folder)
     present = call("write:sizes", plan.below).keys()
     tasks = range(count_tasks(head))
     missing = [number for number in tasks if _result_name(number) not in present]

@@ -9,11 +9,21 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, SourceKind, SourceOption
+from shardkit.contracts import (
+    Entry,
+    Images,
+    Listing,
+    PackedEntries,
+    Scan,
+    SourceKind,
+    SourceOption,
+    SourcePart,
+)
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.record import NO_LABEL, Record, make_keys
 from shardkit.sources.image_files import open_at_once, read_file, require_machine
@@ -109,34 +119,79 @@ class ImageFolder:
             UsageError: If the folder is missing, unreadable or without images, the file of
                 ``class_order`` does not name each class once, or ``splits`` is required.
         """
+        scan, parts = self.parts(1, classes)
+        for split, images in scan.splits.items():
+            listings = [self.list_part(part) for part in parts if part.split == split]
+            entries = itertools.chain.from_iterable(each.entries for each in listings)
+            scan.splits[split] = images.of(PackedEntries(entries))
+            for each in listings:
+                scan.problems[split] += each.problems
+                scan.ignored[split] += each.ignored
+        return self.complete(scan)
+
+    def parts(
+        self, most: int, classes: Sequence[str] | None = None
+    ) -> tuple[Scan, Sequence[SourcePart]]:
+        """Return a scan without images, and the parts to list: some class folders each.
+
+        Args:
+            most: Maximum number of parts of a split, and one more for its own files.
+            classes: As for `scan`.
+
+        Raises:
+            UsageError: If the folder is missing or unreadable, the file of ``class_order`` does not
+                name each class once, or ``splits`` is required.
+        """
         folders = _top_folders(self.root)
         splits = _are_splits(folders) if self.splits is None else self.splits
         names = [as_text(folder.name) for folder in folders] if splits else [""]
-        finders = {name: _Finder(self._folder(name)) for name in names}
-        for finder in finders.values():
-            finder.find_classes()
-        found = {name for finder in finders.values() for name in finder.classes}
+        inner = {name: [*map(_name, _top_folders(self._folder(name)))] for name in names}
+        found = {name for classes in inner.values() for name in classes}
         if classes is None:
             ordered = _ordered(found, self.class_order)  # reports a wrong file even without classes
         else:
             ordered = (*classes, *sorted(found.difference(classes)))
-        entries = {name: finder.collect(ordered) for name, finder in finders.items()}
-        problems = {name: finder.problems for name, finder in finders.items()}
-        if not any(entries.values()) and not any(problems.values()):
+        labels = {name: label for label, name in enumerate(ordered)}
+        parts = []
+        for split, own in inner.items():
+            parts.append(SourcePart(split, _Folders(labeled=bool(own))))
+            own.sort(key=labels.__getitem__)
+            step = -(-len(own) // most)
+            for start in range(0, len(own), max(step, 1)):
+                of_part = tuple((labels[name], name) for name in own[start : start + step])
+                parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
+        scan = Scan(
+            source=self,
+            splits={name: Images(self, name, ()) for name in names},
+            classes=ordered if found else None,
+            ignored={name: [] for name in names},
+            problems={name: [] for name in names},
+        )
+        return scan, parts
+
+    def list_part(self, part: SourcePart) -> Listing:
+        """List the images of some class folders, in the order of labels and paths."""
+        finder = _Finder(self._folder(part.split))
+        return Listing(finder.entries(part.place), finder.problems, finder.ignored)
+
+    def complete(self, scan: Scan) -> Scan:
+        """Return the scan with the files outside of splits.
+
+        Raises:
+            UsageError: If there are no images.
+        """
+        if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise UsageError(
                 f"there are no images in {self.root}: no file has image content or a suffix of "
                 f"{kinds}"
             )
-        if splits:
-            _note_loose_files(self.root, finders)
-        return Scan(
-            source=self,
-            splits={name: Images(self, name, listed) for name, listed in entries.items()},
-            classes=ordered if found else None,
-            ignored={name: finder.ignored for name, finder in finders.items()},
-            problems=problems,
-        )
+        if "" in scan.splits:
+            return scan
+        first = next(iter(scan.splits))
+        others = sorted(set(map(as_text, os.listdir(self.root))) - scan.splits.keys())
+        loose = [Problem(path=name, reason="outside any split") for name in others]
+        return replace(scan, ignored={**scan.ignored, first: scan.ignored[first] + loose})
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
         """Return the images as the conversion listed them, without files that it could not list.
@@ -222,42 +277,38 @@ def _are_splits(folders: Sequence[Path]) -> bool:
     return False
 
 
-def _note_loose_files(root: Path, finders: dict[str, _Finder]) -> None:
-    """Report files next to the folders of splits, as ignored files of the first split."""
-    first = next(iter(finders.values()))
-    for name in sorted(map(as_text, os.listdir(root))):
-        if name not in finders:
-            first.ignored.append(Problem(path=name, reason="outside any split"))
+def _name(path: Path) -> str:
+    return as_text(path.name)
+
+
+class _Folders(NamedTuple):
+    """Folders to list: some classes of a split, or the split's folder without those in it."""
+
+    labeled: bool
+    """Whether the split has classes."""
+    classes: tuple[tuple[int, str], ...] = ()
+    """Label and name of each class folder; none for the folder of the split."""
 
 
 class _Finder:
-    """Walks one folder of classes or of unlabeled images."""
+    """Walks folders of classes, or a folder of unlabeled images."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.classes: list[str] = []
         self.ignored: list[Problem] = []
         self.problems: list[Problem] = []
         self._prefix = os.path.join(root, "")
 
-    def find_classes(self) -> None:
-        self.classes = [as_text(folder.name) for folder in _top_folders(self.root)]
-
-    def collect(self, classes: Sequence[str]) -> PackedEntries:
-        """Return the images, by label and path."""
-        loose = list(self._files("", recurse=False))
-        if self.classes:
-            self.ignored += [*self.problems, *(_loose(path) for path, *_ in loose)]
+    def entries(self, folders: _Folders) -> Iterator[Entry]:
+        """Yield the images, by label and path."""
+        for label, name in folders.classes:
+            yield from _entries(self._files(name, recurse=True), label)
+        if folders.labeled and not folders.classes:
+            loose = [_loose(path) for path, *_ in self._files("", recurse=False)]
+            self.ignored += [*self.problems, *loose]
             self.problems.clear()
-            loose.clear()
-        own = set(self.classes)
-        labels = [(label, name) for label, name in enumerate(classes) if name in own]
-        return PackedEntries(
-            itertools.chain(
-                _entries(loose, NO_LABEL),
-                *(_entries(self._files(name, recurse=True), label) for label, name in labels),
-            )
-        )
+        elif not folders.labeled:
+            yield from _entries(self._files("", recurse=False), NO_LABEL)
 
     def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
         """Yield path, size and time of each image below ``top``, and report everything else."""

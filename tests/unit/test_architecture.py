@@ -48,10 +48,10 @@ INSIDE = {
         "properties scaling",
     ),
     "conversion": (
-        "disk download exchange fingerprint geometry trusted",
+        "disk download entry_files exchange fingerprint geometry trusted",
         "recipe",
         "assemble bulk command exclude lock options plan upload",
-        "build combine",
+        "build combine parted_scan",
         "staging",
         "finished jobs merge",
         "store_jobs",

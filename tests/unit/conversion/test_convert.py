@@ -981,3 +981,11 @@ def test_a_single_split_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a split of the dataset in"):
         made(tmp_path / "photos/train", tmp_path / "out/train", force=True)
     assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("at_once", [2, 1000])
+def test_equal_keys_are_found_some_at_a_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(module, "_HASHES", at_once)
+    module._require_distinct([f"{number}" for number in range(9)])
+    with pytest.raises(UsageError, match=r"2 keys occur more than once \('a', 'b'\)"):
+        module._require_distinct(["a", "b", "c", "a", "d", "b"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import make_folder, make_tree, tree
 
-from shardkit.conversion import staging
+from shardkit.conversion import fingerprint, staging
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions
@@ -217,6 +217,26 @@ def test_a_refusal_lists_what_is_different(
         resume(tmp_path / "out", wanted)
     again = resume(tmp_path / "out", wanted, force=True)
     assert list(again.dataset.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (10, r": 1 file changed \(0077\); 1 file removed \(0002\)"),
+        (1, ": most files or their order"),
+    ],
+)
+def test_long_lists_of_files_are_compared_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, said: str
+) -> None:
+    monkeypatch.setattr(fingerprint, "_FILES_A_LINE", 5)
+    monkeypatch.setattr(fingerprint, "_UNMATCHED", most)
+    files = {f"{number:04d}": "1" for number in range(100)}
+    resume(tmp_path / "out", terms(**files))
+    del files["0002"]
+    files["0077"] = "2"
+    with pytest.raises(UsageError, match=said):
+        resume(tmp_path / "out", terms(**files))
 
 
 def test_a_damaged_fingerprint_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardkit.dataset.columns import Packed, build_column, pack
 from shardkit.dataset.index import (
     HEAD,
     ROW,
@@ -23,11 +24,13 @@ from shardkit.dataset.index import (
     StringTable,
     as_rows,
     checksum,
+    join_parts,
     pack_row,
     row_check,
     save_index,
 )
 from shardkit.errors import CorruptDataset
+from shardkit.record import Field
 
 NAMES = [
     "index/rows.npy",
@@ -111,6 +114,42 @@ def test_parts_are_concatenated(tmp_path: Path) -> None:
     rows, keys, _ = open_all(tmp_path, 5)
     assert rows["label"].tolist() == [0, 1, 0, 1, 2]
     assert keys == ["key0", "key1", "key0", "key1", "key2"]
+
+
+def test_columns_are_written_part_by_part(tmp_path: Path) -> None:
+    """Also if only a later part shows that rows may lack a value."""
+    schema: dict[str, Field] = {
+        "image": Field("image"),
+        "caption": Field("text"),
+        "weight": Field("number", "float32"),
+        "boxes": Field("boxes", classes=3),
+    }
+    box = pack(schema["boxes"], [[0, 1, 2, 3, 2]])
+    values: list[list[Packed | None]] = [
+        [Packed(b"one"), Packed(b"")],
+        [],
+        [None, Packed(b"three")],
+        [Packed(b"four")],
+    ]
+    parts = []
+    for texts in values:
+        columns = {
+            "caption": build_column(schema["caption"], texts),
+            "weight": build_column(schema["weight"], [Packed(bytes(4))] * len(texts)),
+            "boxes": build_column(schema["boxes"], [box] * len(texts)),
+        }
+        parts.append(make_part(len(texts))._replace(columns=columns))
+    for name, saved in (("pieces", parts), ("whole", [join_parts(parts, schema)])):
+        (tmp_path / name).mkdir()
+        names = save_index(saved, tmp_path / name, schema)
+        assert "index/columns/caption-present.npy" in names
+        assert "index/columns/weight-present.npy" not in names
+    for file in names:
+        assert (tmp_path / "pieces" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    found = Index(tmp_path / "pieces", 5).part(schema)
+    assert [found.columns["caption"].value(row) for row in range(5)] == [
+        *("one", "", None, "three", "four"),
+    ]
 
 
 @pytest.mark.parametrize("parts", [0, 1, 3])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.system.npy import StoredValues, npy_header, npy_values, save_npy
+from shardkit.system.npy import NpyWriter, StoredValues, npy_header, npy_values, save_npy
 
 SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4))
 
@@ -70,6 +70,19 @@ def test_a_header_with_any_changed_byte_is_a_value_error_or_another_header() -> 
                 continue
             assert start + np.prod(shape) == len(content)
             assert all(side >= 0 for side in shape)
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (3, 0, 12345)])
+def test_a_file_written_in_pieces_is_that_of_the_whole(
+    tmp_path: Path, counts: tuple[int, ...]
+) -> None:
+    pieces = [np.arange(count, dtype=np.int64) for count in counts]
+    writer = NpyWriter(tmp_path / "pieces", np.int64)
+    for piece in pieces:
+        writer.append(piece)
+    writer.close()
+    save_npy(tmp_path / "whole", np.concatenate([np.zeros(0, np.int64), *pieces]))
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_stored_values_are_read_and_not_mapped(tmp_path: Path) -> None:

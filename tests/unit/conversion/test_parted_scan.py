@@ -1,0 +1,149 @@
+"""A plan of a source listed in parts is that of the source listed at once, byte for byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_folder, make_tree, png, tree
+
+from shardkit.conversion import convert as convert_module
+from shardkit.conversion import parted_scan
+from shardkit.conversion.convert import Builder, commit, convert, plan_jobs
+from shardkit.conversion.jobs import Jobs
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.recipe import Recipe
+from shardkit.errors import DiskFull, ShardkitError, UsageError
+from shardkit.sources.imagefolder import ImageFolder
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide small sources as if they were large."""
+    monkeypatch.setattr(parted_scan, "PARTS", 3)
+    monkeypatch.setattr(parted_scan, "_RUN", 7)
+    monkeypatch.setattr(parted_scan, "_PIECE", 5)
+    monkeypatch.setattr(convert_module, "_FEW", 10)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Two splits with nested folders, bad and ignored files, and a class that only one has."""
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split, each=6)
+    folder = tmp_path / "photos"
+    make_tree(
+        folder,
+        {
+            "train/bird/deep/a.png": png(3, 3),
+            "train/bird/deep/b.x.png": png(3, 3),
+            "train/bird/a_.jpg": png(3, 3),
+            "train/bird/notes.txt": b"no image",
+            "train/cat/.hidden": b"",
+            "val/loose.png": png(3, 3),
+            "readme.md": b"",
+        },
+    )
+    (folder / "train/dog/broken.jpg").symlink_to("nowhere")
+    (folder / "val/broken.jpg").symlink_to("nowhere")
+    (folder / os.fsdecode(b"train/cat/\xff.png")).write_bytes(png(3, 3))
+    return folder
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "shuffled": {},
+    "in order": {"shuffle": False},
+    "by size": {"shard_samples": None, "shard_bytes": 2000},
+    "limited": {"limit": 9},
+    "limited in order": {"limit": 9, "shuffle": False},
+    "another seed": {"seed": 7},
+    "resized": {"recipe": Recipe(resize=8)},
+}
+
+
+def plan(source: ImageFolder | Any, target: Path, builder: Builder, **given: Any) -> None:
+    options = ConvertOptions(**{"to": "lmdb", "shard_samples": 4, "on_error": "skip", **given})
+    plan_jobs(source, target, options, builder, force=False)
+
+
+HERE = Builder(1, None, None)
+
+
+def contents(target: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(target)): path.read_bytes()
+        for path in sorted(target.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_plan_is_that_of_the_whole_source(source: Path, tmp_path: Path, name: str) -> None:
+    plan(ImageFolder(source).scan(), tmp_path / "whole", HERE, **OPTIONS[name])
+    plan(ImageFolder(source), tmp_path / "parts", HERE, **OPTIONS[name])
+    with ThreadPoolExecutor(3) as threads:
+        plan(ImageFolder(source), tmp_path / "else", Builder(1, threads, None), **OPTIONS[name])
+    whole = contents(tmp_path / "whole")
+    assert len(whole) > 5
+    assert contents(tmp_path / "parts") == whole
+    assert contents(tmp_path / "else") == whole
+
+
+def test_unlabeled_images_are_planned(source: Path, tmp_path: Path) -> None:
+    flat = ImageFolder(source / "train" / "cat")
+    plan(flat.scan(), tmp_path / "whole", HERE)
+    plan(flat, tmp_path / "parts", HERE)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_worker_processes_list_the_same(source: Path, tmp_path: Path) -> None:
+    progress: list[int] = []
+    builder = Builder(2, None, lambda done: progress.append(done.images))
+    plan(ImageFolder(source).scan(), tmp_path / "whole", HERE)
+    plan(ImageFolder(source), tmp_path / "parts", builder)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert sum(progress) == 28
+
+
+def test_jobs_build_the_plan(source: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"to": "lmdb", "shard_samples": 4, "on_error": "skip"}
+    made = convert(source, tmp_path / "planned", plan_only=True, **given)
+    assert [len(split.source) for split in made.plan.splits] == [16, 12]
+    for number in Jobs(tmp_path / "planned").claimed():
+        Jobs(tmp_path / "planned").build(number)
+    commit(tmp_path / "planned")
+    convert(source, tmp_path / "local", **given)
+    assert tree(tmp_path / "planned") == tree(tmp_path / "local")
+
+
+def test_a_source_without_images_leaves_nothing(tmp_path: Path) -> None:
+    make_tree(tmp_path / "photos", {"cat/notes.txt": b""})
+    with pytest.raises(UsageError, match="there are no images"):
+        plan(ImageFolder(tmp_path / "photos"), tmp_path / "new" / "target", HERE)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_is_an_error_that_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(_: object) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(parted_scan, "dump_entries", fail)
+    with pytest.raises(ShardkitError, match=r"the disk of .* is full|cannot be written") as found:
+        plan(ImageFolder(source), tmp_path / "target", HERE)
+    assert isinstance(found.value, DiskFull) == (code == errno.ENOSPC)
+    assert not (tmp_path / "target").exists()
+
+
+def test_files_of_a_killed_scan_are_removed_by_the_next_run(source: Path, tmp_path: Path) -> None:
+    for target in ("planned", "converted"):
+        make_tree(tmp_path / target, {".shardkit-work/scratch/0123": b"of a killed scan"})
+    plan(ImageFolder(source), tmp_path / "planned", HERE)
+    convert(source, tmp_path / "converted", to="lmdb", on_error="skip")
+    assert not list(tmp_path.rglob("scratch"))
