@@ -74,7 +74,10 @@ def work_command(  # noqa: PLR0913 - Click passes each option by name
             bad += len(built.result.bad) * (entry is None)
             built_here += 1
     if not built_here:
-        say("no task is left to claim; --take-over builds those that other jobs have not finished")
+        say(
+            "no task is left to claim: once all jobs have ended, run `shardkit commit "
+            f"{as_url(dst) or dst}`, or build what killed ones left with --take-over"
+        )
     if bad:
         raise BadImages(
             f"{amount(bad, 'bad file')}. Fix them, or plan again with --on-error skip --force."

@@ -100,6 +100,11 @@ class ShardSet:
         options = (self._verify_option, self._cached, self._root)
         return _reopen, (self.directory, *options, self.manifest.digest)
 
+    @property
+    def place(self) -> str:
+        """The URL or path of the dataset, for messages."""
+        return str(self.directory) if self._cached is None else self._cached.url
+
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""
@@ -204,10 +209,10 @@ class ShardSet:
         field = self.schema.get(name)
         if field is None:
             raise UsageError(
-                f"{self.directory} has no field {quoted(name)}; it has {', '.join(self.schema)}"
+                f"{self.place} has no field {quoted(name)}; it has {', '.join(self.schema)}"
             )
         if field.kind not in kinds:
-            raise UsageError(f"the field {quoted(name)} of {self.directory} {otherwise}")
+            raise UsageError(f"the field {quoted(name)} of {self.place} {otherwise}")
         return field
 
     @property
@@ -220,7 +225,7 @@ class ShardSet:
         Raises:
             IndexError: If a row is outside the dataset, or is not an integer.
         """
-        return resolve_rows(rows, len(self), str(self.directory))
+        return resolve_rows(rows, len(self), self.place)
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:

@@ -187,6 +187,9 @@ class ObjectStore(Store):
                 f"{what}: access is denied ({reason}); ask the owner of the bucket for "
                 "permission to read and list it, and to write if you upload"
             )
+        if "error sending request" in reason:
+            server = f" and {_ENDPOINT[self._scheme]}" if self._scheme in _ENDPOINT else ""
+            reason += f": the server does not answer; check the network{server}"
         return ShardkitError(f"{what} cannot be used: {reason}")
 
 

@@ -341,10 +341,10 @@ def require_local(path: str | Path) -> None:
     Raises:
         UsageError: If ``path`` is a URL.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+    if found := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(path), re.DOTALL):
         raise UsageError(
-            f"{path} is a URL; only local paths are supported here. Download or mount the data, "
-            "then pass the local folder."
+            f"{found[1]}://{found[2]} is a URL; only local paths are supported here. Download or "
+            "mount the data, then pass the local folder."
         )
 
 

@@ -145,6 +145,4 @@ class BatchRows:
 
 def describe_row(shards: ShardSet, row: int) -> str:
     """Return the name of a record in errors: its key, row and source file."""
-    return (
-        f"record {shards.keys[row]!r} (row {row}, from {shards.paths[row]!r}) of {shards.directory}"
-    )
+    return f"record {shards.keys[row]!r} (row {row}, from {shards.paths[row]!r}) of {shards.place}"

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from shardkit.codecs.image import WHITE
 from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import Decoding
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, dataset_directories
 from shardkit.dataset.remote import open_remote
 from shardkit.dataset.shardset import ShardSet, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
@@ -148,7 +148,7 @@ class ShardDataset(Dataset[Sample]):
         self._shards = _open_shards(path, split, verify, root, _Fetching(cache, cache_limit, fetch))
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
-        self._layout = _layout(self.schema, fields, as_dict, self.path)
+        self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
         self._check_options()
         self.view = check_integer("view", view, 0)
         self._epoch = EpochCell()
@@ -254,7 +254,9 @@ class ShardDataset(Dataset[Sample]):
         """Return the stored rows of ``rows``."""
         if self.selected is None:
             return self._shards.resolve_rows(rows)
-        return self.selected[resolve_rows(rows, len(self), f"this selection of {self.path}")]
+        return self.selected[
+            resolve_rows(rows, len(self), f"this selection of {self._shards.place}")
+        ]
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.
@@ -304,7 +306,7 @@ class ShardDataset(Dataset[Sample]):
             more += ", as_dict=True" if self._layout.as_dict else ""
             what = f"{len(self)} rows"
         return (
-            f"{type(self).__name__}({str(self.path)!r}, decode={self.decode!r}{more}): {what}, "
+            f"{type(self).__name__}({self._shards.place!r}, decode={self.decode!r}{more}): {what}, "
             f"{self.manifest.format}"
         )
 
@@ -335,7 +337,7 @@ class ShardDataset(Dataset[Sample]):
         Raises:
             UsageError: If there is no such field, or its values are bytes in the records.
         """
-        field = _require_field(self.schema, name, self.path)
+        field = _require_field(self.schema, name, self._shards.place)
         if field.kind in STORED_APART:
             raise UsageError(
                 f"{name!r} is a field of kind {field.kind}, whose values are in the records: read "
@@ -350,7 +352,7 @@ class ShardDataset(Dataset[Sample]):
         Raises:
             UsageError: If there is no such field.
         """
-        _require_field(self.schema, name, self.path)
+        _require_field(self.schema, name, self._shards.place)
         present = self._shards.present(name)
         return present if self.selected is None else present[self.selected]
 
@@ -598,7 +600,18 @@ def _open_shards(
     if how != _Fetching():
         raise UsageError(f"{path} is local; cache=, cache_limit= and fetch= are for object stores")
     place = Path(as_local(path))
-    return ShardSet(place if split is None else place / split, verify=verify, root=archives)
+    try:
+        return ShardSet(place if split is None else place / split, verify=verify, root=archives)
+    except UsageError as error:
+        if split is not None and (place / MANIFEST_NAME).exists():
+            known = dataset_directories(place)
+            if "" in known:
+                raise UsageError(f"{path} has no splits; leave split={split!r} out") from error
+            if split not in known:
+                raise UsageError(
+                    f"{path} has no split {split!r}; it has {', '.join(known)}"
+                ) from error
+        raise
 
 
 class _Taken(Sequence[str]):
@@ -617,7 +630,7 @@ class _Taken(Sequence[str]):
         return self._texts[int(self._rows[row])]
 
 
-def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, path: Path) -> Layout:
+def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, place: str) -> Layout:
     """Return the fields of samples.
 
     Raises:
@@ -630,7 +643,7 @@ def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, path: P
     else:
         names = tuple(fields)
         for name in names:
-            _require_field(schema, name, path)
+            _require_field(schema, name, place)
         if not names or len(set(names)) != len(names):
             raise UsageError(f"fields={names} must name one field or more, each once")
     if names == PAIR.names and not as_dict:
@@ -645,7 +658,7 @@ def _is_listed(schema: Schema, name: str) -> bool:
     return field.kind in LISTED_KINDS or (field.kind == "array" and not field.is_uniform)
 
 
-def _require_field(schema: Schema, name: str, path: Path) -> Field:
+def _require_field(schema: Schema, name: str, place: str) -> Field:
     """Return a field of the schema.
 
     Raises:
@@ -653,7 +666,7 @@ def _require_field(schema: Schema, name: str, path: Path) -> Field:
     """
     if name not in schema:
         known = ", ".join(f"{known} ({field.kind})" for known, field in schema.items())
-        raise UsageError(f"{path} has no field {name!r}; it has {known}")
+        raise UsageError(f"{place} has no field {name!r}; it has {known}")
     return schema[name]
 
 

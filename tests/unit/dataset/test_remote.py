@@ -20,6 +20,7 @@ from shardkit.conversion.convert import convert
 from shardkit.dataset.remote import open_remote
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptRecord, CorruptShard, ShardkitError, UsageError
+from shardkit.stores.client import ObjectStore
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import make_loader
@@ -255,6 +256,12 @@ def test_errors_name_the_remedy_and_no_secret(
     assert "ask the owner of the bucket for permission" in refused()
 
 
+def test_a_server_that_does_not_answer_is_named(bucket: Bucket) -> None:
+    store = ObjectStore(URL)
+    error = store._error("a", RuntimeError("Generic S3 error - HTTP error: error sending request"))
+    assert str(error).endswith("does not answer; check the network and AWS_ENDPOINT_URL")
+
+
 def test_credentials_of_boto3_are_used(
     bucket: Bucket, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +313,11 @@ def test_splits_and_https(bucket: Bucket, tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="split='train'"):
         open_dataset(URL, cache=tmp_path / "cache")
-    assert len(open_dataset(URL, split="val", cache=tmp_path / "cache")) == 6
+    dataset = open_dataset(URL, split="val", cache=tmp_path / "cache")
+    assert len(dataset) == 6
+    assert f"'{URL}/val'" in repr(dataset)
+    with pytest.raises(IndexError, match=f"row 6 is not in {URL}/val"):
+        dataset[6]
     plain = f"http://{bucket.address}/{BUCKET}/data/train"
     shutil.rmtree(tmp_path / "cache")
     assert open_dataset(plain, cache=tmp_path / "cache", decode="bytes")[0]

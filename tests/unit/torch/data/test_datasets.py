@@ -581,3 +581,13 @@ def test_a_split_is_opened_by_its_name(even: Path) -> None:
     assert open_dataset(even.parent, split=even.name).path == even
     with pytest.raises(UsageError, match="missing"):
         open_dataset(even.parent, split="missing")
+    with pytest.raises(UsageError, match="has no splits; leave split='train' out"):
+        open_dataset(even, split="train")
+
+
+def test_the_error_for_an_unknown_split_lists_all(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        make_folder(tmp_path / "photos" / name, each=1)
+    make_dataset(tmp_path / "photos", tmp_path / "made")
+    with pytest.raises(UsageError, match="has no split 'test'; it has train, val"):
+        open_dataset(tmp_path / "made", split="test")
