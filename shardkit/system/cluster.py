@@ -82,11 +82,15 @@ def _alive(ray: Any) -> set[str]:
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return function(*args)
+
+
 class _RayExecutor(Executor):
     """Ray's tasks as an executor; Ray repeats a task whose process died."""
 
     def __init__(self, ray: Any) -> None:
-        self._run = ray.remote(lambda function, args: function(*args))
+        self._run = ray.remote(_call)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         found: Future[Any] = self._run.remote(fn, args).future()

@@ -1,0 +1,123 @@
+"""A conversion on a Ray cluster survives the death of a worker, with the same files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import invoke, make_folder, tree, wait_until
+
+from shardkit.conversion.convert import convert
+from shardkit.errors import UsageError
+from shardkit.system.cluster import open_cluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore"),  # those of Ray
+]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[tuple[str, psutil.Process]]:
+    """The address and the process of a cluster of one machine with two workers."""
+    pytest.importorskip("ray", reason="needs the extra dev")
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        ports = [each.getsockname()[1] for each in (one, two)]
+    options = [
+        *("--head", "--block", "--num-cpus=2", "--include-dashboard=false", "--min-worker-port=0"),
+        *(f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", "--max-worker-port=0"),
+        *("--disable-usage-stats", "--object-store-memory=100000000"),
+    ]
+    # Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        head = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "ray.scripts.scripts",
+                "start",
+                *options,
+                f"--temp-dir={folder}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            address = f"127.0.0.1:{ports[1]}"
+            wait_until(lambda: _listens(ports[1]), "Ray")
+            yield address, psutil.Process(head.pid)
+        finally:
+            for each in psutil.Process(head.pid).children(recursive=True):
+                each.kill()
+            os.killpg(head.pid, signal.SIGKILL)
+            head.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_ray_builds_the_shards_of_a_killed_worker_again(
+    tmp_path: Path, ray: tuple[str, psutil.Process]
+) -> None:
+    address, head = ray
+    source = make_folder(tmp_path / "photos", each=10)
+    convert(source, tmp_path / "local", to="lmdb", resize=16, shard_samples=4)
+    with open_cluster(f"ray://{address}") as cluster, ThreadPoolExecutor(1) as other:
+        assert len(cluster.members()) == 1
+        killed = other.submit(_kill_a_worker, head)
+        made = tmp_path / "made"
+        executor = cluster.executor
+        convert(source, made, to="lmdb", resize=16, shard_samples=4, executor=executor)
+
+    assert killed.result()
+    assert tree(made) == tree(tmp_path / "local")
+
+
+def _kill_a_worker(head: psutil.Process) -> int:
+    """Kill the first worker that builds a shard; return its number."""
+    found: list[psutil.Process] = []
+
+    def find() -> bool:
+        found.extend(filter(_is_busy, head.children(recursive=True)))
+        return bool(found)
+
+    wait_until(find, "a worker")
+    found[0].kill()
+    return found[0].pid
+
+
+def _is_busy(process: psutil.Process) -> bool:
+    """Return whether this is a worker that builds a shard: Ray changes its title."""
+    try:
+        return process.cmdline()[:1] == ["ray::_call"]
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_command_converts_on_ray(tmp_path: Path, ray: tuple[str, psutil.Process]) -> None:
+    source = make_folder(tmp_path / "photos", each=5)
+    options = ("--to", "lmdb", "--resize", 16, "--shard-samples", 4)
+    for target, more in (("made", ("--cluster", f"ray://{ray[0]}")), ("local", ())):
+        found = invoke("convert", "imagefolder", source, tmp_path / target, *options, *more)
+        assert found.exit_code == 0, found.output
+    assert tree(tmp_path / "made") == tree(tmp_path / "local")
+
+
+def test_no_cluster_is_a_usage_error(ray: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.util.client.worker.INITIAL_TIMEOUT_SEC", 0.1)
+    monkeypatch.setattr("ray.util.client.worker.MAX_TIMEOUT_SEC", 0.1)
+    with pytest.raises(UsageError, match="no Ray cluster"), open_cluster("ray://127.0.0.1:1"):
+        pass
