@@ -13,7 +13,7 @@ from shardkit.cli.console import emit, say
 from shardkit.cli.convert import source_option
 from shardkit.cli.convert_report import reporting_bad
 from shardkit.cli.options import quiet_option, workers_option
-from shardkit.cli.show import amount, line, progress_bar
+from shardkit.cli.show import amount, line, progress_bar, show_notes
 from shardkit.conversion.attach import CHECKS, Attached, AttachOptions, attach_source
 from shardkit.errors import UsageError
 from shardkit.registry import ATTACHABLE_SOURCES, ATTACHED_SOURCE, get_source
@@ -189,11 +189,7 @@ def _show(archives: str, index_dir: Path, made: Attached, seconds: float) -> Non
         f"{amount(manifest.rows, 'image')} in {amount(len(manifest.shards), what)}, "
         f"{size(manifest.bytes)}",
     )
-    if manifest.notes:
-        line(
-            "noted",
-            ", ".join(f"{name}: {amount(n, 'image')}" for name, n in manifest.notes.items()),
-        )
+    show_notes(manifest.notes, manifest.recipe)
     if manifest.skipped:
         line("skipped", f"{amount(len(manifest.skipped), 'finding')}, listed in skipped.jsonl")
     if manifest.ignored:

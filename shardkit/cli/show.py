@@ -74,7 +74,7 @@ def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:
 
 
 _NOTES = {
-    "orientation": "with an EXIF orientation, which readers do not apply; --orient applies it",
+    "orientation": "with an EXIF orientation, which readers do not apply; convert --orient does",
     "odd": "with harmless JPEG faults, such as extra bytes; readers decode them as Pillow does",
     "damaged": "with lost JPEG data, due to --tolerate-damage; readers decode them as Pillow does",
     "frames": "with several frames or pages; readers take the first",

@@ -532,6 +532,8 @@ def _finish(work: _Work, found: list[_Indexed], staging: StagingDirectory) -> At
     skipped.sort(key=lambda problem: problem.path)
     rows = sum(each.shard.rows for each in found)
     if skipped and (work.options.on_error == "fail" or not rows):
+        if not rows:
+            staging.discard()  # other options may find samples
         count = f"{len(skipped)} finding{'s' if len(skipped) > 1 else ''}"
         remedy = (
             "Fix the archives, or leave these out with --on-error skip"

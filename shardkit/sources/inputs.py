@@ -78,9 +78,7 @@ def find_files(pattern: str | Path, suffixes: Sequence[str]) -> InputFiles:
     if os.path.isdir(text):
         found, others = _in_folder(Path(text), suffixes)
         if not found:
-            raise UsageError(
-                f"there are no files with the suffix {' or '.join(suffixes)} in {text}"
-            )
+            raise UsageError(f"{text} contains no file that ends in {', '.join(suffixes)}")
     elif os.path.lexists(text):
         found = [text]
     else:

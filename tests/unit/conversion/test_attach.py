@@ -323,6 +323,14 @@ def test_resumes_after_a_kill(tars: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(tree(tmp_path / "index")) == sorted(tree(tmp_path / "other"))
 
 
+def test_wrong_options_leave_nothing_behind(tmp_path: Path) -> None:
+    path = tar(tmp_path / "tars" / "x.tar", ("cat/a.png", png()), ("dog/b.png", png()))
+    with pytest.raises(BadImages, match="No good sample is left"):
+        attach(path, tmp_path / "index", label="cls")
+    assert not (tmp_path / "index").exists()
+    assert attach(path, tmp_path / "index", label="folder").manifest.rows == 2
+
+
 def test_irregularities_are_findings(tmp_path: Path) -> None:
     image = png(8, 6)
     path = tar(
