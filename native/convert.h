@@ -20,13 +20,41 @@ typedef struct {
     uint32_t packed, packed_size; /* offset and size; 0 if they are several ranges */
 } sk_image;
 
+/* measure.c: measures of an image, MEASURES in shardkit/codecs/measures.py. */
+#define SK_VIEWS 7
+#define SK_WAVES (5 * 8 * 32) /* values of WAVES in shardkit/codecs/measures.py */
+
+typedef struct {
+    uint64_t hashes[SK_VIEWS];
+    float mean[3], std[3], brightness, contrast, sharpness;
+    uint32_t pixels, content; /* CRC-32 of the pixels, and of the encoded image */
+    uint32_t quantizers;      /* of a JPEG: the sum of its luma table, */
+    uint8_t components, icc, plain; /* and whether its header states nothing else */
+    uint8_t highlight;
+    uint32_t done; /* whether it was measured */
+} sk_measures;
+
+/* Measure RGB pixels of width x height, without gaps. */
+enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
+                        const int16_t *waves, sk_memory *work, sk_measures *out);
+/* Whether a JPEG has so few bits that its sharpness must be measured at full size. */
+int sk_may_be_blurred(size_t length, uint64_t pixels, uint32_t quantizers);
+
+/* Measure a JPEG, decoded at as few eighths of its size as leave SIDE pixels, if it decodes without
+ * a warning and has that width and height. */
+enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
+                             const int16_t *waves, sk_measures *out);
+
 /* Inspect an encoded image that has no information beyond its size: no EXIF, no further frames.
  *
  * decode: whether to find out if it decodes; a JPEG with a warning is left to Python
+ * waves: NULL, or to measure a JPEG on the way, which replaces that decoding
  */
-enum sk_code sk_inspect(const uint8_t *data, size_t length, int decode, sk_image *image);
+enum sk_code sk_inspect(const uint8_t *data, size_t length, int decode, sk_image *image,
+                        const int16_t *waves, sk_measures *measures);
 /* inspect_jpeg.c: the same for a JPEG. */
-enum sk_code sk_inspect_jpeg(const uint8_t *data, size_t length, int decode, sk_image *image);
+enum sk_code sk_inspect_jpeg(const uint8_t *data, size_t length, int decode, sk_image *image,
+                             const int16_t *waves, sk_measures *measures);
 
 /* table.c: where the fields of each row of a shard are. */
 #define SK_NAMES 8       /* at most so many fields; shards with more are left to Python */

@@ -70,11 +70,12 @@ static enum sk_code inspect_png(const uint8_t *data, size_t length, sk_image *im
     return SK_UNSUPPORTED;
 }
 
-enum sk_code sk_inspect(const uint8_t *data, size_t length, int decode, sk_image *image) {
+enum sk_code sk_inspect(const uint8_t *data, size_t length, int decode, sk_image *image,
+                        const int16_t *waves, sk_measures *measures) {
     memset(image, 0, sizeof *image);
     if (length >= SIGNATURE && memcmp(data, "\x89PNG\r\n\x1a\n", SIGNATURE) == 0)
         return inspect_png(data, length, image);
     if (length >= 3 && memcmp(data, "\xff\xd8\xff", 3) == 0)
-        return sk_inspect_jpeg(data, length, decode, image);
+        return sk_inspect_jpeg(data, length, decode, image, waves, measures);
     return SK_UNSUPPORTED;
 }

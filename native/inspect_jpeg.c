@@ -9,6 +9,9 @@
 
 #include <string.h>
 
+#define SOF0 0xC0
+#define SOF1 0xC1
+
 #define MOST_PIXELS ((uint64_t)2 * 89478485)
 
 /* Return the size of the header up to the first scan, or 0 if bytes between its segments, or
@@ -52,13 +55,56 @@ static int is_usual(const struct jpeg_decompress_struct *image) {
     }
 }
 
+/* Sides that a reduced image has at least: SIDE and SHARP_SIDE in shardkit/codecs/measures.py. */
+#define SIDE 32
+#define SHARP_SIDE 256
+
+/* The scale at which an image has sides of `least`, as sufficient_eighths in
+ * shardkit/codecs/reduced.py. */
+static unsigned eighths_of(uint64_t width, uint64_t height, uint64_t least) {
+    if (2 * least > width + 1) return 8;
+    for (unsigned eighths = 1; eighths < 5; eighths++)
+        if ((width * eighths + 7) / 8 >= least && (height * eighths + 7) / 8 >= least)
+            return eighths;
+    return 8;
+}
+
 struct job {
     struct jpeg_decompress_struct image;
     sk_jpeg_failure failure;
     const uint8_t *data;
     size_t length;
-    sk_memory line;
+    unsigned least; /* 0: the lines are skipped; or the sides of `pixels` are at least that */
+    uint32_t width, height;
+    uint32_t quantizers;
+    int components;
+    sk_memory pixels;
 };
+
+static enum sk_code decode_all(struct job *job) {
+    struct jpeg_decompress_struct *image = &job->image;
+    size_t stride;
+    uint8_t *to;
+
+    image->scale_num = eighths_of(image->image_width, image->image_height, job->least);
+    image->scale_denom = 8;
+    jpeg_start_decompress(image);
+    job->width = image->output_width;
+    job->height = image->output_height;
+    stride = 3 * (size_t)job->width;
+    to = sk_reserve(&job->pixels, stride * job->height);
+    if (to == NULL || image->output_components != 3) return SK_MEMORY;
+    while (image->output_scanline < job->height) {
+        JSAMPROW lines[4];
+        JDIMENSION wanted = job->height - image->output_scanline, found;
+        for (int n = 0; n < 4; n++) lines[n] = to + (size_t)n * stride;
+        found = jpeg_read_scanlines(image, lines, wanted < 4 ? wanted : 4);
+        if (found == 0) return SK_DECODER;
+        to += found * stride;
+    }
+    jpeg_finish_decompress(image);
+    return SK_DONE;
+}
 
 static enum sk_code decode(struct job *job) {
     struct jpeg_decompress_struct *image = &job->image;
@@ -66,8 +112,9 @@ static enum sk_code decode(struct job *job) {
     JSAMPROW line;
 
     image->out_color_space = JCS_RGB;
+    if (job->least) return decode_all(job);
     jpeg_start_decompress(image);
-    line = sk_reserve(&job->line, 3 * (size_t)image->output_width);
+    line = sk_reserve(&job->pixels, 3 * (size_t)image->output_width);
     if (line == NULL || image->output_components != 3) return SK_MEMORY;
     above = image->output_height - 1;
     /* Skipping the last line would skip the rest of the file, too. */
@@ -80,6 +127,7 @@ static enum sk_code decode(struct job *job) {
 /* setjmp stands apart from the variables that a longjmp would leave undefined. */
 static enum sk_code guarded(struct job *job, int wanted, sk_image *out) {
     struct jpeg_decompress_struct *image = &job->image;
+    const JQUANT_TBL *luma;
 
     if (setjmp(job->failure.escape)) return job->failure.code;
     jpeg_create_decompress(image);
@@ -94,6 +142,10 @@ static enum sk_code guarded(struct job *job, int wanted, sk_image *out) {
         return SK_UNSUPPORTED;
     out->width = image->image_width;
     out->height = image->image_height;
+    luma = image->quant_tbl_ptrs[0];
+    job->quantizers = 0;
+    for (int n = 0; luma != NULL && n < DCTSIZE2; n++) job->quantizers += luma->quantval[n];
+    job->components = image->num_components;
     if (wanted) {
         enum sk_code code = decode(job);
         if (code != SK_DONE) return code;
@@ -102,19 +154,81 @@ static enum sk_code guarded(struct job *job, int wanted, sk_image *out) {
     return SK_DONE;
 }
 
-enum sk_code sk_inspect_jpeg(const uint8_t *data, size_t length, int decode, sk_image *image) {
-    struct job job;
+static enum sk_code run(struct job *job, int decode, sk_image *image) {
     enum sk_code code;
+    memset(&job->image, 0, sizeof job->image); /* a used one keeps tables of other images */
+    sk_jpeg_guard(&job->image, &job->failure);
+    code = guarded(job, decode, image);
+    jpeg_destroy_decompress(&job->image);
+    return code;
+}
+
+/* Measure the image that a job has decoded; decode it again if its sharpness needs more pixels. */
+static enum sk_code measure(struct job *job, sk_image *image, const int16_t *waves, sk_measures *out) {
+    sk_memory work = {NULL, 0};
+    enum sk_code code = sk_measure(job->pixels.data, job->width, job->height, waves, &work, out);
+    uint64_t pixels = (uint64_t)image->width * image->height;
+    if (code == SK_DONE && sk_may_be_blurred(job->length, pixels, job->quantizers) &&
+        eighths_of(image->width, image->height, SIDE) <
+            eighths_of(image->width, image->height, SHARP_SIDE)) {
+        sk_measures fine;
+        job->least = SHARP_SIDE;
+        code = run(job, 1, image);
+        if (code == SK_DONE)
+            code = sk_measure(job->pixels.data, job->width, job->height, waves, &work, &fine);
+        if (code == SK_DONE) out->sharpness = fine.sharpness;
+    }
+    sk_release(&work);
+    out->quantizers = job->quantizers;
+    out->components = (uint8_t)job->components;
+    out->content = sk_crc32(0, job->data, job->length);
+    out->done = code == SK_DONE;
+    return code;
+}
+
+/* Whether Pillow would find a color profile: in a segment before the frame's. */
+static int has_profile(const uint8_t *data, size_t header) {
+    static const char name[] = "ICC_PROFILE";
+    for (size_t at = 2; at < header && data[at + 1] != SOF0 && data[at + 1] != SOF1;) {
+        size_t size = (size_t)data[at + 2] << 8 | data[at + 3];
+        if (data[at + 1] == JPEG_APP0 + 2 && size >= 2 + sizeof name &&
+            memcmp(data + at + 4, name, sizeof name) == 0)
+            return 1;
+        at += 2 + size;
+    }
+    return 0;
+}
+
+enum sk_code sk_inspect_jpeg(const uint8_t *data, size_t length, int decode, sk_image *image,
+                             const int16_t *waves, sk_measures *measures) {
+    struct job job = {.data = data, .length = length, .least = waves == NULL ? 0 : SIDE};
     size_t header = header_of(data, length);
+    enum sk_code code;
 
     if (header == 0 || speaks(data, header)) return SK_UNSUPPORTED;
-    memset(&job, 0, sizeof job);
-    sk_jpeg_guard(&job.image, &job.failure);
-    job.data = data;
-    job.length = length;
     image->kind = SK_JPG;
-    code = guarded(&job, decode, image);
-    jpeg_destroy_decompress(&job.image);
-    sk_release(&job.line);
+    code = run(&job, decode, image);
+    if (code == SK_DONE && decode && waves != NULL && measure(&job, image, waves, measures) == SK_DONE) {
+        measures->plain = 1;
+        measures->icc = (uint8_t)has_profile(data, header);
+    }
+    sk_release(&job.pixels);
+    return code;
+}
+
+enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
+                             const int16_t *waves, sk_measures *out) {
+    struct job job = {.data = data, .length = length, .least = SIDE};
+    size_t header = header_of(data, length);
+    sk_image image = {0};
+    enum sk_code code = run(&job, 1, &image);
+
+    if (code == SK_DONE && (image.width != width || image.height != height)) code = SK_SIZE;
+    if (code == SK_DONE) code = measure(&job, &image, waves, out);
+    if (code == SK_DONE && header && !speaks(data, header)) {
+        out->plain = 1;
+        out->icc = (uint8_t)has_profile(data, header);
+    }
+    sk_release(&job.pixels);
     return code;
 }

@@ -39,20 +39,29 @@ typedef struct {
     int was_read;
 } source_file;
 
-static void read_all(source_file *files, size_t count, int decode, sk_image *images,
-                     uint8_t *codes) {
+/* What a call of read_images fills for each file. */
+typedef struct {
+    sk_image *images;
+    uint8_t *codes;
+    const int16_t *waves;  /* NULL, or */
+    sk_measures *measures; /* of each JPEG that is decoded */
+} inspected;
+
+static void read_all(source_file *files, size_t count, int decode, const inspected *out) {
     for (size_t n = 0; n < count; n++) {
         source_file *file = files + n;
         if (file->data == NULL) continue;
-        codes[n] = (uint8_t)sk_read_file(file->path, file->size, file->stamp, file->data);
-        file->was_read = codes[n] == SK_DONE;
+        out->codes[n] = (uint8_t)sk_read_file(file->path, file->size, file->stamp, file->data);
+        file->was_read = out->codes[n] == SK_DONE;
         if (file->was_read)
-            codes[n] = (uint8_t)sk_inspect(file->data, (size_t)file->size, decode, images + n);
+            out->codes[n] = (uint8_t)sk_inspect(
+                file->data, (size_t)file->size, decode, out->images + n, out->waves,
+                out->waves == NULL ? NULL : out->measures + n);
     }
 }
 
 static PyObject *read_files(PyObject *paths, const int64_t *sizes, const int64_t *stamps,
-                            int decode, sk_image *images, uint8_t *codes) {
+                            int decode, const inspected *out) {
     Py_ssize_t count = PyTuple_Size(paths);
     PyObject *found = PyList_New(count);
     source_file *files = calloc((size_t)count + 1, sizeof *files);
@@ -62,7 +71,7 @@ static PyObject *read_files(PyObject *paths, const int64_t *sizes, const int64_t
         source_file *file = files + n;
         PyObject *content;
         char *path;
-        codes[n] = SK_UNSUPPORTED;
+        out->codes[n] = SK_UNSUPPORTED;
         if (PyBytes_AsStringAndSize(PyTuple_GetItem(paths, n), &path, NULL) < 0) {
             fine = 0;
             break;
@@ -83,7 +92,7 @@ static PyObject *read_files(PyObject *paths, const int64_t *sizes, const int64_t
     }
     if (fine) {
         Py_BEGIN_ALLOW_THREADS
-        read_all(files, (size_t)count, decode, images, codes);
+        read_all(files, (size_t)count, decode, out);
         Py_END_ALLOW_THREADS
         for (Py_ssize_t n = 0; n < count; n++)
             if (files[n].data != NULL && !files[n].was_read)
@@ -96,28 +105,36 @@ static PyObject *read_files(PyObject *paths, const int64_t *sizes, const int64_t
 }
 
 PyDoc_STRVAR(read_images_doc,
-             "read_images(paths, sizes, stamps, decode, images, codes)\n--\n\n"
+             "read_images(paths, sizes, stamps, decode, images, codes, waves, measures)\n--\n\n"
              "Read and inspect image files; see shardkit/conversion/bulk.py.");
 
+/* Return whether buffers hold waves, and space for the measures of `count` images; else raise. */
+static int hold_measures(const Py_buffer *waves, const Py_buffer *measures, size_t count) {
+    return holds(waves, "waves", SK_WAVES, sizeof(int16_t)) && is_aligned(measures, 8) &&
+           holds(measures, "measures", count, sizeof(sk_measures));
+}
+
 static PyObject *read_images(PyObject *module, PyObject *arguments) {
-    Py_buffer buffers[4] = {{0}};
+    Py_buffer buffers[6] = {{0}};
     PyObject *paths, *kept = NULL, *found = NULL;
     int decode;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "Oy*y*pw*w*:read_images", &paths, &buffers[0], &buffers[1],
-                          &decode, &buffers[2], &buffers[3]))
+    if (!PyArg_ParseTuple(arguments, "Oy*y*pw*w*z*w*:read_images", &paths, &buffers[0], &buffers[1],
+                          &decode, &buffers[2], &buffers[3], &buffers[4], &buffers[5]))
         return NULL;
     /* Another thread may change a list while the GIL is released. */
     if ((kept = PySequence_Tuple(paths)) != NULL) {
         size_t count = (size_t)PyTuple_Size(kept);
         if (holds(&buffers[0], "sizes", count, 8) && holds(&buffers[1], "stamps", count, 8) &&
             holds(&buffers[2], "images", count, sizeof(sk_image)) &&
-            holds(&buffers[3], "codes", count, 1))
-            found = read_files(kept, buffers[0].buf, buffers[1].buf, decode, buffers[2].buf,
-                               buffers[3].buf);
+            holds(&buffers[3], "codes", count, 1) &&
+            (buffers[4].buf == NULL || hold_measures(&buffers[4], &buffers[5], count))) {
+            inspected out = {buffers[2].buf, buffers[3].buf, buffers[4].buf, buffers[5].buf};
+            found = read_files(kept, buffers[0].buf, buffers[1].buf, decode, &out);
+        }
         Py_DECREF(kept);
     }
-    release(buffers, 4);
+    release(buffers, 6);
     return found;
 }
 
@@ -130,9 +147,59 @@ static PyObject *inspect_jpeg(PyObject *module, PyObject *data) {
     sk_image image = {0};
     (void)module;
     if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0) return NULL;
-    if (sk_inspect_jpeg((const uint8_t *)bytes, (size_t)size, 0, &image) != SK_DONE)
+    if (sk_inspect_jpeg((const uint8_t *)bytes, (size_t)size, 0, &image, NULL, NULL) !=
+        SK_DONE)
         return Py_NewRef(Py_None);
     return Py_BuildValue("II", image.width, image.height);
+}
+
+PyDoc_STRVAR(measure_doc, "measure(pixels, width, height, waves, measures)\n--\n\n"
+                          "Measure RGB pixels; see shardkit/codecs/measures.py.");
+PyDoc_STRVAR(measure_jpeg_doc,
+             "measure_jpeg(data, width, height, waves, measures)\n--\n\n"
+             "Measure an ordinary JPEG of that size; see shardkit/dataset/facts.py.");
+
+/* Measure pixels or a JPEG; return whether that was possible. */
+static PyObject *measure_one(PyObject *arguments, int encoded) {
+    Py_buffer buffers[3] = {{0}};
+    unsigned int width, height;
+    enum sk_code code = SK_UNSUPPORTED;
+    int fits;
+    if (!PyArg_ParseTuple(arguments, "y*IIy*w*", &buffers[0], &width, &height, &buffers[1],
+                          &buffers[2]))
+        return NULL;
+    fits = hold_measures(&buffers[1], &buffers[2], 1);
+    if (fits && !encoded && (!width || !height || width > INT32_MAX || height > INT32_MAX ||
+                             (uint64_t)buffers[0].len != 3 * (uint64_t)width * height)) {
+        PyErr_SetString(PyExc_ValueError, "pixels do not have that size");
+        fits = 0;
+    }
+    if (fits) {
+        const uint8_t *data = buffers[0].buf;
+        size_t length = (size_t)buffers[0].len;
+        sk_measures *out = buffers[2].buf;
+        Py_BEGIN_ALLOW_THREADS
+        if (encoded) {
+            code = sk_measure_jpeg(data, length, width, height, buffers[1].buf, out);
+        } else {
+            sk_memory work = {NULL, 0};
+            code = sk_measure(data, width, height, buffers[1].buf, &work, out);
+            sk_release(&work);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    release(buffers, 3);
+    return fits ? PyBool_FromLong(code == SK_DONE) : NULL;
+}
+
+static PyObject *measure(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return measure_one(arguments, 0);
+}
+
+static PyObject *measure_jpeg(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return measure_one(arguments, 1);
 }
 
 /* ---- walk_tar, walk_lmdb ---- */
@@ -569,6 +636,8 @@ static PyObject *tar_members(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"index_records", index_records, METH_VARARGS, index_records_doc},
     {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
+    {"measure", measure, METH_VARARGS, measure_doc},
+    {"measure_jpeg", measure_jpeg, METH_VARARGS, measure_jpeg_doc},
     {"read_images", read_images, METH_VARARGS, read_images_doc},
     {"record_checksums", record_checksums, METH_O, record_checksums_doc},
     {"tar_members", tar_members, METH_VARARGS, tar_members_doc},

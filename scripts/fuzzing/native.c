@@ -256,9 +256,13 @@ int main(int count, char **names) {
         data = realloc(exact, length ? length : 1); /* no byte to spare */
         if (data == NULL) abort();
         if (length) {
+            static const int16_t waves[SK_WAVES] = {8192, -8192, 1};
+            sk_measures measures;
             sk_image image;
-            decoded += sk_inspect(data, length, 0, &image) == SK_DONE;
-            decoded += sk_inspect(data, length, 1, &image) == SK_DONE;
+            decoded += sk_inspect(data, length, 0, &image, NULL, NULL) == SK_DONE;
+            decoded += sk_inspect(data, length, 1, &image, NULL, NULL) == SK_DONE;
+            decoded += sk_inspect(data, length, 1, &image, waves, &measures) == SK_DONE;
+            decoded += sk_measure_jpeg(data, length, 17, 9, waves, &measures) == SK_DONE;
             walk(fileno(file), length);
             /* The size that the frame header states, wherever it is, and others. */
             for (size_t at = 2; at + 9 < length; at++)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.image import inspect, open_image
 from shardkit.codecs.quiet import quiet
@@ -36,8 +37,13 @@ class Properties(NamedTuple):
     """Frames of an animation or pages, at most 65,535."""
     icc: bool
     """Whether it has an ICC color profile."""
-    quality: int
-    """Estimated JPEG quality, 1 to 100; 0 for other kinds."""
+    quantizers: int
+    """Sum of the 64 luma quantizers of a JPEG; 0 for other kinds."""
+
+    @property
+    def quality(self) -> int:
+        """Estimated JPEG quality, 1 to 100; 0 for other kinds."""
+        return int(estimated_quality(np.array(self.quantizers)))
 
 
 def properties(data: bytes | memoryview, field: str) -> Properties:
@@ -51,7 +57,7 @@ def properties(data: bytes | memoryview, field: str) -> Properties:
         BadImage: If the header is damaged.
     """
     if field == "raw":
-        return Properties(b"RGB", 1, 1, icc=False, quality=0)
+        return Properties(b"RGB", 1, 1, icc=False, quantizers=0)
     info = inspect(bytes(data), field)
     with quiet(), open_image(data, field) as image:
         tables = getattr(image, "quantization", None) if field == "jpg" else None
@@ -60,13 +66,17 @@ def properties(data: bytes | memoryview, field: str) -> Properties:
             orientation=info.orientation,
             frames=min(info.frames, _MOST_FRAMES),
             icc="icc_profile" in image.info,
-            quality=_quality(sum(tables[0])) if tables and 0 in tables else 0,
+            quantizers=sum(tables[0]) if tables and 0 in tables else 0,
         )
 
 
-def _quality(total: int) -> int:
-    """Return the quality whose scaled table has the sum closest to that of an image's table."""
-    return int(np.abs(_SUMS - total).argmin()) + 1
+def estimated_quality(quantizers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the qualities whose scaled tables have the sums closest to those of images.
+
+    It is 0 for a sum of 0.
+    """
+    closest = np.abs(_SUMS - quantizers[..., None].astype(np.int64)).argmin(-1) + 1
+    return np.where(quantizers, closest, 0)
 
 
 def _table_sum(quality: int) -> int:

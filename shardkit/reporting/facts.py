@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.properties import properties
-from shardkit.dataset.decode import decode_stored
+from shardkit.codecs.measures import MEASURES
+from shardkit.dataset.facts import FACT, VERSION, Facts, measure_images
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.parts import parts_of
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import BadImage
 from shardkit.record import ABSENT, STORED_KINDS
-from shardkit.reporting.measures import CROPS, SIDE, measure
 from shardkit.system.files import published
 from shardkit.system.npy import StoredValues, save_npy
 from shardkit.system.pool import Meter, Report, run_tasks
-
-VERSION = 1
-"""Increased when measuring changes: facts of other versions are measured again."""
-
-ABSENT_IMAGE, MEASURED, BROKEN = 0, 1, 2
-
-FACT = np.dtype(
-    [
-        ("checksum", "<u4"),
-        ("version", "u1"),
-        ("state", "u1"),
-        ("orientation", "u1"),
-        ("quality", "u1"),
-        ("frames", "<u2"),
-        ("icc", "u1"),
-        ("highlight", "u1"),
-        ("mode", "S6"),
-        ("content", "S16"),
-        ("pixels", "S16"),
-        ("hash", "<u8"),
-        ("crops", "<u8", (CROPS,)),
-        ("mean", "<f4", (3,)),
-        ("std", "<f4", (3,)),
-        ("brightness", "<f4"),
-        ("contrast", "<f4"),
-        ("sharpness", "<f4"),
-    ]
-)
-"""Facts of a row. ``checksum`` is that of its record in the index, so facts of other records are
-not used. ``state`` is `MEASURED`, `BROKEN` (it cannot be decoded) or `ABSENT_IMAGE`. ``content``
-is a digest of the encoded image; of one that is broken, so is ``pixels``. The others are those of
-`shardkit.codecs.properties.Properties` and `shardkit.reporting.measures.Measures`."""
-
-Facts = npt.NDArray[Any]
 
 _ROWS = 128
 """Rows measured in one task."""
@@ -132,27 +96,15 @@ def measure_rows(shards: ShardSet, rows: npt.NDArray[np.int64]) -> Facts:
         CorruptDataset: If a record is damaged.
     """
     located = shards.find(rows)
-    facts = np.zeros(len(located), FACT)
-    facts["version"] = VERSION
-    facts["checksum"] = shards.rows["checksum"][rows]
     buffer = memoryview(bytearray(located.longest))
     meter = Meter()
-    for number in range(len(located)):
-        image = located.read(number, buffer)
-        _fill(facts[number], image)
-        meter.add(images=1, size=len(image.data))
+
+    def images() -> Iterator[EncodedImage]:
+        for number in range(len(located)):
+            yield (image := located.read(number, buffer))
+            meter.add(images=1, size=len(image.data))
+
+    facts = measure_images(images(), np.zeros(len(located), MEASURES))
+    facts["checksum"] = shards.rows["checksum"][rows]
     meter.flush()
     return facts
-
-
-def _fill(fact: Any, image: EncodedImage) -> None:
-    fact["content"] = fact["pixels"] = hashlib.sha256(image.data).digest()[:16]
-    try:
-        header = properties(image.data, image.field)
-        measured = measure(decode_stored(image, at_least=(SIDE, SIDE)), (image.width, image.height))
-    except BadImage:
-        fact["state"] = BROKEN
-        return
-    fact["state"] = MEASURED
-    for name, value in (header._asdict() | measured._asdict()).items():
-        fact[name] = value

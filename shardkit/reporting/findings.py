@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.dataset.facts import BROKEN, Facts
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
-from shardkit.reporting.facts import BROKEN, Facts
 from shardkit.reporting.neighbors import Pairs, near_pairs
 
 Rows = npt.NDArray[np.int64]

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.columns import COLUMN_KINDS
+from shardkit.dataset.facts import BROKEN
 from shardkit.dataset.selection import KEY_MARK
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_APART
-from shardkit.reporting.facts import BROKEN, measure_rows
+from shardkit.reporting.facts import measure_rows
 from shardkit.system.text import quoted
 
 

@@ -45,7 +45,7 @@ INSIDE = {
         "decode_errors geometry quantizers quiet reduced resize structure",
         "foreign jpeg_faults turbo",
         "image",
-        "properties scaling",
+        "measures properties scaling",
     ),
     "conversion": (
         "disk download entry_files exchange fingerprint geometry trusted",
@@ -66,7 +66,7 @@ INSIDE = {
         "shard_files",
         "shardset",
         "decode selection",
-        "filling source",
+        "facts filling source",
         "splitting",
     ),
     "exporting": (
@@ -109,8 +109,7 @@ INSIDE = {
         "tune",
     ),
     "reporting": (
-        "measures neighbors",
-        "facts",
+        "facts neighbors",
         "collection records",
         "fields findings",
         "pictures report",

@@ -1,0 +1,193 @@
+"""Measure the pixels of one image: color, sharpness, and hashes that survive small changes.
+
+The compiled module measures the same, bit for bit (``native/measure.c``): all sums are of integers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardkit.codecs.image import Pixels
+from shardkit.system import native
+
+SIDE = 32
+"""Minimum shorter side at which a JPEG is measured: 1/8 of the size costs hardly more than checking
+it. Other images are measured at full size."""
+
+SHARP_SIDE = 256
+"""The same for the sharpness of a JPEG that `may_be_blurred`."""
+
+VIEWS = 7
+_VIEWS = ((0, 0), (1, 1), (2, 1), (1, 2), (2, 2), (3, 3), (4, 4))
+"""Positions in `_RANGES` of width and height: the image, its corners, and its center twice."""
+
+CROPS = VIEWS - 1
+"""Number of views that are cropped."""
+
+MEASURES = np.dtype(
+    [
+        ("hash", "<u8"),
+        ("crops", "<u8", (CROPS,)),
+        ("mean", "<f4", (3,)),
+        ("std", "<f4", (3,)),
+        ("brightness", "<f4"),
+        ("contrast", "<f4"),
+        ("sharpness", "<f4"),
+        ("pixels", "<u4"),
+        ("content", "<u4"),
+        ("quantizers", "<u4"),
+        ("components", "u1"),
+        ("icc", "u1"),
+        ("plain", "u1"),
+        ("highlight", "u1"),
+        ("done", "<u4"),
+    ]
+)
+"""Measures of an image, in 8-bit levels where not stated otherwise: ``sk_measures`` in
+``native/convert.h``. ``hash`` is a perceptual hash, 64 bits of which similar images share most;
+``crops`` are those of the image with 5 to 10% cropped. ``mean`` and ``std`` are of red, green and
+blue; ``brightness`` and ``contrast`` the same of the luminance, and ``highlight`` the level that 1%
+of the pixels exceed. ``sharpness`` is the fraction of the variation between neighboring pixels that
+a blur removes, 0 to 1. ``pixels`` is the CRC-32 of the pixels. The compiled module also fills the
+others, of a JPEG: see there."""
+
+_GRID, _WAVES = 32, 8
+"""Sides of a reduced image, and of its low frequencies, which make a hash of 64 bits."""
+
+_FINE = 16
+"""Levels of a reduced image for each level of the image."""
+
+_RANGES = ((0, 1), (0, 0.95), (0.05, 1), (0.025, 0.975), (0.05, 0.95))
+"""Ranges of width or height that views of an image have."""
+
+_WINDOW = 9
+"""Pixels of the blur that sharpness is compared with (Crete et al. 2007 use the same)."""
+
+_FEW_BITS = 3.75
+"""See `may_be_blurred`."""
+
+
+def measure(pixels: Pixels) -> Any:
+    """Return the `MEASURES` of an image, which may be reduced.
+
+    Args:
+        pixels: uint8 of shape (height, width, 3).
+    """
+    measures = np.zeros(1, MEASURES)
+    pixels = np.ascontiguousarray(pixels)
+    compiled = native.module()
+    if compiled is not None:
+        height, width = pixels.shape[:2]
+        if compiled.measure(pixels, width, height, WAVES, measures.view(np.uint8)):
+            return measures[0]
+    gray = np.asarray(Image.fromarray(pixels).convert("L"))
+    found = measures[0]
+    counts = [np.bincount(pixels[..., n].reshape(-1), minlength=256) for n in range(3)]
+    found["mean"], found["std"] = _moments(np.stack(counts))
+    levels = np.bincount(gray.reshape(-1), minlength=256)
+    found["brightness"], found["contrast"] = (each[0] for each in _moments(levels[None]))
+    found["highlight"] = np.searchsorted(100 * np.cumsum(levels), 99 * gray.size)
+    hashes = _hashes(gray)
+    found["hash"], found["crops"] = hashes[0], hashes[1:]
+    found["sharpness"] = _sharpness(gray)
+    found["pixels"] = zlib.crc32(pixels.data)
+    return found
+
+
+def sharpness(pixels: Pixels) -> float:
+    """Return the sharpness of an image alone."""
+    return float(measure(pixels)["sharpness"])
+
+
+def may_be_blurred(length: int, pixels: int, quantizers: int) -> bool:
+    """Return whether a JPEG has so few bits that it may be blurred at full size.
+
+    Blurred photographs have at most 2.1 bits per pixel at quality 95, 1.5 at 90, 1.1 at 75 and 0.9
+    at 50; this has some margin.
+
+    Args:
+        length: Bytes of the image.
+        pixels: Number of its pixels.
+        quantizers: Sum of its 64 luma quantizers.
+    """
+    bits = 8 * length / pixels / _FEW_BITS
+    mean = quantizers / 64
+    return bits * bits * bits * bits * bits * mean * mean < 1
+
+
+def _moments(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], ...]:
+    """Return mean and standard deviation of histograms, exact sums of integers."""
+    levels = np.arange(256)
+    total = counts.sum(1)
+    mean = counts @ levels / total
+    variance = counts @ levels**2 / total - mean**2
+    return mean, np.sqrt(np.maximum(variance, 0))
+
+
+def _hashes(gray: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Return the hash of an image, and of its `CROPS` cropped views.
+
+    A bit says whether one of the lowest frequencies of the cosine transform exceeds their median,
+    as in the hash that Zauner (2010) and `imagehash.phash` use. The mean level does not count.
+    """
+    totals = _reduced(_reduced(gray.astype(np.int64)).T).T
+    levels = (totals * _FINE + gray.size // 2) // gray.size
+    levels -= (levels.sum() + levels.size // 2) // levels.size
+    table = WAVES.astype(np.int64)
+    waves = (table @ levels @ table.T) >> 17
+    blocks = waves.reshape(len(_RANGES), _WAVES, len(_RANGES), _WAVES).swapaxes(1, 2)
+    views = blocks[[y for _, y in _VIEWS], [x for x, _ in _VIEWS]].reshape(VIEWS, -1)
+    views[:, 0] = 0
+    medians = np.sort(views, axis=1)[:, views.shape[1] // 2 - 1]
+    bits = np.packbits(views > medians[:, None], axis=1)
+    return bits.view(">u8")[:, 0].astype(np.uint64)
+
+
+def _reduced(levels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return rows as `_GRID` sums of equal width, in units of 1 / `_GRID` pixel."""
+    width = levels.shape[1]
+    whole, part = np.divmod(np.arange(1, _GRID) * width, _GRID)
+    sums = np.cumsum(levels, axis=1)
+    before = np.where(whole > 0, sums[:, np.maximum(whole - 1, 0)], 0)
+    at_edges = np.zeros((len(levels), _GRID + 1), np.int64)
+    at_edges[:, 1:-1] = before * _GRID + part * levels[:, whole]
+    at_edges[:, -1] = sums[:, -1] * _GRID
+    return np.diff(at_edges, axis=1)
+
+
+def _waves(start: float, stop: float) -> npt.NDArray[np.float64]:
+    """Return the lowest waves over a range of the side, at each pixel: shape (_WAVES, _GRID)."""
+    edges = np.arange(_GRID + 1) / _GRID
+    inside = np.diff(np.clip(edges, start, stop)) * _GRID  # pixels at the ends count in part
+    phase = ((edges[1:] + edges[:-1]) / 2 - start) / (stop - start)
+    return np.asarray(inside * np.cos(np.pi * np.arange(_WAVES)[:, None] * phase))
+
+
+WAVES = np.round(8192 * np.concatenate([_waves(start, stop) for start, stop in _RANGES])).astype(
+    np.int16
+)
+"""The waves of all ranges, in units of 1/8192: shape (40, _GRID)."""
+
+
+def _sharpness(gray: npt.NDArray[np.uint8]) -> float:
+    """Return how much a blur would change: 0 for a blurred image, 1 for noise.
+
+    Unlike the variance of a Laplacian, this hardly depends on contrast and content.
+    """
+    found = []
+    levels = gray.astype(np.int16)
+    for values in (levels, levels.T):
+        if len(values) <= 2 * _WINDOW:
+            return 1.0  # too small to judge
+        middle = values[_WINDOW // 2 : _WINDOW // 2 + len(values) - _WINDOW + 1]
+        steps = np.abs(middle[1:] - middle[:-1]) * np.int16(_WINDOW)
+        blurred = np.abs(values[_WINDOW:] - values[:-_WINDOW])  # neighboring means, times 9
+        lost = np.maximum(steps - blurred, 0)
+        total = int(steps.sum(dtype=np.int64))
+        found.append(int(lost.sum(dtype=np.int64)) / total if total else 0.0)
+    return min(found)

@@ -1,0 +1,134 @@
+"""Facts of images: what their headers state and what their pixels measure, one element each."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.measures import (
+    CROPS,
+    MEASURES,
+    SHARP_SIDE,
+    SIDE,
+    WAVES,
+    may_be_blurred,
+    measure,
+    sharpness,
+)
+from shardkit.codecs.properties import Properties, estimated_quality, properties
+from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.located import EncodedImage
+from shardkit.errors import BadImage
+from shardkit.system import native
+
+VERSION = 2
+"""Increased when measuring changes: facts of other versions are measured again."""
+
+ABSENT_IMAGE, MEASURED, BROKEN = 0, 1, 2
+
+FACT = np.dtype(
+    [
+        ("checksum", "<u4"),
+        ("version", "u1"),
+        ("state", "u1"),
+        ("orientation", "u1"),
+        ("quality", "u1"),
+        ("frames", "<u2"),
+        ("icc", "u1"),
+        ("highlight", "u1"),
+        ("mode", "S4"),
+        ("content", "<u4"),
+        ("pixels", "<u4"),
+        ("hash", "<u8"),
+        ("crops", "<u8", (CROPS,)),
+        ("mean", "<f4", (3,)),
+        ("std", "<f4", (3,)),
+        ("brightness", "<f4"),
+        ("contrast", "<f4"),
+        ("sharpness", "<f4"),
+    ]
+)
+"""Facts of a row. ``checksum`` is that of its record in the index, so facts of other records are
+not used. ``state`` is `MEASURED`, `BROKEN` (it cannot be decoded) or `ABSENT_IMAGE`. ``content``
+is the CRC-32 of the encoded image; of one that is broken, so is ``pixels``. The others are those of
+`shardkit.codecs.properties.Properties` and `shardkit.codecs.measures.MEASURES`."""
+
+Facts = npt.NDArray[Any]
+
+_SHARED = [name for name in FACT.names or () if name in (MEASURES.names or ())]
+
+
+def measure_images(images: Iterable[EncodedImage | None], measures: npt.NDArray[Any]) -> Facts:
+    """Return the facts of images, without checksums; all zero where there is no image.
+
+    Args:
+        images: The images.
+        measures: `MEASURES` for each. Those of ordinary JPEGs that were measured already are kept.
+    """
+    headers: dict[int, Properties] = {}
+    absent = []
+    for number, image in enumerate(images):
+        if image is None:
+            absent.append(number)
+        elif not measures["plain"][number]:
+            header = _measure(image, measures[number : number + 1])
+            if header is not None:
+                headers[number] = header
+    facts = np.zeros(len(measures), FACT)
+    for name in _SHARED:
+        facts[name] = measures[name]
+    facts["version"], facts["state"] = VERSION, MEASURED
+    facts["orientation"] = facts["frames"] = 1
+    facts["mode"] = np.where(measures["components"] == 1, b"L", b"RGB")
+    facts["quality"] = estimated_quality(measures["quantizers"])
+    for number, header in headers.items():
+        fact = facts[number]
+        for name in ("mode", "orientation", "frames", "icc", "quality"):
+            fact[name] = getattr(header, name)
+    broken = np.flatnonzero(measures["done"] == 0)
+    facts[broken] = 0
+    facts["version"][broken], facts["state"][broken] = VERSION, BROKEN
+    facts["content"][broken] = facts["pixels"][broken] = measures["content"][broken]
+    facts[absent] = 0
+    return facts
+
+
+def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | None:
+    """Measure an image; return its properties unless the compiled module has read them."""
+    compiled = native.module()
+    if image.field == "jpg" and compiled is not None:
+        size = image.width, image.height
+        compiled.measure_jpeg(image.data, *size, WAVES, measures.view(np.uint8))
+        if measures["plain"][0]:
+            return None
+    found = measures[0]
+    try:
+        header = properties(image.data, image.field)
+        if not found["done"]:
+            measures[0] = _decoded(image, header)
+    except BadImage:
+        measures[0] = np.zeros((), MEASURES)
+        header = None
+    else:
+        found["done"] = 1
+    found["content"] = _crc32(image.data)
+    return header
+
+
+def _decoded(image: EncodedImage, header: Properties) -> Any:
+    """Return the measures of an image that Python decodes."""
+    pixels = decode_stored(image, at_least=(SIDE, SIDE))
+    found = measure(pixels)
+    size = image.width * image.height
+    if 3 * size > pixels.size and may_be_blurred(len(image.data), size, header.quantizers):
+        found["sharpness"] = sharpness(decode_stored(image, at_least=(SHARP_SIDE, SHARP_SIDE)))
+    return found
+
+
+def _crc32(data: bytes | memoryview) -> int:
+    compiled = native.module()
+    return zlib.crc32(data) if compiled is None else compiled.crc32(data, 0)
