@@ -301,6 +301,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
             limit=limit,
             workers=workers or usable_cpus(),
             executor=executor,
+            facts=report_file is not None,
             force=force,
             dry_run=dry_run,
             staging=staging,

@@ -17,13 +17,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from shardkit.codecs.measures import MEASURES
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.facts import FACT, Facts, measure_images
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, join_parts, save_index
 from shardkit.dataset.index_builder import ShardPart, index_shard
-from shardkit.dataset.manifest import ShardEntry
+from shardkit.dataset.located import EncodedImage
+from shardkit.dataset.manifest import FACTS_NAME, ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
 from shardkit.record import (
     IMAGE,
@@ -45,6 +50,7 @@ from shardkit.system.files import (
     sync,
     write_atomically,
 )
+from shardkit.system.npy import StoredValues, save_npy
 from shardkit.system.pool import Meter, Team, team
 from shardkit.system.safe_paths import status_of
 
@@ -71,6 +77,8 @@ class ShardTask:
     """Whether to keep the shard if some of its images are bad."""
     workers: int = 1
     """Processes that work on it; more than one if fewer shards than workers are left."""
+    facts: bool = False
+    """Whether to measure the images too, for `load_facts_part`."""
 
     @property
     def path(self) -> Path:
@@ -120,8 +128,8 @@ def build_shard(task: ShardTask) -> Built:
             meter.flush()
             return Built(done, kept=True)
         with published(task.path) as temporary:
-            result, part = _write(task, temporary)
-        _save_part(task, result, part)
+            result, part, facts = _write(task, temporary)
+        _save_part(task, result, part, facts)
     except _UnwantedError as unwanted:
         return Built(unwanted.result, kept=False)
     except OSError as error:
@@ -186,6 +194,14 @@ def load_part(task: ShardTask, rows: int) -> IndexPart:
     return Index(task.part, rows).part(task.schema)
 
 
+def load_facts_part(task: ShardTask, rows: int) -> Facts:
+    """Return the facts of a finished shard; all zero if it was built without."""
+    try:
+        return StoredValues(task.part / FACTS_NAME, FACT, rows)[:]
+    except (OSError, ValueError):
+        return np.zeros(rows, FACT)
+
+
 class _UnwantedError(Exception):
     """Bad images prevent the shard; its file is removed."""
 
@@ -208,6 +224,8 @@ class _Tally:
         self.labels: Counter[int] = Counter()
         self.notes: Counter[str] = Counter()
         self.checksums: list[int] = []
+        self.facts: list[Facts] = []
+        """Of records, chunk by chunk; empty unless they are wanted."""
 
     def count(self, record: Record, notes: Iterable[str]) -> None:
         for name in record.fields:
@@ -223,9 +241,10 @@ class _Tally:
         self.labels.update(other.labels)
         self.notes.update(other.notes)
         self.checksums += other.checksums
+        self.facts += other.facts
 
 
-def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
+def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, list[Facts]]:
     storage = get_format(task.format)
     spec = ShardSpec(meta={**task.meta, "shard": task.number}, raw_shape=task.recipe.raw_shape)
     tally = _Tally()
@@ -251,7 +270,7 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
         bytes=path.stat().st_size,
         sha256=sha256.result(),
     )
-    return _result(tally, entry), part
+    return _result(tally, entry), part, tally.facts
 
 
 def _synced_sha256(path: Path) -> str:
@@ -294,6 +313,7 @@ class _Chunk(NamedTuple):
     recipe: Recipe
     schema: Schema
     format: str
+    facts: bool
 
     @property
     def spec(self) -> ShardSpec:
@@ -319,20 +339,22 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
         size += max(entry.bytes, raw_bytes)
         if row > start and (size > _CHUNK_BYTES or row - start == _CHUNK_ROWS):
             part = source.take(range(start, row))
-            yield _Chunk(part, task.recipe, task.schema, task.format)
+            yield _Chunk(part, task.recipe, task.schema, task.format, task.facts)
             start, size = row, max(entry.bytes, raw_bytes)
     rest = source.take(range(start, len(source)))
-    yield _Chunk(rest, task.recipe, task.schema, task.format)
+    yield _Chunk(rest, task.recipe, task.schema, task.format, task.facts)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
     """Read, check and convert the images of a chunk."""
     source, recipe = chunk.source, chunk.recipe
     records: list[Record] = []
+    rows: list[int] = []
+    measures = np.zeros(len(source), MEASURES) if chunk.facts else None
     tally = _Tally()
     with recipe.at_work():
         plain = chunk.schema.keys() <= {IMAGE, LABEL}
-        ordinary = read_ordinary(source, recipe) if plain else [None] * len(source)
+        ordinary = read_ordinary(source, recipe, measures) if plain else [None] * len(source)
         for row in range(len(source)):
             try:
                 record, notes = ordinary[row] or _read(chunk, row)
@@ -344,8 +366,11 @@ def _prepare(chunk: _Chunk) -> _Prepared:
                 ) from None
             else:
                 records.append(record)
+                rows.append(row)
                 tally.count(record, notes)
     tally.checksums += checksums(records)
+    if measures is not None:
+        tally.facts.append(measure_images(map(_image, records), measures[rows]))
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)
@@ -356,6 +381,14 @@ def _read(chunk: _Chunk, row: int) -> Prepared:
     """Read, check and convert one record."""
     (record,) = chunk.source.read([row])
     return chunk.recipe.apply_with_notes(record, chunk.schema)
+
+
+def _image(record: Record) -> EncodedImage | None:
+    """Return the image of a record as readers of the dataset will find it, if it has one."""
+    if (field := record.image_field) is None:
+        return None
+    meta = record.meta
+    return EncodedImage(record.fields[field], field, NO_LABEL, meta["width"], meta["height"])
 
 
 class _WrittenPart(NamedTuple):
@@ -413,13 +446,17 @@ def _compare(written: _WrittenPart) -> IndexPart:
     return index_shard(get_format(written.format), written.path, compare, written.part)
 
 
-def _save_part(task: ShardTask, result: ShardResult, part: IndexPart) -> None:
-    """Save the index and the result of a finished shard; the result, last, marks it as done."""
+def _save_part(task: ShardTask, result: ShardResult, part: IndexPart, facts: list[Facts]) -> None:
+    """Save index, facts and result of a finished shard; the result, last, marks it as done."""
     task.part.parent.mkdir(parents=True, exist_ok=True)
     new = task.part.with_name(f".{task.part.name}.{secrets.token_hex(8)}")
     new.mkdir()
     digests = {}
-    for name in save_index([part], new, task.schema):
+    if facts:
+        measured = np.concatenate(facts)
+        measured["checksum"] = np.where(measured["version"], part.rows["checksum"], 0)
+        save_npy(new / FACTS_NAME, measured)
+    for name in (*save_index([part], new, task.schema), *([FACTS_NAME] if facts else [])):
         sync(new / name)
         digests[name] = sha256_of(new / name)
     for folder in {(new / name).parent for name in digests} | {new / INDEX_DIRECTORY}:

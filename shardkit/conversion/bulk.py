@@ -7,10 +7,12 @@ All others, and everything that is wrong with a file, are left to the source and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from shardkit.codecs.measures import WAVES
 from shardkit.codecs.structure import PlainPng
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.recipe import Recipe
@@ -21,18 +23,27 @@ Prepared = tuple[Record, Mapping[str, int]]
 """A record to store, and the notes on its image."""
 
 
-def read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
+def read_ordinary(
+    source: Images, recipe: Recipe, measures: npt.NDArray[Any] | None = None
+) -> list[Prepared | None]:
     """Return the records of the images to store, or None for each that is left.
 
     A record equals the result of `Recipe.apply_with_notes` for the record that the source reads.
+
+    Args:
+        source: The images.
+        recipe: The recipe.
+        measures: Receives the `MEASURES` of each JPEG that is decoded.
     """
     try:
-        return _read_ordinary(source, recipe)
+        return _read_ordinary(source, recipe, measures)
     except MemoryError:  # one by one, they need less
         return [None] * len(source)
 
 
-def _read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
+def _read_ordinary(
+    source: Images, recipe: Recipe, measures: npt.NDArray[Any] | None
+) -> list[Prepared | None]:
     compiled = native.module()
     files = source.files() if compiled is not None and recipe.keeps_bytes else None
     if compiled is None or files is None:
@@ -47,6 +58,8 @@ def _read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
         decode,
         images.view(np.uint8),
         codes,
+        None if measures is None else WAVES,
+        bytearray() if measures is None else measures.view(np.uint8),
     )
     return [
         None

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from shardkit.conversion.build import (
     ShardResult,
     ShardTask,
     build_shard,
+    load_facts_part,
     load_part,
     load_result,
 )
@@ -59,8 +60,10 @@ from shardkit.conversion.store_jobs import (
     send_plan,
 )
 from shardkit.conversion.upload import require_access, upload
+from shardkit.dataset.facts import FACT
 from shardkit.dataset.index import Index, IndexPart, save_index
 from shardkit.dataset.manifest import (
+    FACTS_NAME,
     FieldEntry,
     Manifest,
     ShardEntry,
@@ -73,7 +76,8 @@ from shardkit.registry import DEFAULT_SOURCE, get_source
 from shardkit.sources.divided import divided
 from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
-from shardkit.system.files import as_name
+from shardkit.system.files import as_name, sync
+from shardkit.system.npy import NpyWriter
 from shardkit.system.pool import Progress, Report, run_on, run_tasks
 from shardkit.system.text import quoted
 
@@ -161,6 +165,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     dry_run: bool = False,
     staging: str | Path | None = None,
     plan_only: bool = False,
+    facts: bool = False,
     on_progress: Report | None = None,
 ) -> Converted:
     """Convert a folder of images to a dataset, or to one dataset for each split.
@@ -223,6 +228,8 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
             built there, then uploaded. It remains there; remove it when you like.
         plan_only: Write only the plan into ``target``, for ``shardkit work`` and
             ``shardkit commit``.
+        facts: Whether to also measure the images for `shardkit.report`, as ``facts.npy``, which is
+            not part of the dataset.
         on_progress: Called with the work done since the last call.
 
     Returns:
@@ -312,6 +319,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         force=force,
         workers=workers,
         executor=executor,
+        facts=facts,
         on_progress=on_progress,
     )
     if url is not None and upload(target, url):
@@ -373,6 +381,7 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
     force: bool = False,
     workers: int = 1,
     executor: Executor | None = None,
+    facts: bool = False,
     on_progress: Report | None = None,
 ) -> Converted:
     """Convert the images of a scan; see `convert`, which scans the source first."""
@@ -385,7 +394,7 @@ def convert_scan(  # noqa: PLR0913 - see `convert`
         return Converted(plan=plan, manifests=existing, reused_shards=kept, unchanged=True)
     if on_progress:
         on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
-    return _carry_out(plan, target, Builder(workers, executor, on_progress), force=force)
+    return _carry_out(plan, target, Builder(workers, executor, on_progress, facts), force=force)
 
 
 def commit(
@@ -505,6 +514,8 @@ class Builder:
     workers: int
     executor: Executor | None
     report: Report | None
+    facts: bool = False
+    """Whether images are measured on the way."""
 
     def run(
         self, done: list[ShardTask], tasks: list[ShardTask]
@@ -515,6 +526,8 @@ class Builder:
             done: Tasks that an earlier run seems to have finished.
             tasks: The others.
         """
+        if self.facts:
+            tasks = [replace(task, facts=True) for task in tasks]
         if self.executor is None:
             tasks = done + _spread(tasks, self.workers)
             yield from run_tasks(build_shard, tasks, workers=self.workers, on_progress=self.report)
@@ -682,6 +695,7 @@ def make_manifest(work: Work, plan: Plan) -> Manifest:
         *save_report(SKIPPED, skipped, work.folder),
         *save_report(IGNORED, ignored, work.folder),
     ]
+    _save_facts(list(zip(work.tasks, shards, strict=True)), work.folder)
     index = Index(work.folder, rows)
     _require_distinct(index.keys())
     lacking = {name for name in schema if counts[name] < rows}
@@ -705,6 +719,16 @@ def make_manifest(work: Work, plan: Plan) -> Manifest:
         ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
         software=plan.software,
     )
+
+
+def _save_facts(shards: list[tuple[ShardTask, ShardEntry]], folder: Path) -> None:
+    """Write the facts of a split next to its shards, if any were measured."""
+    path = folder / FACTS_NAME
+    if any((task.part / FACTS_NAME).exists() for task, _ in shards):
+        with closing(NpyWriter(path, FACT)) as writer:
+            for task, entry in shards:
+                writer.append(load_facts_part(task, entry.rows))
+        sync(path)
 
 
 def _require_distinct(keys: Sequence[str]) -> None:

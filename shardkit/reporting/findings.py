@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shardkit.dataset.facts import BROKEN, Facts
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
+from shardkit.reporting.identical import Identical, find_identical, groups_of_equal
 from shardkit.reporting.neighbors import Pairs, near_pairs
 
 Rows = npt.NDArray[np.int64]
@@ -93,8 +94,9 @@ def find_all(images: Collection, distance: int = DISTANCE) -> list[Findings]:
         distance: Maximum number of different bits in the hashes of similar pictures.
     """
     found = {kind: Findings(kind) for kind in KINDS}
-    _find_equal(images, found)
-    _find_similar(images, distance, found)
+    same = find_identical(images)
+    _find_equal(images, same, found)
+    _find_similar(images, same, distance, found)
     for kind in ("leak", "near-duplicate", "near-duplicate-classes"):
         found[kind].groups.sort(
             key=lambda group: (group.distance, group.note == _SIMILAR, group.rows)
@@ -107,42 +109,27 @@ def find_all(images: Collection, distance: int = DISTANCE) -> list[Findings]:
     return list(found.values())
 
 
-def _find_equal(images: Collection, found: dict[str, Findings]) -> None:
-    present = np.flatnonzero(images.present)
-    for rows in _equal(images.facts["pixels"][present]):
-        group = present[rows]
+def _find_equal(images: Collection, same: Identical, found: dict[str, Findings]) -> None:
+    for group in groups_of_equal(same.pixels):
         parts, labels = images.part[group], images.labels[group]
         several = [group[parts == part] for part in np.unique(parts)]
-        for same in several:
-            if len(same) > 1:
-                note = _how_equal(images, same)
-                found["exact-duplicate"].groups.append(Group(same.tolist(), 0, note))
-                found["exact-duplicate"].exclude += same[1:].tolist()
+        for copies in several:
+            if len(copies) > 1:
+                note = _how_equal(same, copies)
+                found["exact-duplicate"].groups.append(Group(copies.tolist(), 0, note))
+                found["exact-duplicate"].exclude += copies[1:].tolist()
         if len(several) > 1:
-            found["leak"].groups.append(Group(group.tolist(), 0, _how_equal(images, group)))
+            found["leak"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
             found["leak"].exclude += _leaking(images, group)
         if len(np.unique(labels[labels != NO_LABEL])) > 1:
-            found["label-conflict"].groups.append(
-                Group(group.tolist(), 0, _how_equal(images, group))
-            )
+            found["label-conflict"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
             found["label-conflict"].exclude += group.tolist()
     for finding in found.values():
         finding.exclude.sort()
 
 
-def _equal(values: npt.NDArray[np.bytes_]) -> Iterator[Rows]:
-    """Yield the positions of each value that occurs several times, in order of the first one."""
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    borders = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
-    starts, stops = np.append(0, borders), np.append(borders, len(order))
-    several = np.flatnonzero(stops - starts > 1)
-    for run in several[np.argsort(order[starts[several]])].tolist():
-        yield order[starts[run] : stops[run]]
-
-
-def _how_equal(images: Collection, rows: Rows) -> str:
-    return "same bytes" if len(np.unique(images.facts["content"][rows])) == 1 else "same pixels"
+def _how_equal(same: Identical, rows: Rows) -> str:
+    return "same bytes" if len(np.unique(same.bytes[rows])) == 1 else "same pixels"
 
 
 def _leaking(images: Collection, rows: Rows) -> list[int]:
@@ -154,14 +141,16 @@ def _leaking(images: Collection, rows: Rows) -> list[int]:
     return excluded
 
 
-def _find_similar(images: Collection, distance: int, found: dict[str, Findings]) -> None:
+def _find_similar(
+    images: Collection, same: Identical, distance: int, found: dict[str, Findings]
+) -> None:
     facts = images.facts
-    twins = _twins(images)
+    twins = _twins(images, same)
     rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each
     rows = rows[twins[rows] >= 0]
     pairs = near_pairs(facts["hash"][rows], distance, queries=facts["crops"][rows])
     first, second = rows[pairs.first], rows[pairs.second]
-    different = facts["pixels"][first] != facts["pixels"][second]
+    different = same.pixels[first] != same.pixels[second]
     different &= _agree_in_color(facts[first], facts[second])
     width, height = np.log(np.maximum(images.sizes, 1)).T
     aspect = width - height
@@ -187,14 +176,14 @@ def _find_similar(images: Collection, distance: int, found: dict[str, Findings])
         found[kind].exclude = np.union1d(found[kind].exclude, every).astype(np.int64).tolist()
 
 
-def _twins(images: Collection) -> npt.NDArray[np.int64]:
+def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
     """Return the same number for rows with the same pixels, dataset and label.
 
     It is -1 for images without texture, whose hash is noise, and without pixels.
     """
     rows = np.flatnonzero(images.measured & (images.facts["contrast"] >= _BLANK))
-    values = np.zeros(len(rows), [("pixels", "S16"), ("part", "<i8"), ("label", "<i8")])
-    columns = (images.facts["pixels"], images.part, images.labels)
+    values = np.zeros(len(rows), [("pixels", "<i8"), ("part", "<i8"), ("label", "<i8")])
+    columns = (same.pixels, images.part, images.labels)
     for name, column in zip(values.dtype.names or (), columns, strict=True):
         values[name] = column[rows]
     twins = np.full(len(images), -1)

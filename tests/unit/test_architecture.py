@@ -111,7 +111,8 @@ INSIDE = {
     "reporting": (
         "facts neighbors",
         "collection records",
-        "fields findings",
+        "fields identical",
+        "findings",
         "pictures report",
         "charts",
         "page",

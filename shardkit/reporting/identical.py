@@ -1,0 +1,83 @@
+"""Tell which pictures are the same: facts name candidates, and reading the images decides."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.located import EncodedImage
+from shardkit.errors import BadImage
+from shardkit.reporting.collection import Collection
+
+Rows = npt.NDArray[np.int64]
+
+
+class Identical(NamedTuple):
+    """For each row, the first row with the same picture; its own number without an image."""
+
+    bytes: Rows
+    """Whose encoded images are equal."""
+    pixels: Rows
+    """Whose pixels are equal."""
+
+
+def find_identical(images: Collection) -> Identical:
+    """Return which images are the same; reads those whose facts agree.
+
+    Raises:
+        CorruptRecord: If a record that is read is damaged.
+    """
+    same = Identical(np.arange(len(images)), np.arange(len(images)))
+    present = np.flatnonzero(images.present)
+    facts = images.facts[present]
+    candidates = facts["hash"] ^ facts["pixels"].astype(np.uint64) << np.uint64(32)
+    for group in groups_of_equal(candidates):
+        _confirm(images, present[group], same)
+    return same
+
+
+def groups_of_equal(values: npt.NDArray[np.generic]) -> Iterator[Rows]:
+    """Yield the positions of each value that occurs several times, in order of the first one."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    borders = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
+    starts, stops = np.append(0, borders), np.append(borders, len(order))
+    several = np.flatnonzero(stops - starts > 1)
+    for run in several[np.argsort(order[starts[several]])].tolist():
+        yield order[starts[run] : stops[run]]
+
+
+def _confirm(images: Collection, rows: Rows, same: Identical) -> None:
+    """Compare the bytes of some images, and the pixels of those whose bytes differ."""
+    contents: dict[bytes, int] = {}
+    for row, image in _read(images, rows):
+        same.bytes[row] = contents.setdefault(hashlib.sha256(image.data).digest(), row)
+    pictures: dict[bytes, int] = {}
+    if len(contents) > 1:
+        for row, image in _read(images, np.array([*contents.values()])):
+            same.pixels[row] = pictures.setdefault(_digest(image), row)
+    same.pixels[rows] = same.pixels[same.bytes[rows]]
+
+
+def _read(images: Collection, rows: Rows) -> Iterator[tuple[int, EncodedImage]]:
+    """Yield some images; each is valid until the next one."""
+    for number in np.unique(images.part[rows]).tolist():
+        part = images.parts[number]
+        own = rows[images.part[rows] == number]
+        located = part.shards.find(own - part.start)
+        buffer = memoryview(bytearray(located.longest))
+        for place, row in enumerate(own.tolist()):
+            yield row, located.read(place, buffer)
+
+
+def _digest(image: EncodedImage) -> bytes:
+    try:
+        pixels = decode_stored(image)
+    except BadImage:
+        return hashlib.sha256(image.data).digest()
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
