@@ -45,7 +45,8 @@ int sk_may_be_blurred(size_t length, uint64_t pixels, uint32_t quantizers);
 enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
                              const int16_t *waves, sk_measures *out);
 
-/* Inspect an encoded image that has no information beyond its size: no EXIF, no further frames.
+/* Inspect an encoded image that has no information beyond its size: no EXIF, no further frames. Of
+ * a JPEG that has, finds out only if it decodes, and returns SK_UNSUPPORTED.
  *
  * decode: whether to find out if it decodes; a JPEG with a warning is left to Python
  * waves: NULL, or to measure a JPEG on the way, which replaces that decoding

@@ -203,17 +203,19 @@ enum sk_code sk_inspect_jpeg(const uint8_t *data, size_t length, int decode, sk_
                              const int16_t *waves, sk_measures *measures) {
     struct job job = {.data = data, .length = length, .least = waves == NULL ? 0 : SIDE};
     size_t header = header_of(data, length);
+    int plain = header && !speaks(data, header);
     enum sk_code code;
 
-    if (header == 0 || speaks(data, header)) return SK_UNSUPPORTED;
+    if (header == 0 || !(plain || decode)) return SK_UNSUPPORTED;
     image->kind = SK_JPG;
     code = run(&job, decode, image);
-    if (code == SK_DONE && decode && waves != NULL && measure(&job, image, waves, measures) == SK_DONE) {
-        measures->plain = 1;
+    if (code == SK_DONE && decode && waves != NULL) {
+        measure(&job, image, waves, measures);
+        measures->plain = (uint8_t)plain;
         measures->icc = (uint8_t)has_profile(data, header);
     }
     sk_release(&job.pixels);
-    return code;
+    return code == SK_DONE && !plain ? SK_UNSUPPORTED : code;
 }
 
 enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
@@ -225,8 +227,8 @@ enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width,
 
     if (code == SK_DONE && (image.width != width || image.height != height)) code = SK_SIZE;
     if (code == SK_DONE) code = measure(&job, &image, waves, out);
-    if (code == SK_DONE && header && !speaks(data, header)) {
-        out->plain = 1;
+    if (code == SK_DONE && header) {
+        out->plain = (uint8_t)!speaks(data, header);
         out->icc = (uint8_t)has_profile(data, header);
     }
     sk_release(&job.pixels);

@@ -10,7 +10,7 @@
 #define RANGES 5
 #define FINE 16   /* levels of a reduced image for each level of the image */
 #define WINDOW 9
-#define FEW_BITS 3.75
+#define FEW_BITS 3.5
 
 /* Ranges of the width and the height that views have. */
 static const uint8_t views[SK_VIEWS][2] = {{0, 0}, {1, 1}, {2, 1}, {1, 2}, {2, 2}, {3, 3}, {4, 4}};

@@ -68,7 +68,7 @@ _RANGES = ((0, 1), (0, 0.95), (0.05, 1), (0.025, 0.975), (0.05, 0.95))
 _WINDOW = 9
 """Pixels of the blur that sharpness is compared with (Crete et al. 2007 use the same)."""
 
-_FEW_BITS = 3.75
+_FEW_BITS = 3.5
 """See `may_be_blurred`."""
 
 

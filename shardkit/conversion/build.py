@@ -370,7 +370,7 @@ def _prepare(chunk: _Chunk) -> _Prepared:
                 tally.count(record, notes)
     tally.checksums += checksums(records)
     if measures is not None:
-        tally.facts.append(measure_images(map(_image, records), measures[rows]))
+        tally.facts.append(measure_images(lambda number: _image(records[number]), measures[rows]))
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)

@@ -1,11 +1,12 @@
 """Read many ordinary image files in one call of the compiled module.
 
-It reads and checks files that are stored unchanged: plain PNGs and JPEGs with nothing but pixels.
-All others, and everything that is wrong with a file, are left to the source and the recipe.
+It reads and checks files that are stored unchanged: plain PNGs, and JPEGs, whose EXIF data Python
+reads. All others, and everything that is wrong with a file, are left to source and recipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from shardkit.codecs.measures import WAVES
 from shardkit.codecs.structure import PlainPng
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.recipe import Recipe
+from shardkit.errors import BadImage
 from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.system import native
 
@@ -62,11 +64,9 @@ def _read_ordinary(
         bytearray() if measures is None else measures.view(np.uint8),
     )
     return [
-        None
-        if code or (decode and not _decodes(content, image))
-        else _prepared(entry, content, image)
-        for code, entry, content, image in zip(
-            codes.tolist(), entries, contents, map(_Image._make, images.tolist()), strict=True
+        _prepared(entry, content, image, code, recipe)
+        for entry, content, image, code in zip(
+            entries, contents, map(_Image._make, images.tolist()), codes.tolist(), strict=True
         )
     ]
 
@@ -94,15 +94,29 @@ def _decodes(content: bytes, image: _Image) -> bool:
     return bool(image.whole)
 
 
-def _prepared(entry: Entry, content: bytes, image: _Image) -> Prepared:
-    """Return the record of an image that is stored unchanged."""
+def _prepared(
+    entry: Entry, content: bytes | None, image: _Image, code: int, recipe: Recipe
+) -> Prepared | None:
+    """Return the record of an image that is stored unchanged, or None if it is left."""
     path = dump_json(entry.path)
+    if content is None:
+        return None
+    if code and image.whole:  # Python reads its EXIF data
+        record = _record(entry, content, image, b'{"path":%b}' % path)
+        with contextlib.suppress(BadImage):
+            return recipe.apply_with_notes(record, proven=True)
+    if code or (recipe.check == "decode" and not _decodes(content, image)):
+        return None
     meta = b'{"height":%d,"path":%b,"width":%d}' % (image.height, path, image.width)
+    return _record(entry, content, image, meta), _NO_NOTES
+
+
+def _record(entry: Entry, content: bytes, image: _Image, meta: bytes) -> Record:
     fields = {META_FIELD: meta}
     if entry.label != NO_LABEL:
         fields[LABEL_FIELD] = b"%d" % entry.label
     fields[IMAGE_FIELDS[image.kind]] = content
-    return Record(entry.key, fields), _NO_NOTES
+    return Record(entry.key, fields)
 
 
 _NO_NOTES: Mapping[str, int] = {}

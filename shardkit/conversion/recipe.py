@@ -240,9 +240,14 @@ class Recipe:
         return self.apply_with_notes(record, schema)[0]
 
     def apply_with_notes(
-        self, record: Record, schema: Schema = _ONE_IMAGE
+        self, record: Record, schema: Schema = _ONE_IMAGE, *, proven: bool = False
     ) -> tuple[Record, dict[str, int]]:
         """Return the result of `apply` and the `NOTES` on the images.
+
+        Args:
+            record: The record, as its source returned it.
+            schema: The fields of all records.
+            proven: Whether its image certainly decodes without a warning.
 
         Raises:
             BadImage: As for `apply`.
@@ -252,7 +257,7 @@ class Recipe:
             return record, _notes_in(record.meta, others)
         field = record.image_field or FOREIGN_FIELD
         if not others and field in record.fields and field != "raw":
-            made = self._convert(record.fields[field], field)
+            made = self._convert(record.fields[field], field, proven=proven)
             return _stored(record, field, made), made.notes
         fields = dict(record.fields)
         meta = {name: value for name, value in record.meta.items() if name not in NOTES}
@@ -321,8 +326,8 @@ class Recipe:
         content = moved_mask(data, field, view)
         return _Made("png", content, view.canvas, {}, view)
 
-    def _convert(self, data: bytes, field: str) -> _Made:
-        """Check an image, and change it if the recipe says so.
+    def _convert(self, data: bytes, field: str, *, proven: bool = False) -> _Made:
+        """Check an image, unless it is ``proven``, and change it if the recipe says so.
 
         Raises:
             BadImage: As for `apply`.
@@ -338,7 +343,7 @@ class Recipe:
         if info.frames > 1:
             notes["frames"] = info.frames
         if plan is None:
-            if self.check == "decode" and not info.surely_decodes:
+            if self.check == "decode" and not (proven or info.surely_decodes):
                 self._decode(data, field, notes)
             if info.orientation != 1:
                 notes["orientation"] = info.orientation

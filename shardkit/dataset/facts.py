@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,22 +62,22 @@ Facts = npt.NDArray[Any]
 _SHARED = [name for name in FACT.names or () if name in (MEASURES.names or ())]
 
 
-def measure_images(images: Iterable[EncodedImage | None], measures: npt.NDArray[Any]) -> Facts:
+def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDArray[Any]) -> Facts:
     """Return the facts of images, without checksums; all zero where there is no image.
 
     Args:
-        images: The images.
-        measures: `MEASURES` for each. Those of ordinary JPEGs that were measured already are kept.
+        read: Returns the image of a number, from 0, or None.
+        measures: `MEASURES` for each. JPEGs that the compiled module has measured stay as they are,
+            and are not read if they are ordinary.
     """
     headers: dict[int, Properties] = {}
     absent = []
-    for number, image in enumerate(images):
+    for number in np.flatnonzero((measures["plain"] & measures["done"]) == 0).tolist():
+        image = read(number)
         if image is None:
             absent.append(number)
-        elif not measures["plain"][number]:
-            header = _measure(image, measures[number : number + 1])
-            if header is not None:
-                headers[number] = header
+        elif header := _measure(image, measures[number : number + 1]):
+            headers[number] = header
     facts = np.zeros(len(measures), FACT)
     for name in _SHARED:
         facts[name] = measures[name]
@@ -100,12 +100,12 @@ def measure_images(images: Iterable[EncodedImage | None], measures: npt.NDArray[
 def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | None:
     """Measure an image; return its properties unless the compiled module has read them."""
     compiled = native.module()
-    if image.field == "jpg" and compiled is not None:
+    found = measures[0]
+    if image.field == "jpg" and compiled is not None and not found["done"]:
         size = image.width, image.height
         compiled.measure_jpeg(image.data, *size, WAVES, measures.view(np.uint8))
-        if measures["plain"][0]:
+        if found["done"] and found["plain"]:
             return None
-    found = measures[0]
     try:
         header = properties(image.data, image.field)
         if not found["done"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -99,12 +98,11 @@ def measure_rows(shards: ShardSet, rows: npt.NDArray[np.int64]) -> Facts:
     buffer = memoryview(bytearray(located.longest))
     meter = Meter()
 
-    def images() -> Iterator[EncodedImage]:
-        for number in range(len(located)):
-            yield (image := located.read(number, buffer))
-            meter.add(images=1, size=len(image.data))
+    def read(number: int) -> EncodedImage:
+        meter.add(images=1, size=located.lengths[number])
+        return located.read(number, buffer)
 
-    facts = measure_images(images(), np.zeros(len(located), MEASURES))
+    facts = measure_images(read, np.zeros(len(located), MEASURES))
     facts["checksum"] = shards.rows["checksum"][rows]
     meter.flush()
     return facts
