@@ -201,7 +201,7 @@ def test_memory_that_runs_out_is_not_blamed_on_the_image(
         raise MemoryError
 
     monkeypatch.setattr(build, "_read", fail)
-    monkeypatch.setattr(build, "read_ordinary", lambda source, _: [None] * len(source))
+    monkeypatch.setattr(build, "read_ordinary", lambda source, *_: [None] * len(source))
     with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer --workers"):
         build_shard(make_task(tmp_path))
 
@@ -374,7 +374,7 @@ def test_an_internal_error_is_not_taken_for_a_bad_image(
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(build, "_read", fail)
-    monkeypatch.setattr(build, "read_ordinary", lambda source, _: [None] * len(source))
+    monkeypatch.setattr(build, "read_ordinary", lambda source, *_: [None] * len(source))
     with pytest.raises(RuntimeError, match="a mistake"):
         build_shard(make_task(tmp_path))
 
