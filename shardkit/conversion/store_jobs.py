@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import random
 import re
@@ -37,9 +38,8 @@ from shardkit.conversion.jobs import (
 from shardkit.conversion.staging import DATASET, STATE
 from shardkit.conversion.upload import CLAIM, files_of, occupied, send_file, writable
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry, load_any_manifest
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.registry import get_format
 from shardkit.stores.process import call
 from shardkit.stores.urls import as_url
 from shardkit.system.files import SMALL_BYTES, read_small
@@ -74,7 +74,7 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
     try:
         for left in above.glob(f"{prefix}*"):
             _remove_abandoned(left)
-        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=above)
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True)
     except OSError as error:
         raise UsageError(
             f"no folder can be created in {above}: {error.strerror}. Name another one with "
@@ -163,19 +163,13 @@ class StoredPlan:
             raise UsageError(
                 f"the plan in {self.url} is being committed; repeat `shardkit commit {self.url}`"
             )
-        own = call("write:sizes", self.below)
-        with local_folder(None) as folder:
-            if PLAN in own:  # else no job has started
+        own = call("write:sizes", self.below).keys()
+        if PLAN in own:  # else no job has started
+            with local_folder(None) as folder:
                 self.receive(folder, _HEAD)
-                plan = load_plan(folder)
-                suffix = get_format(plan.options.to).suffix
-                shards = {
-                    f"{split.name}/shard-{number:06d}{suffix}".lstrip("/")
-                    for split in plan.splits
-                    for number in range(len(split.shard_bytes))
-                }
-                call("mirror:delete", self.url, [*shards & call("write:sizes", self.url).keys()])
-        call("mirror:delete", self.below, [*own.keys() - {_END}])  # END stops a late commit
+                shards = set(map(_shard_name, _tasks(folder)))
+            call("mirror:delete", self.url, [*shards & call("write:sizes", self.url).keys()])
+        call("mirror:delete", self.below, [*own - {_END}])  # _END stops a late commit
         call("write:delete", self.url, CLAIM)
 
 
@@ -208,9 +202,11 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
     if not call("write:create", url, CLAIM, _as_object(plan.claim)):
         raise occupied(url)
     # Only now: a conversion that finished before our claim has written its manifest.
-    if _has_dataset(url):
-        call("write:delete", url, CLAIM)
-        raise UsageError(f"{url} already holds a dataset; choose another URL")
+    splits = {"", *(split.name for split in load_plan(folder).splits)}
+    for place in sorted(f"{url}/{name}".rstrip("/") for name in splits) if not claim else ():
+        if _has_dataset(place):
+            call("write:delete", url, CLAIM)
+            raise UsageError(f"{place} already holds a dataset; choose another URL")
     files = {name for name, is_folder in walk(folder, STATE) if not is_folder}
     done = call("write:sizes", plan.below).keys()
     call("mirror:send", plan.below, folder, sorted(files - done - {PLAN, _LARGE}))
@@ -286,8 +282,10 @@ class StoreJobs(Jobs):
             if built.result.entry and not built.kept:
                 self._upload(task, number, built.result.entry)
         finally:
-            task.path.unlink(missing_ok=True)
             shutil.rmtree(task.part, ignore_errors=True)
+            for name in (task_name(number), _result_name(number)):
+                (self._folder / name).unlink(missing_ok=True)
+            task.path.unlink(missing_ok=True)
         if built.result.entry:
             self._done.add(number)
         return built
@@ -361,7 +359,7 @@ def progress_at(url: str) -> tuple[int, int] | None:
     if not claim:
         return None
     names = call("write:sizes", StoredPlan(url, claim).below)
-    tasks = sum(f"{STATE}/jobs/" in name for name in names) - (PLAN in names)
+    tasks = next(number for number in itertools.count() if task_name(number) not in names)
     return sum(name.startswith(f"{_RESULTS}/") for name in names), tasks
 
 
@@ -377,13 +375,13 @@ def receive_results(plan: StoredPlan, folder: Path) -> None:
         ShardkitError: If the store cannot be used.
     """
     plan.receive(folder, _HEAD)
-    head = load_plan(folder)
+    tasks = _tasks(folder)
     present = call("write:sizes", plan.below).keys()
-    tasks = range(count_tasks(head))
-    missing = [number for number in tasks if _result_name(number) not in present]
+    missing = [number for number in range(len(tasks)) if _result_name(number) not in present]
     if not missing:
-        plan.receive(folder, [*map(task_name, tasks), *map(_result_name, tasks)])
-        missing = _place_shards(plan, [load_task(head, folder, number) for number in tasks], folder)
+        for name in (task_name, _result_name):
+            plan.receive(folder, list(map(name, range(len(tasks)))))
+        missing = _place_shards(plan, tasks, folder)
     if missing and not plan.is_current:
         raise plan.absent()
     require_done(missing, len(tasks), plan.url)
@@ -459,6 +457,12 @@ def _this_job() -> bytes:
     return dump_json(this)
 
 
+def _tasks(folder: Path) -> list[ShardTask]:
+    """Return the tasks of the plan in a local folder, which reads no image."""
+    plan = load_plan(folder)
+    return [load_task(plan, folder, number) for number in range(count_tasks(plan))]
+
+
 def _result_name(number: int) -> str:
     return f"{_RESULTS}/{number:06d}"
 
@@ -477,11 +481,7 @@ def _pack(part: Path, path: Path) -> None:
 
 
 def _unpack(path: Path, part: Path) -> None:
-    """Write the files in a zip file of `_pack` to a new folder.
-
-    Raises:
-        CorruptDataset: If it is not such a file.
-    """
+    """Write the files in a zip file of `_pack` to a new folder; of a damaged one, no result."""
     try:
         with zipfile.ZipFile(path) as archive:
             for each in archive.infolist():
@@ -490,7 +490,5 @@ def _unpack(path: Path, part: Path) -> None:
                     raise ValueError("it is compressed")
                 (part / each.filename).parent.mkdir(parents=True, exist_ok=True)
                 (part / each.filename).write_bytes(archive.read(each))
-    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
-        raise CorruptDataset(
-            f"the result of task {path.name} is damaged ({error}); plan again with --force"
-        ) from error
+    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile):
+        shutil.rmtree(part, ignore_errors=True)

@@ -15,6 +15,7 @@ from shardkit.conversion.convert import commit, convert
 from shardkit.conversion.store_jobs import StoredPlan, local_folder, open_jobs
 from shardkit.conversion.upload import CLAIM, upload
 from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
+from shardkit.stores.process import call
 from shardkit.verification.describe import describe
 
 URL = f"s3://{BUCKET}/data"
@@ -184,6 +185,17 @@ def test_a_discarded_plan_cannot_be_committed(
     assert "data/shardkit.json" not in bucket.names()
 
 
+def test_a_split_that_holds_a_dataset_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    made = make_dataset(make_folder(tmp_path / "other"), tmp_path / "made")
+    upload(made, f"{URL}/val")
+    for name in ("train", "val"):
+        make_folder(tmp_path / "photos" / name)
+    before = bucket.names()
+    with pytest.raises(UsageError, match=f"{URL}/val already holds a dataset"):
+        plan(tmp_path / "photos")
+    assert bucket.names() == before
+
+
 def test_an_upload_is_not_discarded(bucket: Bucket, source: Path) -> None:
     bucket.put(f"data/{CLAIM}", b'{"manifest":"of another upload"}')
     with pytest.raises(UsageError, match="another upload"):
@@ -202,13 +214,16 @@ def test_a_plan_is_complete_before_jobs_start(bucket: Bucket, source: Path) -> N
     work(2)
 
 
-def test_a_shard_that_differs_is_built_again(bucket: Bucket, source: Path) -> None:
+def test_a_shard_that_differs_is_built_again(bucket: Bucket, source: Path, tmp_path: Path) -> None:
     plan(source)
     work(0, 1, 2)
     bucket.put("data/shard-000001.lmdb", b"of another plan")
-    with pytest.raises(ConversionFailed, match=r"1 of 3 tasks are not done: 1\."):
+    (result,) = [name for name in bucket.names() if name.endswith("results/000002")]
+    (tmp_path / "000002").write_bytes(b"PK no zip")
+    call("mirror:send", f"s3://{BUCKET}/{Path(result).parent}", tmp_path, ["000002"])
+    with pytest.raises(ConversionFailed, match=r"2 of 3 tasks are not done: 1, 2\."):
         commit(URL)
-    work(1)
+    work(1, 2)
     commit(URL)
     assert held(bucket) == local(source)
 

@@ -14,7 +14,9 @@ import pytest
 from buckets import BUCKET
 from helpers import make_dataset
 
+from shardkit.conversion.convert import commit, convert
 from shardkit.conversion.download import download
+from shardkit.conversion.store_jobs import open_jobs
 from shardkit.conversion.upload import upload
 from shardkit.errors import UsageError
 from shardkit.stores.process import call
@@ -59,6 +61,23 @@ def test_a_dataset_is_written_read_and_verified(scheme: str, folder: Path, tmp_p
     fake.write_bytes(bytes((dataset / "shard-000001.h5").stat().st_size))
     call("write:put", url, "shard-000001.h5", fake, "0" * 64)
     assert [finding.file for finding in verify(url, "quick").findings] == ["shard-000001.h5"]
+
+
+def test_jobs_share_a_bucket(scheme: str, folder: Path, tmp_path: Path) -> None:
+    url = f"{scheme}://{BUCKET}/jobs"
+    convert(folder, url, to="lmdb", shard_samples=4, plan_only=True)
+    with pytest.raises(UsageError, match="holds another plan"):
+        convert(folder, url, to="lmdb", shard_samples=2, plan_only=True)
+    with open_jobs(url) as jobs:
+        for number in jobs.claimed():
+            jobs.build(number)
+
+    commit(url)
+
+    made = make_dataset(folder, tmp_path / "made")
+    files = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
+    assert call("write:sizes", url).keys() == files
+    assert verify(url, against=folder).ok
 
 
 def test_large_files_are_sent_in_parts(scheme: str, tmp_path: Path) -> None:
