@@ -374,8 +374,8 @@ def field_in_words(kind: str, dtype: str | None, shape: Sequence[int] | None, cl
     text = kind if dtype is None else f"{kind} of {dtype}"
     if shape is not None:
         text += f", {' x '.join(map(str, shape)) or 'one value'}"
-    unit = "points" if kind == "keypoints" else "classes"
-    return f"{text} of {classes} {unit}" if classes else text
+    one, several = ("point", "points") if kind == "keypoints" else ("class", "classes")
+    return f"{text} of {classes} {one if classes == 1 else several}" if classes else text
 
 
 def _dtype_name(dtype: Any) -> str | None:

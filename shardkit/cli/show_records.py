@@ -115,11 +115,17 @@ def _in_words(stored: dict[str, Any]) -> str:
     return f"{stored['kind']}, {amount(stored['bytes'], 'byte')}{sides}"
 
 
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return round(value, 2) if isinstance(value, float) else value
+
+
 def _show(described: dict[str, Any]) -> None:
     shown = [(name, described[name]) for name in ("path", "class") if described[name] is not None]
     for name, value in described["fields"].items():
         stored = isinstance(value, dict) and "bytes" in value
-        shown.append((name, _in_words(value) if stored else value))
+        shown.append((name, _in_words(value) if stored else _rounded(value)))
     for name, value in described.get("facts", {}).items():
         shown.append((name, "unknown" if value is None else value))
     say(f"row {described['row']}: {described['key']}")

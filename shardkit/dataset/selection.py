@@ -106,7 +106,7 @@ class _Expression:
         compare = _COMPARISONS.get(type(operation))
         if compare is None or isinstance(left, ast.Name) == isinstance(right, ast.Name):
             text = ast.unparse(ast.Compare(left, [operation], [right]))
-            raise ValueError(f"{text} does not compare a column with a value")
+            raise ValueError(f"{text} does not compare a column with a value (quote texts)")
         within = isinstance(operation, (ast.In, ast.NotIn))
         if isinstance(left, ast.Name):
             value = ast.literal_eval(right)

@@ -446,7 +446,8 @@ def resolve_rows(
     except ValueError:
         raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
     if array.size and array.dtype.kind not in "iu":
-        raise IndexError(f"rows must be integers, not {array.dtype}")
+        kind = "text" if array.dtype.kind in "US" else array.dtype
+        raise IndexError(f"rows must be integers, not {kind}")
     if array.ndim > 1:
         raise IndexError(f"rows must be one-dimensional, not of shape {array.shape}")
     # Negative rows are large unsigned numbers.

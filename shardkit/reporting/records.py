@@ -12,7 +12,7 @@ from shardkit.dataset.facts import BROKEN
 from shardkit.dataset.selection import KEY_MARK
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
-from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_APART
+from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_APART, Field
 from shardkit.reporting.facts import measure_rows
 from shardkit.system.text import quoted
 
@@ -79,7 +79,7 @@ def describe_record(shards: ShardSet, row: int) -> dict[str, Any]:
                     stored |= {"width": located.widths[0], "height": located.heights[0]}
                 described["fields"][name] = stored
         elif field.kind in COLUMN_KINDS and name != LABEL:
-            described["fields"][name] = _plain(shards.values(name, at).value(0))
+            described["fields"][name] = _plain(shards.values(name, at).value(0), field)
     if IMAGE in described["fields"]:
         described["facts"] = _facts(shards, at)
     return described
@@ -105,8 +105,14 @@ def _facts(shards: ShardSet, at: npt.NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of a column as JSON allows it."""
+def _plain(value: Any, field: Field) -> Any:
+    """Return a value of a column as JSON allows it, with class names for labels."""
+    names = field.classes or ()
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        boxes, labels = (each.tolist() for each in value)
+        return [[*box, names[label]] for box, label in zip(boxes, labels, strict=True)]
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if field.kind == "labels":
+        return value and [names[label] for label in value]
+    return names[value] if field.kind == "label" and value is not None else value

@@ -191,7 +191,7 @@ class Samples:
             if len(names) == len(sample):
                 return None, dict(zip(names, sample, strict=True))
             raise BadImage(f"it has {len(sample)} values; fields names {len(names)}")
-        raise BadImage(f"it is a {type(sample).__name__}, neither a dict nor a tuple nor a Sample")
+        raise BadImage(f"it is of type {type(sample).__name__}, not a dict, tuple or Sample")
 
     def _complete(self, stated: Mapping[str, Field | str]) -> dict[str, Field]:
         """Return the schema: the fields of the first sample, and those that are stated.
@@ -387,7 +387,7 @@ def _pack_bytes(name: str, field: Field, value: Any) -> tuple[str, bytes]:
 
 def _pack_text(name: str, field: Field, value: Any) -> tuple[str, bytes]:
     if not isinstance(value, str):
-        raise TypeError(f"it is a {type(value).__name__}, not a text")
+        raise TypeError(f"it is of type {type(value).__name__}, not a text")
     return str(field.stored_name(name)), value.encode()
 
 

@@ -674,8 +674,8 @@ def _require_known(option: str, given: Iterable[str], known: Sequence[str]) -> N
     for name in given:
         if name not in known:
             raise UsageError(
-                f"{option}={{{name!r}: ...}}: this applies to {', '.join(known) or 'no field'}, "
-                "of the fields that are read"
+                f"{option}={{{name!r}: ...}}: choose from {', '.join(known) or 'no field'}, of the "
+                "fields that are read"
             )
 
 

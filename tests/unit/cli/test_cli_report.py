@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import encoded, invoke, make_dataset, make_tree, opened, run_main
+from helpers import encoded, invoke, make_dataset, make_tree, opened, png, run_main
 from PIL import Image
 from planted_faults import scene
 
-from shardkit import report
+from shardkit import Field, convert, report
 from shardkit.dataset.shardset import ShardSet
 from shardkit.reporting.findings import KINDS
 
@@ -115,6 +115,20 @@ def test_a_record_is_shown(dataset: Path, tmp_path: Path) -> None:
     shown = np.asarray(opened(picture.read_bytes()), np.int64)
     assert shown.shape == (120, 90, 3)
     assert np.abs(shown - np.asarray(scene(9, (90, 120)))).mean() < 6
+
+
+def test_labels_of_a_record_are_shown_by_name(tmp_path: Path) -> None:
+    sample = {
+        "image": png(40, 30),
+        "kinds": ["dog"],
+        "boxes": {"boxes": [[1, 2.0625, 30, 20]], "labels": ["dog"]},
+    }
+    names = ["cat", "dog"]
+    schema = {"kinds": Field("labels", classes=names), "boxes": Field("boxes", classes=names)}
+    convert([sample], tmp_path / "made", to="lmdb", schema=schema)
+    shown = invoke("show", tmp_path / "made", "0").stdout
+    assert "kinds        ['dog']" in shown
+    assert "[[1.0, 2.06, 30.0, 20.0, 'dog']]" in shown
 
 
 def test_a_sheet_of_a_class_is_written(dataset: Path, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"count": 1.5}, "count: 1.5 is not a number of the type int64"),
         ({"count": "1"}, "count: it is not a number"),
         ({"half": 70_000}, "half: 70000 is not a number of the type float16"),
-        ({"text": 1}, "text: it is a int, not a text"),
+        ({"text": 1}, "text: it is of type int, not a text"),
         ({"mask": np.full((2, 2), 70_000)}, "mask: a mask with values from 0 to 70000"),
         ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),
         ({"boxes": [[1, 1, 0, 2]]}, "boxes: boxes are left, top, right, bottom"),
@@ -208,7 +208,7 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"image": b"no image"}, "image: its content is not an image"),
         ({"image": "/no/file"}, "image: .*No such file"),
         ({"info": float("nan")}, "info: "),
-        (7, "it is a int, neither a dict"),
+        (7, "it is of type int, not a dict"),
     ],
 )
 def test_a_wrong_value_names_the_sample_and_the_field(
