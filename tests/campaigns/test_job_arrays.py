@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from buckets import BUCKET, FAULTS, SECRET, Bucket
@@ -93,10 +94,35 @@ def test_job_arrays_into_a_bucket_make_the_same_files(
             running[number].send_signal(signal.SIGKILL)
         for job in running.values():
             _error(job, rate)
-    _repeated(rate, "work", url, "--claim")
-    _repeated(rate, "commit", url)
+    _repeated(rate, "work", url, "--claim", "--take-over")
+    rival = _job("commit", url)
+    _repeated(1, "commit", url)
+    _error(rival, 1)  # it commits the same, or finds no plan
     bucket.rates = {}
-    expected = {name: digest for name, digest in tree(tmp_path / "local").items() if "." in name}
+    _repeated(1, "commit", url)  # a commit that was too late may have left something
+    _require_same(bucket, tmp_path / "local")
+
+
+@pytest.mark.timeout(600)
+def test_a_job_killed_between_the_parts_of_its_shard_leaves_its_task(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    source, url = make_folder(tmp_path / "photos", each=20), f"s3://{BUCKET}/made"
+    options: Any = {"to": "hdf5", "encode": "raw", "resize": (512, 512), "enlarge": True}
+    convert(source, tmp_path / "local", **options)
+    assert convert(source, url, plan_only=True, **options).jobs == 1
+    job = _job("work", url, "--claim")
+    wait_until(lambda: any("partNumber=" in path for _, path in bucket.requests), "a part")
+    job.send_signal(signal.SIGKILL)
+    _error(job, 0)
+    assert not [name for name in bucket.names() if name.endswith(".h5")]
+    _repeated(0, "work", url, "--claim", "--take-over")
+    _repeated(0, "commit", url)
+    _require_same(bucket, tmp_path / "local")
+
+
+def _require_same(bucket: Bucket, local: Path) -> None:
+    expected = {name: digest for name, digest in tree(local).items() if digest != "folder"}
     assert {
         name.removeprefix("made/"): hashlib.sha256(bucket.ask("GET", name)).hexdigest()
         for name in bucket.names()
@@ -136,10 +162,9 @@ def _error(job: subprocess.Popen[str], rate: float) -> str:
 
 def _repeated(rate: float, *arguments: object) -> None:
     """Run a command until it succeeds; without faults, it must at once."""
-    more = ("--take-over",) if arguments[0] == "work" else ()
     errors: list[str] = []
     for _ in range(10 if rate else 1):
-        job = _job(*arguments, *more)
+        job = _job(*arguments)
         errors.append(_error(job, rate))
         # Of a commit that failed when it removed the plan, the next one finds a dataset.
         if job.returncode == 0 or "its dataset is complete" in errors[-1]:
