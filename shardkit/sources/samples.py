@@ -511,5 +511,8 @@ def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
     except BadImage as error:
         raise BadImage(f"{name}: {error}") from error
     except (ValueError, TypeError, OverflowError, OSError) as error:
-        raise BadImage(f"{name}: {shortened(str(error), _LONGEST)}") from error
+        reason = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{error.filename} cannot be read: {error.strerror}"
+        raise BadImage(f"{name}: {shortened(reason, _LONGEST)}") from error
     return packed
