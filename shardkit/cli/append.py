@@ -63,8 +63,9 @@ def append_command(  # noqa: PLR0913 - Click passes each option by name
     """Add the images of SRC to DATASET as new shards, with the options that made DATASET.
 
     Existing rows keep their numbers and their shards. Labels of new classes follow the existing
-    ones. Readers find the old dataset until the new one replaces it in one step. Rerun the same
-    command to resume an interrupted run.
+    ones. If DATASET was made with --val or --test, the same rule divides the new images. Readers
+    find the old dataset until the new one replaces it in one step. Rerun the same command to
+    resume an interrupted run.
 
     \b
     Examples:

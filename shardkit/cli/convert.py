@@ -185,7 +185,14 @@ def convert_group() -> None:
     help="Store images in random order, so that sequential reading is well mixed, or in the "
     "source's order.  [default: shuffle, unless the source is a dataset]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random order.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of the random order, and of --val and --test.",
+)
 @click.option(
     "--limit", type=int, metavar="N", help="Convert only N images of each split, for a trial."
 )

@@ -30,7 +30,7 @@ on_error_option = click.option(
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="fail: list all bad images and write nothing. skip: leave bad images out and record each.",
+    help="fail: write nothing if an image is bad. skip: leave bad images out and record each.",
 )
 
 shard_size_option = click.option(

@@ -31,7 +31,7 @@ _LISTED = 50
     metavar="SRC",
     required=True,
     multiple=True,
-    help="Folder that DATASET was converted from. Repeat it for each part of a merged dataset, in "
+    help="Source that DATASET was converted from. Repeat it for each part of a merged dataset, in "
     "order, unless all have the same source.",
 )
 @cache_option
@@ -47,7 +47,7 @@ def repair_command(  # noqa: PLR0913 - Click passes each option by name
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Rebuild damaged or missing files of DATASET from the folder SRC.
+    """Rebuild damaged or missing files of DATASET from its source SRC.
 
     Repair rebuilds shards, index and reports as the conversion did, and installs a file only if it
     has the digest in the manifest. It leaves intact files untouched, and exits with 1 if a file

@@ -74,6 +74,7 @@ def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     type=click.IntRange(0),
     default=0,
     show_default=True,
+    metavar="N",
     help="Seed of the choice of pictures for the contact sheets.",
 )
 @workers_option

@@ -43,7 +43,12 @@ _MARK = "made by shardkit show"
     help="Show N records, drawn with --seed.  [default: 16 without RECORD]",
 )
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of --random."
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of --random.",
 )
 @click.option(
     "-o",

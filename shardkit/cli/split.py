@@ -28,7 +28,9 @@ from shardkit.system.machine import usable_cpus
     metavar="folder|COLUMN",
     help="Keep rows of one source folder, or with one value in a column, on one side.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Selects the division.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="Selects another division."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -56,7 +58,8 @@ def split_command(  # noqa: PLR0913 - Click passes each option by name
     """Divide the rows of DATASET into train, val and test.
 
     Writes lists of rows, for dataset.select(rows) and `shardkit convert dataset --rows`, or
-    datasets with --to. Each row's side depends only on its source path and the seed.
+    datasets with --to. Without --stratify, each row's side depends only on its source path, or
+    its group, and the seed.
 
     \b
     Examples:
