@@ -23,7 +23,7 @@ _LUMINANCE = np.array(
         [72, 92, 95, 98, 112, 100, 103, 99],
     ]
 )
-_MOST_FRAMES = 65535
+MOST_FRAMES = 65535
 
 
 class Properties(NamedTuple):
@@ -64,7 +64,7 @@ def properties(data: bytes | memoryview, field: str) -> Properties:
         return Properties(
             mode=image.mode.encode("ascii"),
             orientation=info.orientation,
-            frames=min(info.frames, _MOST_FRAMES),
+            frames=min(info.frames, MOST_FRAMES),
             icc="icc_profile" in image.info,
             quantizers=sum(tables[0]) if tables and 0 in tables else 0,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.image import ImageInfo, inspect
 from shardkit.codecs.measures import (
     CROPS,
     MEASURES,
@@ -19,7 +20,7 @@ from shardkit.codecs.measures import (
     measure,
     sharpness,
 )
-from shardkit.codecs.properties import Properties, estimated_quality, properties
+from shardkit.codecs.properties import MOST_FRAMES, Properties, estimated_quality, properties
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
@@ -70,7 +71,7 @@ def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDA
         measures: `MEASURES` for each. JPEGs that the compiled module has measured stay as they are,
             and are not read if they are ordinary.
     """
-    headers: dict[int, Properties] = {}
+    headers: dict[int, Properties | ImageInfo] = {}
     absent = []
     for number in np.flatnonzero((measures["plain"] & measures["done"]) == 0).tolist():
         image = read(number)
@@ -87,8 +88,9 @@ def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDA
     facts["quality"] = estimated_quality(measures["quantizers"])
     for number, header in headers.items():
         fact = facts[number]
-        for name in ("mode", "orientation", "frames", "icc", "quality"):
-            fact[name] = getattr(header, name)
+        fact["orientation"], fact["frames"] = header.orientation, min(header.frames, MOST_FRAMES)
+        if isinstance(header, Properties):
+            fact["mode"], fact["icc"], fact["quality"] = header.mode, header.icc, header.quality
     broken = np.flatnonzero(measures["done"] == 0)
     facts[broken] = 0
     facts["version"][broken], facts["state"][broken] = VERSION, BROKEN
@@ -97,8 +99,8 @@ def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDA
     return facts
 
 
-def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | None:
-    """Measure an image; return its properties unless the compiled module has read them."""
+def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | ImageInfo | None:
+    """Measure an image; return what the compiled module has not read of its header."""
     compiled = native.module()
     found = measures[0]
     if image.field == "jpg" and compiled is not None and not found["done"]:
@@ -107,14 +109,14 @@ def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | No
         if found["done"] and found["plain"]:
             return None
     try:
+        if found["done"]:
+            return inspect(bytes(image.data), "jpg")
         header = properties(image.data, image.field)
-        if not found["done"]:
-            measures[0] = _decoded(image, header)
+        measures[0] = _decoded(image, header)
+        found["done"] = 1
     except BadImage:
         measures[0] = np.zeros((), MEASURES)
         header = None
-    else:
-        found["done"] = 1
     found["content"] = _crc32(image.data)
     return header
 
