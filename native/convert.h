@@ -28,8 +28,8 @@ typedef struct {
     uint64_t hashes[SK_VIEWS];
     float mean[3], std[3], brightness, contrast, sharpness;
     uint32_t pixels, content; /* CRC-32 of the pixels, and of the encoded image */
-    uint32_t quantizers;      /* of a JPEG: the sum of its luma table, */
-    uint8_t components, icc, plain; /* and whether its header states nothing else */
+    uint32_t quantizers;      /* of a JPEG: the sum of its luma table */
+    uint8_t components, icc, plain; /* `plain`: its header states nothing else */
     uint8_t highlight;
     uint32_t done; /* whether it was measured */
 } sk_measures;
@@ -37,6 +37,9 @@ typedef struct {
 /* Measure RGB pixels of width x height, without gaps. */
 enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
                         const int16_t *waves, sk_memory *work, sk_measures *out);
+/* Measure a PNG from its unpacked rows, of 1 (gray) or 3 channels of 8 bits. */
+enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height, uint32_t channels,
+                            const int16_t *waves, sk_measures *out);
 /* Whether a JPEG has so few bits that its sharpness must be measured at full size. */
 int sk_may_be_blurred(size_t length, uint64_t pixels, uint32_t quantizers);
 

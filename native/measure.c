@@ -168,3 +168,47 @@ enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
     out->pixels = sk_crc32(0, pixels, 3 * count);
     return SK_DONE;
 }
+
+/* Undo the filter of a PNG's row, whose first byte names it. Returns whether it is known. */
+static int unfilter(const uint8_t *row, const uint8_t *above, size_t size, size_t step, uint8_t *to) {
+    uint8_t filter = *row++;
+    if (filter > 4) return 0;
+    for (size_t n = 0; n < size; n++) {
+        int left = n < step ? 0 : to[n - step], up = above == NULL ? 0 : above[n];
+        int corner = n < step || above == NULL ? 0 : above[n - step], expected = 0;
+        if (filter == 1) {
+            expected = left;
+        } else if (filter == 2) {
+            expected = up;
+        } else if (filter == 3) {
+            expected = (left + up) / 2;
+        } else if (filter == 4) {
+            int by_left = abs(up - corner), by_up = abs(left - corner);
+            int by_corner = abs(left + up - 2 * corner);
+            expected = by_left <= by_up && by_left <= by_corner ? left
+                       : by_up <= by_corner                     ? up
+                                                                : corner;
+        }
+        to[n] = (uint8_t)(row[n] + expected);
+    }
+    return 1;
+}
+
+enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height, uint32_t channels,
+                            const int16_t *waves, sk_measures *out) {
+    size_t stride = (size_t)width * channels, count = (size_t)width * height;
+    sk_memory pixels = {NULL, 0}, work = {NULL, 0};
+    uint8_t *to = sk_reserve(&pixels, 3 * count);
+    enum sk_code code = to == NULL ? SK_MEMORY : SK_DONE;
+    for (size_t y = 0; code == SK_DONE && y < height; y++, rows += 1 + stride)
+        if (!unfilter(rows, y ? to + (y - 1) * stride : NULL, stride, channels, to + y * stride))
+            code = SK_DECODER;
+    if (channels == 1) /* in place, from the end */
+        for (size_t n = count; code == SK_DONE && n--;) memset(to + 3 * n, to[n], 3);
+    if (code == SK_DONE) code = sk_measure(to, width, height, waves, &work, out);
+    out->components = (uint8_t)channels;
+    out->plain = out->done = code == SK_DONE;
+    sk_release(&pixels);
+    sk_release(&work);
+    return code;
+}

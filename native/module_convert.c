@@ -155,23 +155,36 @@ static PyObject *inspect_jpeg(PyObject *module, PyObject *data) {
 
 PyDoc_STRVAR(measure_doc, "measure(pixels, width, height, waves, measures)\n--\n\n"
                           "Measure RGB pixels; see shardkit/codecs/measures.py.");
+PyDoc_STRVAR(measure_png_doc, "measure_png(rows, width, height, channels, waves, measures)\n--\n\n"
+                              "Measure the unpacked rows of an ordinary PNG.");
 PyDoc_STRVAR(measure_jpeg_doc,
              "measure_jpeg(data, width, height, waves, measures)\n--\n\n"
              "Measure an ordinary JPEG of that size; see shardkit/dataset/facts.py.");
 
-/* Measure pixels or a JPEG; return whether that was possible. */
-static PyObject *measure_one(PyObject *arguments, int encoded) {
+enum content { PIXELS, PNG_ROWS, JPEG };
+
+/* Whether `length` bytes are those of the pixels of an image, or of its rows. */
+static int has_size(uint64_t length, uint64_t width, uint64_t height, unsigned channels, int filters) {
+    uint64_t row = channels * width + (filters ? 1 : 0);
+    return (channels == 1 || channels == 3) && width && height && width <= INT32_MAX &&
+           length / height == row && length % height == 0;
+}
+
+/* Measure pixels, rows or a JPEG; return whether that was possible. */
+static PyObject *measure_one(PyObject *arguments, enum content kind) {
     Py_buffer buffers[3] = {{0}};
-    unsigned int width, height;
+    unsigned int width, height, channels = 3;
     enum sk_code code = SK_UNSUPPORTED;
     int fits;
-    if (!PyArg_ParseTuple(arguments, "y*IIy*w*", &buffers[0], &width, &height, &buffers[1],
-                          &buffers[2]))
+    if (!(kind == PNG_ROWS ? PyArg_ParseTuple(arguments, "y*IIIy*w*", &buffers[0], &width, &height,
+                                              &channels, &buffers[1], &buffers[2])
+                           : PyArg_ParseTuple(arguments, "y*IIy*w*", &buffers[0], &width, &height,
+                                              &buffers[1], &buffers[2])))
         return NULL;
     fits = hold_measures(&buffers[1], &buffers[2], 1);
-    if (fits && !encoded && (!width || !height || width > INT32_MAX || height > INT32_MAX ||
-                             (uint64_t)buffers[0].len != 3 * (uint64_t)width * height)) {
-        PyErr_SetString(PyExc_ValueError, "pixels do not have that size");
+    if (fits && kind != JPEG &&
+        !has_size((uint64_t)buffers[0].len, width, height, channels, kind == PNG_ROWS)) {
+        PyErr_SetString(PyExc_ValueError, "the content does not have that size");
         fits = 0;
     }
     if (fits) {
@@ -179,8 +192,10 @@ static PyObject *measure_one(PyObject *arguments, int encoded) {
         size_t length = (size_t)buffers[0].len;
         sk_measures *out = buffers[2].buf;
         Py_BEGIN_ALLOW_THREADS
-        if (encoded) {
+        if (kind == JPEG) {
             code = sk_measure_jpeg(data, length, width, height, buffers[1].buf, out);
+        } else if (kind == PNG_ROWS) {
+            code = sk_measure_png(data, width, height, channels, buffers[1].buf, out);
         } else {
             sk_memory work = {NULL, 0};
             code = sk_measure(data, width, height, buffers[1].buf, &work, out);
@@ -194,12 +209,17 @@ static PyObject *measure_one(PyObject *arguments, int encoded) {
 
 static PyObject *measure(PyObject *module, PyObject *arguments) {
     (void)module;
-    return measure_one(arguments, 0);
+    return measure_one(arguments, PIXELS);
 }
 
 static PyObject *measure_jpeg(PyObject *module, PyObject *arguments) {
     (void)module;
-    return measure_one(arguments, 1);
+    return measure_one(arguments, JPEG);
+}
+
+static PyObject *measure_png(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return measure_one(arguments, PNG_ROWS);
 }
 
 /* ---- walk_tar, walk_lmdb ---- */
@@ -638,6 +658,7 @@ static PyMethodDef methods[] = {
     {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
     {"measure", measure, METH_VARARGS, measure_doc},
     {"measure_jpeg", measure_jpeg, METH_VARARGS, measure_jpeg_doc},
+    {"measure_png", measure_png, METH_VARARGS, measure_png_doc},
     {"read_images", read_images, METH_VARARGS, read_images_doc},
     {"record_checksums", record_checksums, METH_O, record_checksums_doc},
     {"tar_members", tar_members, METH_VARARGS, tar_members_doc},

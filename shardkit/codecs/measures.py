@@ -13,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from shardkit.codecs.image import Pixels
+from shardkit.codecs.structure import PlainPng
 from shardkit.system import native
 
 SIDE = 32
@@ -102,6 +103,20 @@ def measure(pixels: Pixels) -> Any:
 def sharpness(pixels: Pixels) -> float:
     """Return the sharpness of an image alone."""
     return float(measure(pixels)["sharpness"])
+
+
+def measure_png(image: PlainPng, rows: bytes, measures: npt.NDArray[Any]) -> None:
+    """Measure an ordinary PNG, if the compiled module can.
+
+    Args:
+        image: The image.
+        rows: Its unpacked rows.
+        measures: `MEASURES` of one image. ``done`` is 0 if it was not measured.
+    """
+    compiled = native.module()
+    if compiled is not None and image.channels in (1, 3):
+        size = image.width, image.height, image.channels
+        compiled.measure_png(rows, *size, WAVES, measures.view(np.uint8))
 
 
 def may_be_blurred(length: int, pixels: int, quantizers: int) -> bool:

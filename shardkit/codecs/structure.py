@@ -200,14 +200,18 @@ class PlainPng(NamedTuple):
 
     def is_whole(self) -> bool:
         """Return whether the packed data are exactly all rows, so every decoder accepts them."""
+        return self.rows() is not None
+
+    def rows(self) -> bytes | None:
+        """Return the unpacked rows, each after the byte of its filter; None unless it is whole."""
         row = 1 + self.width * self.channels
         try:
             unpacker = zlib.decompressobj()
             pixels = unpacker.decompress(self.packed, row * self.height + 1)
         except zlib.error:
-            return False
+            return None
         whole = unpacker.eof and not unpacker.unused_data and len(pixels) == row * self.height
-        return whole and max(pixels[::row]) <= 4  # the filter byte of each row
+        return pixels if whole and max(pixels[::row]) <= 4 else None  # known filters
 
 
 def plain_png(data: bytes | memoryview) -> PlainPng | None:

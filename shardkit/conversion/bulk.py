@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.measures import WAVES
+from shardkit.codecs.measures import WAVES, measure_png
 from shardkit.codecs.structure import PlainPng
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.facts import crc32
 from shardkit.errors import BadImage
 from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.system import native
@@ -35,7 +36,7 @@ def read_ordinary(
     Args:
         source: The images.
         recipe: The recipe.
-        measures: Receives the `MEASURES` of each JPEG that is decoded.
+        measures: Receives the `MEASURES` of images that are decoded.
     """
     try:
         return _read_ordinary(source, recipe, measures)
@@ -64,9 +65,14 @@ def _read_ordinary(
         bytearray() if measures is None else measures.view(np.uint8),
     )
     return [
-        _prepared(entry, content, image, code, recipe)
-        for entry, content, image, code in zip(
-            entries, contents, map(_Image._make, images.tolist()), codes.tolist(), strict=True
+        None if content is None else _prepared(_Inspected(entry, content, image, code, own), recipe)
+        for entry, content, image, code, own in zip(
+            entries,
+            contents,
+            map(_Image._make, images.tolist()),
+            codes.tolist(),
+            [None] * count if measures is None else np.split(measures, count),
+            strict=True,
         )
     ]
 
@@ -86,37 +92,51 @@ class _Image(NamedTuple):
     packed_size: int
 
 
-def _decodes(content: bytes, image: _Image) -> bool:
-    """Return whether an image certainly decodes."""
+class _Inspected(NamedTuple):
+    """A file that the module has read."""
+
+    entry: Entry
+    content: bytes
+    image: _Image
+    code: int
+    """0 if all is known about it."""
+    measures: npt.NDArray[Any] | None
+    """Receives its measures."""
+
+
+def _decodes(found: _Inspected) -> bool:
+    """Return whether an image certainly decodes; measure it if it does."""
+    content, image, measures = found.content, found.image, found.measures
     if IMAGE_FIELDS[image.kind] == "png" and image.packed_size:
         packed = content[image.packed : image.packed + image.packed_size]
-        return PlainPng(image.width, image.height, image.channels, packed).is_whole()
+        plain = PlainPng(image.width, image.height, image.channels, packed)
+        rows = plain.rows()
+        if rows is not None and measures is not None:
+            measure_png(plain, rows, measures)
+            measures["content"] = crc32(content)
+        return rows is not None
     return bool(image.whole)
 
 
-def _prepared(
-    entry: Entry, content: bytes | None, image: _Image, code: int, recipe: Recipe
-) -> Prepared | None:
+def _prepared(found: _Inspected, recipe: Recipe) -> Prepared | None:
     """Return the record of an image that is stored unchanged, or None if it is left."""
-    path = dump_json(entry.path)
-    if content is None:
-        return None
-    if code and image.whole:  # Python reads its EXIF data
-        record = _record(entry, content, image, b'{"path":%b}' % path)
+    image, path = found.image, dump_json(found.entry.path)
+    if found.code and image.whole:  # Python reads its EXIF data
+        record = _record(found, b'{"path":%b}' % path)
         with contextlib.suppress(BadImage):
             return recipe.apply_with_notes(record, proven=True)
-    if code or (recipe.check == "decode" and not _decodes(content, image)):
+    if found.code or (recipe.check == "decode" and not _decodes(found)):
         return None
     meta = b'{"height":%d,"path":%b,"width":%d}' % (image.height, path, image.width)
-    return _record(entry, content, image, meta), _NO_NOTES
+    return _record(found, meta), _NO_NOTES
 
 
-def _record(entry: Entry, content: bytes, image: _Image, meta: bytes) -> Record:
+def _record(found: _Inspected, meta: bytes) -> Record:
     fields = {META_FIELD: meta}
-    if entry.label != NO_LABEL:
-        fields[LABEL_FIELD] = b"%d" % entry.label
-    fields[IMAGE_FIELDS[image.kind]] = content
-    return Record(entry.key, fields)
+    if found.entry.label != NO_LABEL:
+        fields[LABEL_FIELD] = b"%d" % found.entry.label
+    fields[IMAGE_FIELDS[found.image.kind]] = found.content
+    return Record(found.entry.key, fields)
 
 
 _NO_NOTES: Mapping[str, int] = {}

@@ -18,9 +18,11 @@ from shardkit.codecs.measures import (
     WAVES,
     may_be_blurred,
     measure,
+    measure_png,
     sharpness,
 )
 from shardkit.codecs.properties import MOST_FRAMES, Properties, estimated_quality, properties
+from shardkit.codecs.structure import plain_png
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
@@ -101,13 +103,10 @@ def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDA
 
 def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | ImageInfo | None:
     """Measure an image; return what the compiled module has not read of its header."""
-    compiled = native.module()
+    _measure_ordinary(image, measures)
     found = measures[0]
-    if image.field == "jpg" and compiled is not None and not found["done"]:
-        size = image.width, image.height
-        compiled.measure_jpeg(image.data, *size, WAVES, measures.view(np.uint8))
-        if found["done"] and found["plain"]:
-            return None
+    if found["done"] and found["plain"]:
+        return None
     try:
         if found["done"]:
             return inspect(bytes(image.data), "jpg")
@@ -117,8 +116,24 @@ def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | Im
     except BadImage:
         measures[0] = np.zeros((), MEASURES)
         header = None
-    found["content"] = _crc32(image.data)
+    found["content"] = crc32(image.data)
     return header
+
+
+def _measure_ordinary(image: EncodedImage, measures: npt.NDArray[Any]) -> None:
+    """Measure an image with the compiled module, if it can, unless that was done already."""
+    compiled = native.module()
+    if measures["done"][0] or compiled is None:
+        return
+    size = image.width, image.height
+    if image.field == "jpg":
+        compiled.measure_jpeg(image.data, *size, WAVES, measures.view(np.uint8))
+    elif image.field == "png":
+        plain = plain_png(image.data)
+        rows = plain.rows() if plain and (plain.width, plain.height) == size else None
+        if plain and rows:
+            measure_png(plain, rows, measures)
+            measures["content"] = crc32(image.data)
 
 
 def _decoded(image: EncodedImage, header: Properties) -> Any:
@@ -131,6 +146,7 @@ def _decoded(image: EncodedImage, header: Properties) -> Any:
     return found
 
 
-def _crc32(data: bytes | memoryview) -> int:
+def crc32(data: bytes | memoryview) -> int:
+    """Return the CRC-32 of an encoded image, as zlib does."""
     compiled = native.module()
     return zlib.crc32(data) if compiled is None else compiled.crc32(data, 0)
