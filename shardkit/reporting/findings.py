@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.facts import BROKEN, Facts
+from shardkit.dataset.facts import BROKEN
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.identical import Identical, find_identical, groups_of_equal
@@ -47,6 +47,9 @@ _CHROMA, _LEVELS, _ASPECT = 0.03, 0.45, 0.15
 the logarithms of brightness and contrast, and in that of the aspect ratio. These remove most pairs
 that are similar by chance."""
 
+_CROWD = 64
+"""Maximum images of one hash whose pairs are all compared."""
+
 _BLANK, _DARK, _BLURRED = 2.0, 64, 0.25
 """Contrast and highlight in levels, and sharpness, below which an image is reported."""
 
@@ -57,7 +60,7 @@ _FEW, _FAR = 20, 8.0
 """Minimum images of a class to judge, and deviations from its median, in median deviations."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Images that belong together, or one image alone."""
 
@@ -148,13 +151,17 @@ def _find_similar(
     twins = _twins(images, same)
     rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each
     rows = rows[twins[rows] >= 0]
+    rows, leaders, followers = _crowds(images, rows)
     pairs = near_pairs(facts["hash"][rows], distance, queries=facts["crops"][rows])
-    first, second = rows[pairs.first], rows[pairs.second]
+    pairs = Pairs(
+        np.append(rows[pairs.first], leaders),
+        np.append(rows[pairs.second], followers),
+        np.append(pairs.distance, np.zeros(len(leaders), np.uint8)),
+        pairs.complete,
+    )
+    first, second = pairs.first, pairs.second
     different = same.pixels[first] != same.pixels[second]
-    different &= _agree_in_color(facts[first], facts[second])
-    width, height = np.log(np.maximum(images.sizes, 1)).T
-    aspect = width - height
-    different &= np.abs(aspect[first] - aspect[second]) <= _ASPECT
+    different &= _agree(images, first, second)
     across = images.part[first] != images.part[second]
     labels = images.labels[first], images.labels[second]
     classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
@@ -191,12 +198,44 @@ def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
     return twins
 
 
-def _agree_in_color(one: Facts, other: Facts) -> npt.NDArray[np.bool_]:
-    agree = np.ones(len(one), np.bool_)
+def _crowds(images: Collection, rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Where many rows have one hash, pair those of one dataset with one or a few of them.
+
+    Otherwise 10,000 frames of one scene would be 50 million pairs. Not all pairs are found, but all
+    rows are.
+
+    Returns:
+        The other rows, still to be paired, and both rows of each pair.
+    """
+    hashes = images.facts["hash"][rows]
+    _, same, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    many = np.flatnonzero(counts[same.reshape(-1)] > _CROWD)
+    keys = (images.part[rows[many]], hashes[many])
+    order = np.lexsort(keys)
+    changes = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    pairs = [np.zeros((2, 0), np.int64)]
+    for crowd in np.split(rows[many[order]], np.flatnonzero(changes) + 1):
+        for _ in range(_CROWD):
+            if len(crowd) < 2:
+                break
+            agree = _agree(images, crowd[:1], crowd)
+            members = crowd[agree]
+            pairs.append(np.stack([np.full(len(members) - 1, members[0]), members[1:]]))
+            crowd = crowd[~agree]  # noqa: PLW2901
+    leaders, followers = np.concatenate(pairs, axis=1)
+    return np.setdiff1d(rows, followers), leaders, followers
+
+
+def _agree(images: Collection, one: Rows, other: Rows) -> npt.NDArray[np.bool_]:
+    """Return whether pairs agree in what hashes do not show: aspect ratio, light and color."""
+    first, second = images.facts[one], images.facts[other]
+    sizes = [np.log(np.maximum(images.sizes[rows], 1)) for rows in (one, other)]
+    aspects = [each[:, 0] - each[:, 1] for each in sizes]
+    agree: npt.NDArray[np.bool_] = np.abs(aspects[0] - aspects[1]) <= _ASPECT
     for name in ("brightness", "contrast"):
-        agree &= np.abs(np.log((one[name] + 2) / (other[name] + 2))) <= _LEVELS
+        agree &= np.abs(np.log((first[name] + 2) / (second[name] + 2))) <= _LEVELS
     chroma = [
-        (facts["mean"] + 1) / (facts["mean"].sum(1, keepdims=True) + 3) for facts in (one, other)
+        (facts["mean"] + 1) / (facts["mean"].sum(1, keepdims=True) + 3) for facts in (first, second)
     ]
     agree &= (np.abs(chroma[0] - chroma[1]) <= _CHROMA).all(1)
     return agree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ Hashes = npt.NDArray[np.uint64]
 
 _BITS = 64
 
-_CHUNK = 1 << 20
-"""Pairs compared at a time: few enough to need only some 50 MB."""
+
+_CHUNK = 1 << 16
+"""Pairs compared at a time: few enough for the CPU cache."""
 
 
 class Pairs(NamedTuple):
@@ -51,13 +52,10 @@ def near_pairs(
     keys = np.ascontiguousarray(every.T).reshape(-1)  # all hashes first, then each query
     codes = np.zeros(0, np.int64)  # first * count + second
     fresh: list[npt.NDArray[np.int64]] = []
-    candidates = (each for mask in _masks(distance, len(keys)) for each in _agreeing(keys, mask))
-    for one, other in candidates:
-        if variants > 1:  # no pairs of two queries, or of one object
-            useful = (np.minimum(one, other) < count) & (one % count != other % count)
-            one, other = one[useful], other[useful]  # noqa: PLW2901
-        near = _differing(keys[one], keys[other]) <= distance
-        one, other = one[near] % count, other[near] % count  # noqa: PLW2901
+    bands, kept = _bands(distance, len(keys))
+    chosen = itertools.combinations(range(len(bands)), kept)
+    pairs = (each for some in chosen for each in _near(keys, count, bands, some, distance))
+    for one, other in pairs:
         fresh.append(np.minimum(one, other) * count + np.maximum(one, other))
         if sum(map(len, fresh)) > limit:
             codes, fresh = np.unique(np.concatenate([codes, *fresh])), []
@@ -68,58 +66,85 @@ def near_pairs(
     least = np.full(len(first), _BITS, np.uint8)
     for variant in range(variants):
         for one, other in ((first, second), (second, first)):
-            np.minimum(least, _differing(every[one, 0], every[other, variant]), out=least)
+            np.minimum(least, _ones(every[one, 0] ^ every[other, variant]), out=least)
     return Pairs(first, second, least, len(codes) <= limit)
 
 
-def _differing(one: Hashes, other: Hashes) -> npt.NDArray[np.uint8]:
-    """Return the number of different bits of each pair of hashes."""
-    different = one ^ other
+def _ones(values: Hashes) -> npt.NDArray[np.uint8]:
+    """Return the number of bits that are set."""
     if hasattr(np, "bitwise_count"):
-        return np.asarray(np.bitwise_count(different))
-    words = different.view(np.uint16).reshape(-1, 4)  # NumPy 1
+        return np.asarray(np.bitwise_count(values))
+    words = values.view(np.uint16).reshape(-1, 4)  # NumPy 1
     return np.asarray(_COUNTS[words].sum(1, dtype=np.uint8))
 
 
 _COUNTS = np.array([value.bit_count() for value in range(1 << 16)], np.uint8)
 
 
-def _masks(distance: int, count: int) -> list[np.uint64]:
-    """Return one mask for each choice of bands: any near pair agrees in the bits of one of them.
+class _Band(NamedTuple):
+    """Some adjacent bits of a hash."""
 
-    More bands make longer masks, so fewer hashes agree by chance, but more masks to sort by.
+    start: int
+    length: int
+
+    @property
+    def mask(self) -> np.uint64:
+        return np.uint64((1 << self.start + self.length) - (1 << self.start))
+
+
+def _bands(distance: int, count: int) -> tuple[list[_Band], int]:
+    """Return bands of all bits, and the number of them in which any near pair agrees.
+
+    With more bands, those in which a pair agrees have more bits, so fewer hashes agree by chance,
+    but there are more choices of bands to sort by.
     """
     wanted = math.log2(max(count, 2)) - 2
     kept = next(n for n in range(1, 9) if n * _BITS / (distance + n) >= wanted or n == 8)
-    bands = distance + kept
-    edges = [_BITS * band // bands for band in range(bands + 1)]
-    parts = [(1 << stop) - (1 << start) for start, stop in itertools.pairwise(edges)]
-    return [np.uint64(sum(chosen)) for chosen in itertools.combinations(parts, kept)]
+    edges = [_BITS * band // (distance + kept) for band in range(distance + kept + 1)]
+    return [_Band(start, stop - start) for start, stop in itertools.pairwise(edges)], kept
 
 
-def _agreeing(
-    keys: Hashes, mask: np.uint64
+def _near(
+    keys: Hashes, count: int, bands: Sequence[_Band], chosen: tuple[int, ...], distance: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield all pairs of positions whose keys agree in the bits of ``mask``, in chunks."""
-    masked = keys & mask
-    order = np.argsort(masked)
-    ranked = masked[order]
-    lengths = _ends(ranked) - np.arange(1, len(keys) + 1)  # later hashes that agree with each
-    starts = np.flatnonzero(lengths)
-    lengths = lengths[starts]
+    """Yield the objects of all near pairs whose first bands without a difference are ``chosen``.
+
+    So two keys are one pair only once.
+
+    Args:
+        keys: The hashes of ``count`` objects, then their queries.
+        count: Number of objects. One of a pair is a hash; the other is of another object.
+        bands: The bands.
+        chosen: Numbers of some bands, ascending.
+        distance: Maximum number of different bits.
+    """
+    ordinal_bits = np.uint64(max(len(keys) - 1, 1).bit_length())
+    packed = np.zeros(len(keys), np.uint64)
+    for number in chosen:
+        packed <<= np.uint64(bands[number].length)
+        packed |= (keys & bands[number].mask) >> np.uint64(bands[number].start)
+    packed <<= ordinal_bits  # may drop bits, so that more keys agree
+    packed |= np.arange(len(keys), dtype=np.uint64)
+    packed.sort()  # faster than argsort; keys that agree: hashes before queries
+    place = (packed & np.uint64((1 << int(ordinal_bits)) - 1)).astype(np.int64)
+    packed >>= ordinal_bits
+    ranked = keys[place]
+    same = packed[1:] == packed[:-1]
+    starts = np.flatnonzero(same & (place[:-1] < count))
+    stops = np.append(np.flatnonzero(~same) + 1, len(keys))
+    lengths = stops[np.searchsorted(stops, starts, "right")] - 1 - starts  # later keys that agree
     totals = np.cumsum(lengths)
     low = 0
     while low < len(starts):
         high = max(low + 1, int(np.searchsorted(totals, totals[low] - lengths[low] + _CHUNK)))
         some = lengths[low:high]
         left = np.repeat(starts[low:high], some)
-        ordinal = np.arange(len(left)) - np.repeat(np.cumsum(some) - some, some)
-        yield order[left], order[left + 1 + ordinal]
+        right = left + 1 + np.arange(len(left)) - np.repeat(np.cumsum(some) - some, some)
+        different = ranked[left] ^ ranked[right]
+        near = np.flatnonzero(_ones(different) <= distance)
+        for number in range(chosen[-1] + 1):
+            agree = different[near] & bands[number].mask == 0
+            near = near[agree if number in chosen else ~agree]
+        one, other = place[left[near]], place[right[near]] % count
+        yield one[one != other], other[one != other]
         low = high
-
-
-def _ends(ranked: Hashes) -> npt.NDArray[np.int64]:
-    """Return for each of the sorted values the position after the last equal one."""
-    borders = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
-    stops = np.append(borders, len(ranked))
-    return np.repeat(stops, np.diff(stops, prepend=0))

@@ -300,7 +300,8 @@ def _sheets(report: DatasetReport, album: _Album, seed: int) -> str:
     images = report.images
     labels = np.where(images.present, images.labels, NO_LABEL - 1)
     numbers = [*range(len(images.classes)), NO_LABEL]
-    present = [number for number in numbers if (labels == number).any()]
+    counts = np.bincount(labels[labels >= NO_LABEL] - NO_LABEL, minlength=len(numbers))
+    present = [number for number in numbers if counts[number - NO_LABEL]]
     chosen = [present[n] for n in sampled_rows(len(present), _CLASSES, seed)]
     parts = []
     if len(chosen) < len(present):

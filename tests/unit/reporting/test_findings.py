@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, make_dataset, make_tree
+from helpers import encoded, make_dataset, make_tree, png
 from planted_faults import FAULTS, planted, scene
 
 from shardkit import convert
+from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptRecord, UsageError
+from shardkit.reporting import findings
+from shardkit.reporting.facts import load_facts
+from shardkit.reporting.neighbors import Hashes, Pairs, near_pairs
 from shardkit.reporting.report import DatasetReport, report
+from shardkit.system.npy import save_npy
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +167,34 @@ def test_lists_have_keys_or_else_rows(
 
     assert made.exclude(found) == {"made": [key]}
     assert path.read_text().splitlines()[-1] == listed
+
+
+def test_a_crowd_of_similar_pictures_is_one_group_without_all_its_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(30)}
+    place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    shards = ShardSet(place)
+    facts = load_facts(shards)
+    alike = [*{*(facts.dtype.names or ())} - {"checksum", "content", "pixels"}]
+    facts[alike] = facts[alike][0]
+    other = shards.keys.index("0/00"), shards.keys.index("1/01")
+    facts["mean"][[*other]] = 255, 0, 0  # another color: not similar to the others
+    save_npy(place / FACTS_NAME, facts)
+    compared: list[int] = []
+
+    def counted(hashes: Hashes, *rest: Any, **options: Any) -> Pairs:
+        compared.append(len(hashes))
+        return near_pairs(hashes, *rest, **options)
+
+    monkeypatch.setattr(findings, "_CROWD", 8)
+    monkeypatch.setattr(findings, "near_pairs", counted)
+    made = report(place)
+    found = {each.kind: each for each in made.findings}
+    across, within = found["near-duplicate-classes"], found["near-duplicate"]
+
+    assert compared == [2]  # one of each color
+    assert [len(group.rows) for group in across.groups] == [15, 2]
+    assert [len(group.rows) for group in within.groups] == [14]
+    assert len({*across.exclude, *within.exclude}) == 30 - 2
+    assert across.complete

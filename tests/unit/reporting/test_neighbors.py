@@ -49,8 +49,21 @@ def test_a_hash_may_be_near_a_query_of_the_other() -> None:
     assert [*zip(found.first, found.second, found.distance, strict=True)] == [(0, 1, 1), (0, 2, 2)]
 
 
-def test_a_search_for_too_many_pairs_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "_CHUNK", 1000)
+def test_long_runs_of_equal_hashes_are_searched_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "_CHUNK", 7)
+    hashes = np.repeat(planted(2, 6), 20)
+    queries = hashes[:, None] ^ np.uint64(1 << 63)
+    found = near_pairs(hashes, 2, queries=queries)
+    expected = [
+        (i, j)
+        for i, j in itertools.combinations(range(len(hashes)), 2)
+        if min(differing(hashes[i], each) for each in (hashes[j], queries[j, 0])) <= 2
+    ]
+
+    assert [*zip(found.first, found.second, strict=True)] == expected
+
+
+def test_a_search_for_too_many_pairs_stops() -> None:
     found = near_pairs(np.zeros(5000, np.uint64), 3, limit=500)
 
     assert not found.complete
