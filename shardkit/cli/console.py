@@ -50,7 +50,7 @@ def show_usage_error(error: click.ClickException) -> None:
     text = io.StringIO()
     error.show(file=text)
     for line in text.getvalue().removesuffix("\n").split("\n"):
-        say(line, err=True)
+        say(line.replace("\t", "  "), err=True)  # Click indents choices by tabs
 
 
 def can_show(text: str) -> bool:

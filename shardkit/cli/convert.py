@@ -21,7 +21,7 @@ from shardkit.cli.convert_report import (
     show_planned,
 )
 from shardkit.cli.options import on_error_option, shard_samples_option, shard_size_option
-from shardkit.cli.show import progress_bar
+from shardkit.cli.show import line, progress_bar
 from shardkit.cli.url_source import CACHE, copied, require_root
 from shardkit.contracts import Source, SourceKind, SourceOption
 from shardkit.conversion.convert import convert
@@ -331,13 +331,15 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     elif not quiet:
         show_made(src, shown, made, tally, lost)
     if report_file is not None:
-        _write_report(report_file, dst, workers, quiet=quiet)
+        _write_report(report_file, dst, workers, quiet=quiet or as_json)
 
 
 def _write_report(path: Path, dst: Path, workers: int | None, *, quiet: bool) -> None:
     with progress_bar("measuring", quiet=quiet) as tally:
         found = report(dst, workers=workers or usable_cpus(), on_progress=tally)
     write_result(path, page(found).encode())
+    if not quiet:
+        line("report", f"written to {path}")
 
 
 def _require_report(path: Path | None, dst: Path, *, dry_run: bool) -> None:

@@ -121,6 +121,13 @@ def test_unknown_commands_and_options_are_refused(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_choice_is_refused_with_all_choices() -> None:
+    done = run("convert", "imagefolder", "photos", "made")
+    assert done.returncode == 2
+    assert "Missing option '--to'" in done.stderr
+    assert "\n  hdf5,\n" in done.stderr
+
+
 def test_python_m_shardkit_runs_the_command() -> None:
     done = run("--version")
     start = f"shardkit {shardkit.__version__} (compiled module: "

@@ -63,8 +63,9 @@ def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
     dry = run_main("convert", "imagefolder", photos, tmp_path / "made", *options, "--dry-run")
     assert (dry.returncode, page.exists()) == (2, False)
     assert "leave out --dry-run" in dry.stderr
-    invoke("convert", "imagefolder", photos, tmp_path / "made", *options)
+    done = invoke("convert", "imagefolder", photos, tmp_path / "made", *options)
 
+    assert f"report    written to {page}" in done.stdout
     assert "<h1>Report on made</h1>" in page.read_text()
 
 
