@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,21 +169,36 @@ def test_a_plan_that_is_being_committed_cannot_be_discarded(bucket: Bucket, sour
     assert held(bucket) == local(source)
 
 
+def _discard_in_part(bucket: Bucket, source: Path) -> None:
+    assert StoredPlan.found(URL).end(b"discard")
+
+
+def _discard_and_forget(bucket: Bucket, source: Path) -> None:
+    plan(source, seed=1, force=True)
+    for name in bucket.names():
+        if name.endswith("/end"):
+            bucket.ask("DELETE", name)
+
+
+@pytest.mark.parametrize("meanwhile", [_discard_in_part, _discard_and_forget])
 def test_a_discarded_plan_cannot_be_committed(
-    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[[Bucket, Path], None],
 ) -> None:
     plan(source)
     work(0, 1, 2)
     receive = module.receive_results
 
-    def discard_then(*arguments: object) -> None:
+    def receive_then(*arguments: object) -> None:
         receive(*arguments)  # type: ignore[arg-type]
-        plan(source, seed=1, force=True)
+        meanwhile(bucket, source)
 
-    monkeypatch.setattr("shardkit.conversion.convert.receive_results", discard_then)
+    monkeypatch.setattr("shardkit.conversion.convert.receive_results", receive_then)
     with pytest.raises(UsageError, match="holds no plan"):
         commit(URL)
-    assert "data/shardkit.json" not in bucket.names()
+    assert not {"data/shardkit.json", "data/index/rows.npy"} & set(bucket.names())
 
 
 def test_a_split_that_holds_a_dataset_is_refused(bucket: Bucket, tmp_path: Path) -> None:
