@@ -57,6 +57,7 @@ from shardkit.conversion.store_jobs import (
     local_folder,
     publish,
     receive_results,
+    require_free,
     send_plan,
 )
 from shardkit.conversion.upload import require_access, upload
@@ -297,7 +298,7 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     lists = [exclude] if isinstance(exclude, (str, Path)) else exclude
     if plan_only and not dry_run:
         if url is not None:
-            require_access(url)
+            require_free(url)
             executor = None  # which does not see the local folder
         in_parts = hasattr(source, "parts") and not lists
         images: Any = source if in_parts else exclude_listed(source.scan(), lists)

@@ -173,6 +173,19 @@ class StoredPlan:
         call("write:delete", self.url, CLAIM)
 
 
+def require_free(url: str) -> None:
+    """Refuse a URL that cannot hold a plan, before a long scan.
+
+    Raises:
+        UsageError: If it holds a dataset or an unfinished upload, or access is denied.
+        ShardkitError: If the store cannot be used.
+    """
+    if _claim(writable(url)) == {}:
+        raise occupied(url)
+    if _has_dataset(url):
+        raise _taken(url)
+
+
 def send_plan(folder: Path, url: str, *, force: bool) -> None:
     """Upload the plan that `shardkit.conversion.jobs.save_plan` wrote. Repeat it to resume.
 
@@ -206,7 +219,7 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
     for place in sorted(f"{url}/{name}".rstrip("/") for name in splits) if not claim else ():
         if _has_dataset(place):
             call("write:delete", url, CLAIM)
-            raise UsageError(f"{place} already holds a dataset; choose another URL")
+            raise _taken(place)
     files = {name for name, is_folder in walk(folder, STATE) if not is_folder}
     done = call("write:sizes", plan.below).keys()
     call("mirror:send", plan.below, folder, sorted(files - done - {PLAN, _LARGE}))
@@ -429,6 +442,10 @@ def _remove_waste(url: str) -> None:
     call("mirror:delete", below, [*call("write:sizes", below)])
 
 
+def _taken(url: str) -> UsageError:
+    return UsageError(f"{url} already holds a dataset; choose another URL")
+
+
 def _has_dataset(url: str) -> bool:
     return call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES) is not None
 
@@ -481,7 +498,7 @@ def _pack(part: Path, path: Path) -> None:
 
 
 def _unpack(path: Path, part: Path) -> None:
-    """Write the files in a zip file of `_pack` to a new folder; of a damaged one, no result."""
+    """Turn a zip file of `_pack` into a folder, without a result if the file is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             for each in archive.infolist():
@@ -492,3 +509,4 @@ def _unpack(path: Path, part: Path) -> None:
                 (part / each.filename).write_bytes(archive.read(each))
     except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile):
         shutil.rmtree(part, ignore_errors=True)
+    path.unlink()
