@@ -57,6 +57,10 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
         seed = source.get("seed")
         order = "as found" if seed is None else f"shuffled with seed {seed}"
         line("source", f"{source['kind']} {printable(source['name'])}, {order}")
+        if "where" in source:
+            line("where", printable(str(source["where"])))
+        if isinstance(division := source.get("division"), dict):
+            line("divided", printable(_division(division)))
     if "folder" in value:
         line("attached", f"the shards are archives in {printable(value['folder'])}")
     line("recipe", _recipe(value["recipe"]))
@@ -96,6 +100,13 @@ def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:
         if field["classes"] and field["name"] != LABEL:
             names = f"    {printable(field['name'])}: "
             wrapped(some(field["classes"], _LISTED), " " * len(names), first=names)
+
+
+def _division(division: dict[str, Any]) -> str:
+    """Return the side of a dataset that was divided off, and the options that did it."""
+    rule = {name: value for name, value in division.items() if value and name != "side"}
+    options = [f"--{name}" + f" {value}" * (value is not True) for name, value in rule.items()]
+    return f"{division.get('side')}, by {' '.join(options)}"
 
 
 def _recipe(recipe: dict[str, Any]) -> str:

@@ -19,8 +19,9 @@ from helpers import (
     run,
 )
 
-from shardkit import describe, open_dataset
+from shardkit import convert, describe, open_dataset
 from shardkit.conversion.recipe import Recipe
+from shardkit.dataset.source import DatasetSource
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -46,6 +47,14 @@ def test_json_describes_the_dataset(folder: Path, tmp_path: Path) -> None:
     result = invoke("info", place, "--json")
     assert json.loads(result.stdout) == json.loads(json.dumps(describe(place)))
     assert result.exit_code == 0
+
+
+def test_a_division_and_a_selection_are_reported(folder: Path, tmp_path: Path) -> None:
+    source = DatasetSource(make_dataset(folder, tmp_path / "made"), where='label == "cat"')
+    convert(source, tmp_path / "sides", to="lmdb", val=0.3, stratify=True)
+    result = invoke("info", tmp_path / "sides/val")
+    assert '  where     label == "cat"\n' in result.stdout
+    assert "  divided   val, by --stratify --val 0.3\n" in result.stdout
 
 
 def test_a_recipe_is_reported(folder: Path, tmp_path: Path) -> None:
