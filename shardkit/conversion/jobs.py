@@ -26,7 +26,7 @@ from shardkit.record import describe_schema, dump_json, load_json, load_schema
 from shardkit.registry import get_format, get_source
 from shardkit.sources.samples import Samples
 from shardkit.system.files import as_name, read_small, write_atomically
-from shardkit.system.safe_paths import make_folder, remove
+from shardkit.system.safe_paths import make_folder, parts_of, remove
 
 _JOBS, _CLAIMS = f"{STATE}/jobs", f"{STATE}/claims"
 PLAN = f"{_JOBS}/plan.json"
@@ -310,6 +310,8 @@ def _plan(value: Any, target: Path, source: Source) -> Plan:
     options, classes = value["options"], value["classes"]
     images, first = dict[str, Images](), 0
     for each in value["splits"]:
+        if each["name"] and len(parts_of(each["name"])) > 1:
+            raise ValueError("a split is not a folder name")
         images[each["name"]] = Images(source, each["name"], _entries(target, first, each["cuts"]))
         first += len(each["cuts"]) - 1
     options["recipe"] = Recipe.restored(options["recipe"])

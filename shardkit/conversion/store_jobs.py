@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.conversion.build import Built, ShardTask, saved_result
+from shardkit.conversion.disk import as_failure
 from shardkit.conversion.jobs import (
     PLAN,
     Jobs,
@@ -69,6 +70,7 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
 
     Raises:
         UsageError: If it cannot be created.
+        ConversionFailed: If the disk is full or fails within the block.
     """
     above, prefix = Path(staging or tempfile.gettempdir()), f"shardkit-jobs-{socket.gethostname()}-"
     try:
@@ -83,7 +85,10 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
     with folder as place, opened(Path(place)) as descriptor:
         with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Path(place)
+        try:
+            yield Path(place)
+        except OSError as error:
+            raise as_failure(error, above) from error
 
 
 def _remove_abandoned(folder: Path) -> None:

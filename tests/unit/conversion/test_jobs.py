@@ -184,6 +184,16 @@ def test_a_damaged_plan_is_an_error(planned: Path, content: bytes) -> None:
         Jobs(planned)
 
 
+@pytest.mark.parametrize("name", ["../out", "/out", "a/b"])
+def test_a_plan_writes_only_below_its_target(planned: Path, name: str) -> None:
+    (saved,) = planned.rglob("jobs/plan.json")
+    value = json.loads(saved.read_bytes())
+    value["splits"][0]["name"] = name
+    saved.write_text(json.dumps(value))
+    with pytest.raises(UsageError, match="damaged"):
+        Jobs(planned)
+
+
 def test_another_conversion_in_the_target_voids_the_plan(source: Path, planned: Path) -> None:
     (saved,) = planned.rglob("state/plan.json")
     saved.write_bytes(saved.read_bytes().replace(b'"digest":"', b'"digest":"0'))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from shardkit.conversion import store_jobs as module
 from shardkit.conversion.convert import commit, convert
 from shardkit.conversion.store_jobs import StoredPlan, local_folder, open_jobs
 from shardkit.conversion.upload import CLAIM, upload
-from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
+from shardkit.errors import BadImages, ConversionFailed, DiskFull, ShardkitError, UsageError
 from shardkit.stores.process import call
 from shardkit.verification.describe import describe
 
@@ -115,6 +116,12 @@ def test_what_killed_jobs_left_here_is_removed(tmp_path: Path) -> None:
             os.utime(old, (0, 0))
         with local_folder(tmp_path) as other:
             assert set(tmp_path.iterdir()) == {used, new, other}
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DiskFull, match=f"the disk of {tmp_path} is full"), local_folder(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_task_is_claimed_once(bucket: Bucket, source: Path) -> None:
