@@ -332,7 +332,7 @@ def _require_old_name(name: object) -> None:
     *folders, last = parts_of(name)
     if last == MANIFEST_NAME and len(folders) < 2 and not name.startswith(".shardkit"):
         return
-    if len(folders) in (1, 2) and folders[0] != INDEX_DIRECTORY:
+    if folders and folders[0] != INDEX_DIRECTORY:  # a split
         name = "/".join([*folders[1:], last])
         parts_of(folders[0])
         if folders[0].startswith(".shardkit"):

@@ -251,7 +251,8 @@ class HuggingFace(ListedSource):
             )
         if image is None and len(usable) != 1:
             raise UsageError(
-                f"{len(usable)} columns have images: choose with --image from {self._listed()}"
+                f"{len(usable)} columns have images: choose with --image from "
+                f"{', '.join(usable) or self._listed()}"
             )
         return image or usable[0]
 

@@ -496,6 +496,14 @@ def test_force_removes_all_of_the_old_dataset(folder: Path, tmp_path: Path) -> N
             assert tree(tmp_path / "out") == tree(tmp_path / expected)
 
 
+def test_force_replaces_splits_with_fields(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    samples = [{"image": png(8, 8, n), "caption": f"{n}", "blob": b"x"} for n in range(20)]
+    for rows in (20, 19):  # the index of each split has folders
+        convert(samples[:rows], target, to="lmdb", val=0.3, force=True)
+        assert sorted(os.listdir(target)) == ["shardkit.json", "train", "val"]
+
+
 def test_force_replaces_an_incomplete_dataset(folder: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         make_folder(tmp_path / "splits" / name)
