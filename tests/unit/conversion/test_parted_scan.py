@@ -17,7 +17,7 @@ from shardkit.conversion.convert import Builder, commit, convert, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
-from shardkit.errors import DiskFull, ShardkitError, UsageError
+from shardkit.errors import BadImages, DiskFull, ShardkitError, UsageError
 from shardkit.sources.imagefolder import ImageFolder
 
 
@@ -145,5 +145,7 @@ def test_files_of_a_killed_scan_are_removed_by_the_next_run(source: Path, tmp_pa
     for target in ("planned", "converted"):
         make_tree(tmp_path / target, {".shardkit-work/scratch/0123": b"of a killed scan"})
     plan(ImageFolder(source), tmp_path / "planned", HERE)
-    convert(source, tmp_path / "converted", to="lmdb", on_error="skip")
+    with pytest.raises(BadImages):  # keeps its work
+        convert(source, tmp_path / "converted", to="lmdb")
+    assert len(list(tmp_path.rglob("state"))) == 2
     assert not list(tmp_path.rglob("scratch"))
