@@ -228,7 +228,8 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         staging: A local folder for a conversion to a URL, used like ``target``: the dataset is
             built there, then uploaded. It remains there; remove it when you like.
         plan_only: Write only the plan into ``target``, for ``shardkit work`` and
-            ``shardkit commit``.
+            ``shardkit commit``. ``workers`` or ``executor`` list a folder of images, in memory that
+            does not grow with it.
         facts: Whether to also measure the images for `shardkit.report`, as ``facts.npy``, which is
             not part of the dataset.
         on_progress: Called with the work done since the last call.

@@ -257,9 +257,11 @@ class Jobs:
             take_over: Whether to take tasks that others claimed but have not finished, too.
         """
         for number in range(len(self)):
-            task = self.task(number)
             name = _claim_name(number)
-            if load_result(task) or not (own(self._target, name) or take_over):
+            if not (own(self._target, name) or take_over):
+                continue  # without reading the list of images
+            task = self.task(number)
+            if load_result(task):
                 continue
             try:
                 yield number

@@ -22,11 +22,11 @@ from shardkit.conversion.plan import rank, stored_order
 from shardkit.errors import Problem
 from shardkit.system.pool import Meter
 
-PARTS = 256
-"""Parts of each split: enough for many workers, few enough to start one after another."""
+_PARTS = 256
+"""Parts of each split: enough to keep many workers busy to the end, few enough for full runs."""
 
 _BUCKETS = 1024
-"""Buckets of a run. At 100 million images, one holds 100,000: 50 MB in memory."""
+"""Buckets of a run. Of 100 million images, one has 100,000, which take 50 MB in memory."""
 
 _RUN = 50_000
 """Images of a run: 25 MB in memory."""
@@ -116,7 +116,7 @@ def scan_in_parts(
         UsageError: If the source is missing, unreadable or empty.
         OSError: If the files cannot be written.
     """
-    scan, parts = source.parts(PARTS)
+    scan, parts = source.parts(_PARTS)
     seed = seed_of(scan)
     tasks = [ListTask(source, part, folder, seed) for part in parts]
     found = {task.part: listed for task, listed in run(tasks)}

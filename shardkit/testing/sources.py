@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,19 @@ class SourceConformance:
         first = _listed(kind.open(path).scan())
         assert _listed(kind.open(path).scan()) == first
         assert call_in(NEW_PROCESS, _scan, kind.open(path)) == first
+
+    def test_parts_list_what_a_scan_lists(self, source: Source) -> None:
+        """Only if it is a `shardkit.contracts.PartedSource`."""
+        parted: Any = source
+        if not hasattr(source, "parts"):
+            return
+        listed = [
+            (part.split, entry)
+            for part in parted.parts(2)[1]
+            for entry in parted.list_part(part).entries
+        ]
+        splits = source.scan().splits.values()
+        assert listed == [(images.split, entry) for images in splits for entry in images.entries]
 
     def test_a_pickled_source_reads_the_same(self, source: Source) -> None:
         (images,) = source.scan().splits.values()

@@ -37,7 +37,9 @@ def make_many(folder: Path, count: int) -> Path:
     for number in range(count // 1000):
         (folder / f"class {number}").mkdir(parents=True)
         for image in range(1000):
-            (folder / f"class {number}" / f"image {image}.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+            (folder / f"class {number}" / f"image {image}.jpg").write_bytes(
+                b"\xff\xd8\xff\xe0 no more"
+            )
     return folder
 
 

@@ -212,6 +212,15 @@ def test_a_claimed_task_is_not_built_twice(planned: Path) -> None:
     assert [next(first), next(second), next(first), next(second)] == [0, 1, 2, 3]
 
 
+def test_a_claimed_task_is_not_read(planned: Path) -> None:
+    first = Jobs(planned).claimed()
+    Jobs(planned).build(next(first))
+    assert next(first) == 1
+    (task,) = planned.rglob("jobs/000000.json")
+    task.write_bytes(b"")
+    assert next(Jobs(planned).claimed()) == 2
+
+
 def test_claims_of_the_dead_and_of_failures_are_void(planned: Path) -> None:
     claims = next(planned.rglob("claims"))
     dead = subprocess.Popen(["true"])

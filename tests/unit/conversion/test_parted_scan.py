@@ -24,7 +24,7 @@ from shardkit.sources.imagefolder import ImageFolder
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide small sources as if they were large."""
-    monkeypatch.setattr(parted_scan, "PARTS", 3)
+    monkeypatch.setattr(parted_scan, "_PARTS", 3)
     monkeypatch.setattr(parted_scan, "_RUN", 7)
     monkeypatch.setattr(parted_scan, "_PIECE", 5)
     monkeypatch.setattr(convert_module, "_FEW", 10)
