@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.conversion.build import Built, ShardTask, saved_result
-from shardkit.conversion.disk import as_failure
+from shardkit.conversion.disk import FULL, as_failure
 from shardkit.conversion.jobs import (
     PLAN,
     Jobs,
@@ -70,7 +70,7 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
 
     Raises:
         UsageError: If it cannot be created.
-        ConversionFailed: If the disk is full or fails within the block.
+        DiskFull: If the disk is full within the block.
     """
     above, prefix = Path(staging or tempfile.gettempdir()), f"shardkit-jobs-{socket.gethostname()}-"
     try:
@@ -88,7 +88,9 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
         try:
             yield Path(place)
         except OSError as error:
-            raise as_failure(error, above) from error
+            if error.errno in FULL:
+                raise as_failure(error, above) from error
+            raise
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -111,7 +113,7 @@ class StoredPlan:
     def __init__(self, url: str, claim: dict[str, Any]) -> None:
         self.url = url
         self.claim = claim
-        self.below = f"{url}/{_JOBS}/{claim.get('plan')}"
+        self.below = f"{url}/{_JOBS}/{claim['plan']}"
 
     @classmethod
     def found(cls, url: str) -> StoredPlan:
@@ -120,19 +122,11 @@ class StoredPlan:
         Raises:
             UsageError: If there is none.
         """
-        plan = cls(writable(url), _claim(writable(url)) or {})
-        if not plan.claim:
-            raise plan.absent()
-        return plan
-
-    def absent(self) -> UsageError:
-        """Return the error that the URL holds no plan, or no longer holds this one."""
-        if _claim(self.url) is None and _has_dataset(self.url):
-            _remove_waste(self.url)  # of a commit that was killed
-        return UsageError(
-            f"{self.url} holds no plan. Write one with `shardkit convert ... {self.url} "
-            "--plan-only`; if it was committed, its dataset is complete."
-        )
+        url = writable(url)
+        claim = _claim(url)
+        if not claim:
+            raise _absent(url)
+        return cls(url, claim)
 
     @property
     def is_current(self) -> bool:
@@ -148,7 +142,7 @@ class StoredPlan:
         """
         if missing := call("mirror:receive", self.below, folder, names):
             if not self.is_current:
-                raise self.absent()
+                raise _absent(self.url)
             raise UsageError(
                 f"the plan in {self.url} is not complete: it lacks {missing[0]}. If `convert "
                 "--plan-only` was interrupted, repeat it."
@@ -401,7 +395,7 @@ def receive_results(plan: StoredPlan, folder: Path) -> None:
             plan.receive(folder, list(map(name, range(len(tasks)))))
         missing = _place_shards(plan, tasks, folder)
     if missing and not plan.is_current:
-        raise plan.absent()
+        raise _absent(plan.url)
     require_done(missing, len(tasks), plan.url)
 
 
@@ -431,7 +425,7 @@ def publish(plan: StoredPlan, folder: Path) -> None:
         ShardkitError: If the store cannot be used.
     """
     if not (plan.end(b"commit") and plan.is_current):
-        raise plan.absent()
+        raise _absent(plan.url)
     for name, entry, _ in files_of(folder, load_any_manifest(folder)):
         if not isinstance(entry, ShardEntry):
             send_file(folder, plan.url, name, entry, None)
@@ -439,6 +433,16 @@ def publish(plan: StoredPlan, folder: Path) -> None:
         raise UsageError(f"{plan.url} already holds another dataset; choose another URL")
     call("write:delete", plan.url, CLAIM)  # first: without it, the rest is only waste
     _remove_waste(plan.url)
+
+
+def _absent(url: str) -> UsageError:
+    """Return the error that a URL holds no plan, or no longer the one that it held."""
+    if _claim(url) is None and _has_dataset(url):
+        _remove_waste(url)  # of a commit that was killed
+    return UsageError(
+        f"{url} holds no plan. Write one with `shardkit convert ... {url} --plan-only`; if it was "
+        "committed, its dataset is complete."
+    )
 
 
 def _remove_waste(url: str) -> None:
