@@ -379,7 +379,7 @@ def _lack(path: Path) -> str:
         return "it is a file"
     if any(path.parent.glob(".shardkit*")):
         return "a conversion into it is unfinished; rerun the same convert command to resume"
-    return f"it contains no {path.name}"
+    return f"it contains no {path.name}; make one of its files with `shardkit convert`"
 
 
 def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:

@@ -140,7 +140,11 @@ def serve() -> None:
         try:
             answer = getattr(importlib.import_module(module), function)(*arguments)
         except Exception as error:
-            text = str(error) if isinstance(error, BadImage) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, (BadImage, OSError))
+                else f"{type(error).__name__}: {error}"
+            )
             _answer(out, b"E", text.encode(errors="replace"))
         else:
             _answer(out, b"R", answer)

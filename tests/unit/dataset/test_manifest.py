@@ -339,7 +339,7 @@ def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_manifest_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"it contains no {MANIFEST_NAME}"):
+    with pytest.raises(UsageError, match=f"it contains no {MANIFEST_NAME}; make one of its files"):
         load_manifest(tmp_path)
 
 
