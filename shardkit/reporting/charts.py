@@ -82,8 +82,9 @@ def class_bars(counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> str
     said = f"Images of {len(counts):,} classes in {', '.join(map(printable, parts))}"
     width = _LABELS + _BARS + _VALUES
     return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(said)}">'
         f'<svg class="wide" viewBox="0 0 {width} {_BAR * len(counts)}" role="img" '
-        f'aria-label="{escape(said)}">{"".join(drawn)}</svg>'
+        f'aria-label="{escape(said)}">{"".join(drawn)}</svg></div>'
     )
 
 

@@ -23,6 +23,8 @@ class Part(NamedTuple):
     """One dataset, or one split, in the table."""
 
     name: str
+    split: str
+    """Its split in a directory of splits, or ""."""
     shards: ShardSet
     start: int
     """Its first row in the table."""
@@ -61,14 +63,14 @@ class Collection:
     ) -> None:
         self.parts: list[Part] = []
         start = 0
-        for name, place in _places(directories).items():
+        for name, (split, place) in _places(directories).items():
             shards = ShardSet(place)
             if IMAGE not in shards.schema:
                 raise UsageError(
                     f"{place} has no images to report on; its fields are "
                     f"{', '.join(shards.schema)}. `shardkit info` describes them."
                 )
-            self.parts.append(Part(name, shards, start))
+            self.parts.append(Part(name, split, shards, start))
             start += len(shards)
         if on_progress:
             on_progress(Progress(total=start))
@@ -136,18 +138,22 @@ class Collection:
         return Image(part, own, part.shards.keys[own], part.shards.paths[own])
 
 
-def _places(directories: Sequence[str | Path]) -> dict[str, Path]:
-    """Return the directory of each dataset and split, by a name that tells them apart."""
-    places: dict[str, Path] = {}
+def _places(directories: Sequence[str | Path]) -> dict[str, tuple[str, Path]]:
+    """Return the split and the directory of each dataset, by a name that tells them apart.
+
+    The name has no more of the path than is needed: reports are shown to others.
+    """
+    places: dict[str, tuple[str, Path]] = {}
     known: set[Path] = set()
-    for directory in map(Path, directories):
-        for split, place in dataset_directories(directory).items():
-            if len(directories) == 1:
-                name = split or directory.absolute().name
-            else:
-                name = str(directory / split)
+    folders = [Path(directory) for directory in directories]
+    names = [folder.absolute().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [*map(str, folders)]
+    for name, folder in zip(names, folders, strict=True):
+        for split, place in dataset_directories(folder).items():
             if (real := place.resolve()) in known:
                 raise UsageError(f"{place} is given twice; name each dataset once")
             known.add(real)
-            places[name] = place
+            whole = name if not split else split if len(folders) == 1 else f"{name}/{split}"
+            places[whole] = split, place
     return places

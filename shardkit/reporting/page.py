@@ -74,7 +74,7 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowr
   grid-template-columns: repeat(auto-fill, minmax(min(18rem, 100%), 1fr)); }}
 .grid-of-charts figcaption {{ font-weight: 600; }}
 svg {{ width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: CanvasText; }}
-svg.wide {{ max-width: 46rem; }}
+svg.wide {{ min-width: 32rem; max-width: 46rem; }}
 .bar {{ fill: var(--bar); }} .grid, .axis {{ stroke: CanvasText; fill: none; opacity: .5; }}
 .grid {{ opacity: .12; }}
 figure {{ margin: 0; }}
@@ -136,7 +136,7 @@ def page(report: DatasetReport, seed: int = 0) -> str:
         sections["Fields"] = _fields(report)
     return _PAGE.format(
         mark=MARK,
-        title=_safe(f"Report on {', '.join(part.name for part in report.images.parts)}"),
+        title=_safe(f"Report on {_names(report)}"),
         summary=_summary(report),
         links="".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in sections),
         sections="\n".join(
@@ -145,6 +145,15 @@ def page(report: DatasetReport, seed: int = 0) -> str:
             for name, text in sections.items()
         ),
     )
+
+
+def _names(report: DatasetReport) -> str:
+    """Return the names of the datasets, and that of the directory if all are its splits."""
+    parts = report.images.parts
+    names = ", ".join(part.name for part in parts)
+    if any(part.name != part.split for part in parts):
+        return names
+    return f"{parts[0].shards.directory.absolute().parent.name}: {names}"
 
 
 def _id(name: str) -> str:
@@ -194,8 +203,9 @@ class _Album:
             lines.append(_safe(described))
         for name, field in image.part.shards.schema.items():
             if field.kind == "text":
-                caption = image.part.shards.values(name, [image.row]).value(0) or ""
-                lines.append(f"<q>{escape(shortened(caption, _CAPTION))}</q>")
+                caption = image.part.shards.values(name, [image.row]).value(0)
+                if caption:
+                    lines.append(f"<q>{escape(shortened(caption, _CAPTION))}</q>")
         text = f'<span class="key">{_safe(image.key)}</span>{"<br>".join(lines)}'
         return f'<li><div class="frame">{frame}</div>{text}</li>'
 
@@ -203,13 +213,22 @@ class _Album:
         return f'<ul class="pictures">{"".join(map(self.item, rows))}</ul>'
 
 
+class _Link(str):
+    """The text of a link to the part of the page with this name."""
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> str:
-    """Return a table; numbers are right-aligned."""
+    """Return a table; numbers are right-aligned, and each `_Link` is a link."""
 
     def cell(value: object) -> str:
         if isinstance(value, int):
             return f'<td class="n">{value:,}</td>'
-        return f"<td>{_safe(str(value))}</td>"
+        text = _safe(str(value))
+        return (
+            f'<td><a href="#{text}">{text}</a></td>'
+            if isinstance(value, _Link)
+            else f"<td>{text}</td>"
+        )
 
     lines = ["".join(f'<th scope="col">{each}</th>' for each in head)]
     lines += ["".join(map(cell, row)) for row in rows]
@@ -333,7 +352,7 @@ def _fields(report: DatasetReport) -> str:
 
 def _findings(report: DatasetReport, album: _Album) -> str:
     rows = [
-        (each.kind, KINDS[each.kind], len(each.groups), each.rows)
+        (_Link(each.kind), KINDS[each.kind], len(each.groups), each.rows)
         for each in report.findings
         if each.groups
     ]
@@ -387,14 +406,15 @@ def _downloads(report: DatasetReport, finding: Findings) -> str:
     lists = report.exclude_lists(finding)
     if sum(map(len, lists.values())) > _LISTED:
         return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
+    splits = {part.name: part.split for part in report.images.parts}
     for part, text in lists.items():
         content = base64.b64encode(text.encode()).decode("ascii")
-        where = f" of {_safe(part)}" if len(report.images.parts) > 1 else ""
+        name = _safe(report.list_name(finding, part))
+        split = f"{_safe(splits[part])}=" if splits[part] else ""
         links.append(
-            f'<a download="exclude-{finding.kind}.txt" href="data:text/plain;base64,{content}">'
-            f"exclude.txt{where}</a>"
+            f"<code>--exclude {split}</code>"
+            f'<a download="{name}" href="data:text/plain;base64,{content}">{name}</a>'
         )
     if not links:
         return ""
-    command = "<code>shardkit convert ... --exclude</code>"
-    return f"<p>To leave these out, {command}: {', '.join(links)}</p>"
+    return f"<p>To leave these out: <code>shardkit convert ...</code> {', '.join(links)}</p>"

@@ -103,8 +103,13 @@ class DatasetReport:
                 lists[part.name] = "".join(f"{line}\n" for line in lines)
         return lists
 
+    def list_name(self, finding: Findings, part: str) -> str:
+        """Return the file name of a list: ``KIND.txt`` or, of several, ``SPLIT-KIND.txt``."""
+        prefix = f"{part.replace('/', '-')}-" if len(self.images.parts) > 1 else ""
+        return f"{prefix}{finding.kind}.txt"
+
     def save_exclude(self, folder: Path) -> list[Path]:
-        """Write `exclude_lists` to ``KIND.txt`` or, of several datasets, ``SPLIT-KIND.txt``.
+        """Write `exclude_lists` to files with the names of `list_name`.
 
         Returns:
             The files, one for each kind of finding and dataset.
@@ -116,8 +121,7 @@ class DatasetReport:
         written = []
         for finding in self.findings:
             for part, text in self.exclude_lists(finding).items():
-                prefix = f"{part.replace('/', '-')}-" if len(self.images.parts) > 1 else ""
-                path = folder / f"{prefix}{finding.kind}.txt"
+                path = folder / self.list_name(finding, part)
                 write_result(path, text.encode())
                 written.append(path)
         return written

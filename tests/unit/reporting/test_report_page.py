@@ -70,17 +70,21 @@ def test_every_section_and_finding_is_shown(made: DatasetReport, text: str) -> N
     assert {f"#{name.lower().replace(' ', '-')}" for name in SECTIONS} <= {*parsed.links}
     for kind in FAULTS.keys() - {"broken"}:
         assert f'<details open id="{kind}">' in text
+        assert f'<a href="#{kind}">' in text
     assert made.normalize in parsed.text
     assert text.count("<img ") == text.count(' alt="') > 40
 
 
 def test_lists_of_keys_are_in_the_page(made: DatasetReport, text: str) -> None:
     listed = re.findall(
-        r'download="exclude-leak.txt" href="data:text/plain;base64,([^"]+)">([^<]+)<', text
+        r'<code>--exclude (\w+=)</code><a download="train-leak.txt" href="data:text/plain;base64,'
+        r'([^"]+)">([^<]+)<',
+        text,
     )
 
-    assert [where for _, where in listed] == ["exclude.txt of train"]
-    assert {*base64.b64decode(listed[0][0]).decode().split()} == {"cat/02", "cat/03"}
+    ((split, content, name),) = listed
+    assert (split, name) == ("train=", "train-leak.txt")
+    assert {*base64.b64decode(content).decode().split()} == {"cat/02", "cat/03"}
 
 
 def test_names_are_text_and_nothing_else(text: str) -> None:
@@ -178,7 +182,7 @@ def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path
     # Its policy forbids scripts and requests; a violation is an error on the console.
     done = browse(text, tmp_path)
 
-    assert "<title>Report on train, val</title>" in done.stdout
+    assert "<title>Report on made: train, val</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
 
 
@@ -201,22 +205,30 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         return script.read().decode().replace("</script", "<\\/script")
 
 
+NARROW = 360
+"""Width of a small phone. A browser's window is wider, so the page is in a frame of this width."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["light", "dark", "phone"])
-def test_the_page_is_accessible(text: str, axe: str, mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["light", "dark", "phone", "dark phone"])
+def test_the_page_is_accessible_and_fits(text: str, axe: str, mode: str, tmp_path: Path) -> None:
     script = (
         f"<script>{axe}</script>"
-        "<script>axe.run().then(found => { const list = document.createElement('pre');"
-        "list.id = 'violations'; list.textContent = JSON.stringify(found.violations);"
-        "document.body.append(list); });</script>"
+        "<script>axe.run().then(found => { const list = top.document.createElement('pre');"
+        "list.id = 'found'; list.textContent = JSON.stringify({"
+        "violations: found.violations, dark: matchMedia('(prefers-color-scheme: dark)').matches,"
+        "inner: innerWidth, content: document.documentElement.scrollWidth });"
+        "top.document.body.append(list); });</script>"
     )
-    allowed = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", script + "</body>")
-    options = {
-        "light": ["--window-size=1280,1000"],
-        "dark": ["--blink-settings=preferredColorScheme=0"],
-        "phone": ["--window-size=390,800"],
-    }
-    done = browse(allowed, tmp_path, "--virtual-time-budget=20000", *options[mode])
-    (listed,) = re.findall(r'<pre id="violations">(.*?)</pre>', done.stdout)
+    shown = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", script + "</body>")
+    if "phone" in mode:
+        shown = f'<iframe width="{NARROW}" height="800" srcdoc="{html.escape(shown)}"></iframe>'
+    options = ["--blink-settings=preferredColorScheme=0"] * ("dark" in mode)
+    done = browse(shown, tmp_path, "--virtual-time-budget=20000", *options)
+    (listed,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)
+    found = json.loads(html.unescape(listed))
 
-    assert [(each["id"], each["impact"]) for each in json.loads(html.unescape(listed))] == []
+    assert [(each["id"], each["impact"]) for each in found["violations"]] == []
+    assert found["dark"] == ("dark" in mode)
+    assert (found["inner"] <= NARROW) == ("phone" in mode)
+    assert found["content"] <= found["inner"]
