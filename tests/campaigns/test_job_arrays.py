@@ -121,6 +121,20 @@ def test_a_job_killed_between_the_parts_of_its_shard_leaves_its_task(
     _require_same(bucket, tmp_path / "local")
 
 
+@pytest.mark.timeout(600)
+def test_of_plans_for_one_bucket_one_is_carried_out(tmp_path: Path, bucket: Bucket) -> None:
+    source, url = make_folder(tmp_path / "photos"), f"s3://{BUCKET}/made"
+    command = ("convert", "imagefolder", source, url, "--to", "lmdb", "--plan-only", "--seed")
+    rivals = [_job(*command, seed) for seed in range(4)]
+    errors = [_error(job, 1) for job in rivals]
+    (seed,) = [number for number, job in enumerate(rivals) if job.returncode == 0]
+    assert all(f"{url} " in error for number, error in enumerate(errors) if number != seed)
+    _repeated(0, "work", url, "--claim")
+    _repeated(0, "commit", url)
+    convert(source, tmp_path / "local", to="lmdb", seed=seed)
+    _require_same(bucket, tmp_path / "local")
+
+
 def _require_same(bucket: Bucket, local: Path) -> None:
     expected = {name: digest for name, digest in tree(local).items() if digest != "folder"}
     assert {
