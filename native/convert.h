@@ -37,11 +37,14 @@ typedef struct {
 /* Measure RGB pixels of width x height, without gaps. */
 enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
                         const int16_t *waves, sk_memory *work, sk_measures *out);
+/* Measure only their sharpness. */
+enum sk_code sk_measure_sharpness(const uint8_t *pixels, uint32_t width, uint32_t height,
+                                  sk_memory *work, float *out);
 /* Measure a PNG from its unpacked rows, of 1 (gray) or 3 channels of 8 bits. */
 enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height, uint32_t channels,
                             const int16_t *waves, sk_measures *out);
 /* Whether a JPEG has so few bits that its sharpness must be measured at full size. */
-int sk_may_be_blurred(size_t length, uint64_t pixels, uint32_t quantizers);
+int sk_may_be_blurred(size_t length, uint32_t width, uint32_t height, uint32_t quantizers);
 
 /* Measure a JPEG, decoded at as few eighths of its size as leave SIDE pixels, if it decodes without
  * a warning and has that width and height. */

@@ -167,16 +167,15 @@ static enum sk_code run(struct job *job, int decode, sk_image *image) {
 static enum sk_code measure(struct job *job, sk_image *image, const int16_t *waves, sk_measures *out) {
     sk_memory work = {NULL, 0};
     enum sk_code code = sk_measure(job->pixels.data, job->width, job->height, waves, &work, out);
-    uint64_t pixels = (uint64_t)image->width * image->height;
-    if (code == SK_DONE && sk_may_be_blurred(job->length, pixels, job->quantizers) &&
+    if (code == SK_DONE &&
+        sk_may_be_blurred(job->length, image->width, image->height, job->quantizers) &&
         eighths_of(image->width, image->height, SIDE) <
             eighths_of(image->width, image->height, SHARP_SIDE)) {
-        sk_measures fine;
         job->least = SHARP_SIDE;
         code = run(job, 1, image);
         if (code == SK_DONE)
-            code = sk_measure(job->pixels.data, job->width, job->height, waves, &work, &fine);
-        if (code == SK_DONE) out->sharpness = fine.sharpness;
+            code = sk_measure_sharpness(job->pixels.data, job->width, job->height, &work,
+                                        &out->sharpness);
     }
     sk_release(&work);
     out->quantizers = job->quantizers;

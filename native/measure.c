@@ -11,6 +11,7 @@
 #define FINE 16   /* levels of a reduced image for each level of the image */
 #define WINDOW 9
 #define FEW_BITS 3.5
+#define USUAL_SIDE 512
 
 /* Ranges of the width and the height that views have. */
 static const uint8_t views[SK_VIEWS][2] = {{0, 0}, {1, 1}, {2, 1}, {1, 2}, {2, 2}, {3, 3}, {4, 4}};
@@ -24,7 +25,12 @@ static void moments(uint64_t sum, uint64_t squares, uint64_t count, float *mean,
     *deviation = (float)sqrt(variance > 0 ? variance : 0);
 }
 
-/* Measure the channels, and convert the pixels to gray as Pillow does. */
+/* As Pillow converts a pixel. */
+static inline uint8_t gray_of(const uint8_t *pixel) {
+    return (uint8_t)((pixel[0] * 19595u + pixel[1] * 38470u + pixel[2] * 7471u + 0x8000) >> 16);
+}
+
+/* Measure the channels, and convert the pixels to gray. */
 static void measure_colors(const uint8_t *pixels, size_t count, uint8_t *gray, sk_measures *out) {
     uint64_t sums[3] = {0}, squares[3] = {0}, sum = 0, square = 0, seen = 0;
     histogram levels = {0};
@@ -33,7 +39,7 @@ static void measure_colors(const uint8_t *pixels, size_t count, uint8_t *gray, s
             sums[c] += pixels[c];
             squares[c] += (uint32_t)pixels[c] * pixels[c];
         }
-        gray[n] = (uint8_t)((pixels[0] * 19595u + pixels[1] * 38470u + pixels[2] * 7471u + 0x8000) >> 16);
+        gray[n] = gray_of(pixels);
         levels[gray[n]]++;
     }
     for (int c = 0; c < 3; c++) moments(sums[c], squares[c], count, &out->mean[c], &out->std[c]);
@@ -152,9 +158,21 @@ static float sharpness_of(const uint8_t *gray, uint32_t width, uint32_t height) 
     return (float)least;
 }
 
-int sk_may_be_blurred(size_t length, uint64_t pixels, uint32_t quantizers) {
-    double bits = 8 * (double)length / (double)pixels / FEW_BITS, mean = quantizers / 64.0;
+int sk_may_be_blurred(size_t length, uint32_t width, uint32_t height, uint32_t quantizers) {
+    double bits = 8 * (double)length / ((double)width * height) / FEW_BITS, mean = quantizers / 64.0;
+    uint32_t shorter = width < height ? width : height;
+    if (shorter > USUAL_SIDE) bits *= sqrt((double)shorter / USUAL_SIDE);
     return bits * bits * bits * bits * bits * mean * mean < 1;
+}
+
+enum sk_code sk_measure_sharpness(const uint8_t *pixels, uint32_t width, uint32_t height,
+                                  sk_memory *work, float *out) {
+    size_t count = (size_t)width * height;
+    uint8_t *gray = sk_reserve(work, count);
+    if (gray == NULL) return SK_MEMORY;
+    for (size_t n = 0; n < count; n++) gray[n] = gray_of(pixels + 3 * n);
+    *out = sharpness_of(gray, width, height);
+    return SK_DONE;
 }
 
 enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,

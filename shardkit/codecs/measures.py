@@ -5,6 +5,7 @@ The compiled module measures the same, bit for bit (``native/measure.c``): all s
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -70,7 +71,10 @@ _WINDOW = 9
 """Pixels of the blur that sharpness is compared with (Crete et al. 2007 use the same)."""
 
 _FEW_BITS = 3.5
-"""See `may_be_blurred`."""
+"""Bits per pixel of a blurred JPEG with quantizers of 1; see `may_be_blurred`."""
+
+_USUAL_SIDE = 512
+"""Shorter side up to which they do not depend on the size."""
 
 
 def measure(pixels: Pixels) -> Any:
@@ -119,19 +123,21 @@ def measure_png(image: PlainPng, rows: bytes, measures: npt.NDArray[Any]) -> Non
         compiled.measure_png(rows, *size, WAVES, measures.view(np.uint8))
 
 
-def may_be_blurred(length: int, pixels: int, quantizers: int) -> bool:
+def may_be_blurred(length: int, size: tuple[int, int], quantizers: int) -> bool:
     """Return whether a JPEG has so few bits that it may be blurred at full size.
 
-    Blurred photographs have at most 2.1 bits per pixel at quality 95, 1.5 at 90, 1.1 at 75 and 0.9
-    at 50; this has some margin.
+    Of 185 photographs of 500 x 375 pixels whose blur is found at full size, 95% have at most 1.8
+    bits per pixel at quality 95, 1.3 at 90, 0.9 at 75 and 0.7 at 50. Of the sharp ones, 1% have.
 
     Args:
         length: Bytes of the image.
-        pixels: Number of its pixels.
+        size: Its width and height.
         quantizers: Sum of its 64 luma quantizers.
     """
-    bits = 8 * length / pixels / _FEW_BITS
+    bits = 8 * length / (float(size[0]) * size[1]) / _FEW_BITS
     mean = quantizers / 64
+    if min(size) > _USUAL_SIDE:  # larger ones have fewer bits for the same blur
+        bits *= math.sqrt(min(size) / _USUAL_SIDE)
     return bits * bits * bits * bits * bits * mean * mean < 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -140,8 +141,9 @@ def _decoded(image: EncodedImage, header: Properties) -> Any:
     """Return the measures of an image that Python decodes."""
     pixels = decode_stored(image, at_least=(SIDE, SIDE))
     found = measure(pixels)
-    size = image.width * image.height
-    if 3 * size > pixels.size and may_be_blurred(len(image.data), size, header.quantizers):
+    size = image.width, image.height
+    reduced = pixels.size < 3 * math.prod(size)
+    if reduced and may_be_blurred(len(image.data), size, header.quantizers):
         found["sharpness"] = sharpness(decode_stored(image, at_least=(SHARP_SIDE, SHARP_SIDE)))
     return found
 

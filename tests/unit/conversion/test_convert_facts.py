@@ -30,11 +30,11 @@ def photos(tmp_path: Path) -> Path:
         tmp_path / "photos",
         {
             "a/plain.jpg": encoded(large),
-            "a/blurred.jpg": encoded(blurred),
+            "a/blurred.jpg": encoded(blurred, quality=90),
             "a/gray.jpg": encoded(scene(2).convert("L")),
             "a/turned.jpg": encoded(scene(3), exif=exif(6)),
             "a/progressive.jpg": encoded(large, progressive=True),
-            "a/progressive-blurred.jpg": encoded(blurred, progressive=True),
+            "a/progressive-blurred.jpg": encoded(blurred, quality=90, progressive=True),
             "a/profiled.jpg": encoded(scene(4), icc_profile=b"profile"),
             "a/cmyk.jpg": encoded(scene(5).convert("CMYK"), "JPEG"),
             "b/plain.png": png(40, 30, 1),
@@ -92,6 +92,15 @@ def test_facts_do_not_need_the_compiled_module(
     convert(photos, tmp_path / "plain", to="lmdb", facts=True)
 
     assert facts_of(tmp_path / "plain") == (tmp_path / "compiled" / FACTS_NAME).read_bytes()
+
+
+def test_a_blurred_jpeg_is_found_at_full_size(photos: Path, tmp_path: Path) -> None:
+    convert(photos, tmp_path / "made", to="lmdb", facts=True, shuffle=False)
+    made = ShardSet(tmp_path / "made")
+    sharpness = dict(zip(made.keys, load_facts(made)["sharpness"].tolist(), strict=True))
+
+    assert sharpness["a/blurred"] == sharpness["a/progressive-blurred"] < 0.3
+    assert sharpness["a/plain"] == sharpness["a/progressive"] > 0.5
 
 
 def test_splits_have_facts_and_left_out_images_have_none(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Measures of pixels: the compiled module and Python agree, and blur is found in few bits."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import encoded, png_file
+from PIL import Image, ImageFilter
+from planted_faults import scene
+
+from shardkit.codecs.image import Pixels, decode
+from shardkit.codecs.measures import MEASURES, WAVES, may_be_blurred, measure, measure_png
+from shardkit.codecs.properties import properties
+from shardkit.codecs.structure import plain_png
+from shardkit.system import native
+
+compiled = pytest.mark.skipif(native.module() is None, reason="the compiled module is not used")
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pixels], Any]:
+    def measured(pixels: Pixels) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "module", lambda: None)
+            return measure(pixels)
+
+    return measured
+
+
+def pictures() -> list[Pixels]:
+    rng = np.random.default_rng(0)
+    sizes = [(1, 1), (1, 300), (300, 1), (19, 18), (19, 19), (31, 33), (32, 32), (64, 97), (5, 40)]
+    noise = [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+    flat = [np.full((40, 50, 3), level, np.uint8) for level in (0, 127, 255)]
+    stripes = np.zeros((48, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    return [*noise, *flat, stripes, np.asarray(scene(1)), np.asarray(scene(2))[:, ::-1]]
+
+
+@compiled
+def test_the_compiled_module_measures_the_same(reference: Callable[[Pixels], Any]) -> None:
+    for pixels in pictures():
+        assert measure(pixels).tobytes() == reference(pixels).tobytes(), pixels.shape
+
+
+@compiled
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rows_of_a_png_with_each_filter_are_measured(channels: int) -> None:
+    width, height = 21, 30
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (height, 1 + width * channels), np.uint8)
+    rows[:, 0] = np.arange(height) % 5
+    head = bytes([0, 0, 0, width, 0, 0, 0, height, 8, 0 if channels == 1 else 2, 0, 0, 0])
+    data = png_file(head, rows.tobytes())
+    found, plain = np.zeros(1, MEASURES), plain_png(data)
+    assert plain
+    measure_png(plain, rows.tobytes(), found)
+    pixels = decode(data, "png")
+    expected = measure(pixels)
+
+    assert found["pixels"][0] == zlib.crc32(pixels.tobytes())
+    assert (found["hash"][0], found["mean"][0].tolist()) == (
+        expected["hash"],
+        expected["mean"].tolist(),
+    )
+    assert (found["done"][0], found["components"][0]) == (1, channels)
+
+
+@compiled
+def test_content_of_another_size_is_refused() -> None:
+    module, out = native.module(), np.zeros(1, MEASURES).view(np.uint8)
+    assert module
+    with pytest.raises(ValueError, match="does not have that size"):
+        module.measure(bytes(299), 10, 10, WAVES, out)
+    with pytest.raises(ValueError, match="does not have that size"):
+        module.measure_png(bytes(300), 10, 10, 3, WAVES, out)
+    with pytest.raises(ValueError, match="measures does not hold"):
+        module.measure(bytes(300), 10, 10, WAVES, out[:-8])
+    assert not module.measure_png(b"\5" * 310, 10, 10, 3, WAVES, out)  # an unknown filter
+    assert not module.measure_jpeg(encoded(scene(1)), 10, 10, WAVES, out)
+
+
+def test_a_blurred_jpeg_has_few_bits() -> None:
+    sharp = scene(1, (500, 375))
+    blurred = sharp.filter(ImageFilter.GaussianBlur(3))
+
+    def few(image: Image.Image, quality: int) -> bool:
+        data = encoded(image, quality=quality)
+        return may_be_blurred(len(data), image.size, properties(data, "jpg").quantizers)
+
+    assert all(few(blurred, quality) for quality in (50, 75, 90, 95))
+    assert not any(few(sharp, quality) for quality in (90, 95))
+
+
+def test_the_hash_survives_scaling_and_compression() -> None:
+    image = scene(5, (400, 300))
+    whole = measure(np.asarray(image))
+    for other in (image.resize((200, 150)), Image.open(io.BytesIO(encoded(image, quality=50)))):
+        changed = measure(np.asarray(other))
+        assert int(whole["hash"] ^ changed["hash"]).bit_count() <= 2
