@@ -39,8 +39,8 @@ def merge(
         ConversionFailed: If writing fails.
     """
     places, target = [Path(each) for each in datasets], Path(target)
-    if len(places) < 2:
-        raise UsageError("merge requires at least two datasets")
+    if isinstance(datasets, str) or len(places) < 2:
+        raise UsageError("merge requires a list of at least two datasets")
     _refuse_overlap(places, target)
     manifests = [load_splits(place) for place in places]
     for place, splits in zip(places, manifests, strict=True):

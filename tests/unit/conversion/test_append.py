@@ -389,6 +389,12 @@ def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
     assert before.items() <= tree(tmp_path).items()
 
 
+def test_a_merge_of_one_dataset_is_refused(tmp_path: Path) -> None:
+    for datasets in ("made", ["made"]):
+        with pytest.raises(UsageError, match="requires a list of at least two datasets"):
+            merge(datasets, tmp_path / "out")
+
+
 def test_a_damaged_dataset_is_not_merged(place: Path, tmp_path: Path) -> None:
     other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
     shard = other / "shard-000000.lmdb"
