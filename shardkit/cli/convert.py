@@ -276,7 +276,7 @@ def _convert(  # noqa: PLR0913 - Click passes each option by name
     _require_report(report_file, dst, dry_run=dry_run or plan_only)
     with (
         reporting_bad(as_json=as_json),
-        progress_bar("converting", quiet=quiet) as tally,
+        progress_bar("listing" if plan_only else "converting", quiet=quiet) as tally,
         _executor(cluster, lost) as executor,
     ):
         made = convert(

@@ -66,6 +66,12 @@ def load_entries(content: bytes) -> list[Entry]:
         ValueError: If ``content`` is something else.
     """
     try:
-        return [Entry(*each) for each in load_json(content)["entries"]]
+        entries = [Entry(*each) for each in load_json(content)["entries"]]
     except (TypeError, KeyError) as error:
         raise ValueError(f"it does not list images: {error!r}") from error
+    if any(tuple(map(type, entry)) != _TYPES for entry in entries):
+        raise ValueError("a value of an image has another type")
+    return entries
+
+
+_TYPES = (str, str, int, int, int, int, str)

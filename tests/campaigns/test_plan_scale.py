@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import shardkit_command, tree, wait_until
 
 from shardkit.conversion.jobs import Jobs
 
@@ -69,3 +71,25 @@ def test_four_times_the_images_take_no_more_memory(tmp_path: Path) -> None:
         committing.append(peak(tmp_path / "measured.py", "commit", target))
     assert planning[1] - planning[0] < MOST_MORE, planning
     assert committing[1] - committing[0] < MOST_MORE, committing
+
+
+def test_a_plan_that_is_killed_anywhere_is_made_again(tmp_path: Path) -> None:
+    source = make_many(tmp_path / "photos", 20_000)
+    options = ("--to", "lmdb", "--shard-samples", 100, "--plan-only")
+
+    def command(target: Path) -> list[str]:
+        return shardkit_command("convert", "imagefolder", source, target, *options)
+
+    subprocess.run(command(tmp_path / "undisturbed"), check=True, timeout=120)
+    target = tmp_path / "killed"
+    state = target / ".shardkit-work/state"
+    for pattern in ("scratch/*", "state/.files*", "state/plan.json", "state/jobs/00010*"):
+        job = subprocess.Popen(command(target))
+        wait_until(
+            lambda: any(state.parent.glob(pattern)) or job.poll() is not None,  # noqa: B023
+            f"the files {pattern}",
+        )
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    subprocess.run(command(target), check=True, timeout=120)
+    assert tree(target) == tree(tmp_path / "undisturbed")

@@ -21,6 +21,7 @@ from shardkit.conversion.convert import Converted, commit, convert
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.plan import software_of
 from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
+from shardkit.record import dump_json
 from shardkit.system.cluster import open_cluster
 from shardkit.system.pool import Progress
 
@@ -171,7 +172,11 @@ def test_a_source_elsewhere_is_named_by_the_job(source: Path, planned: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b'{"fingerprint": 1}', b"\xff", b'{"source": "x"}']
+    "content",
+    [
+        *(b"", b"{}", b"[1]", b'{"fingerprint": 1}', b"\xff", b'{"source": "x"}'),
+        dump_json({"entries": [[1, "key", 0, 0, 0, 0, ""]] * 4}),
+    ],
 )
 def test_a_damaged_plan_is_an_error(planned: Path, content: bytes) -> None:
     (saved,) = planned.rglob("jobs/plan.json")

@@ -73,31 +73,23 @@ def plan(source: ImageFolder | Any, target: Path, builder: Builder, **given: Any
 HERE = Builder(1, None, None)
 
 
-def contents(target: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(target)): path.read_bytes()
-        for path in sorted(target.rglob("*"))
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_plan_is_that_of_the_whole_source(source: Path, tmp_path: Path, name: str) -> None:
     plan(ImageFolder(source).scan(), tmp_path / "whole", HERE, **OPTIONS[name])
     plan(ImageFolder(source), tmp_path / "parts", HERE, **OPTIONS[name])
     with ThreadPoolExecutor(3) as threads:
         plan(ImageFolder(source), tmp_path / "else", Builder(1, threads, None), **OPTIONS[name])
-    whole = contents(tmp_path / "whole")
+    whole = tree(tmp_path / "whole")
     assert len(whole) > 5
-    assert contents(tmp_path / "parts") == whole
-    assert contents(tmp_path / "else") == whole
+    assert tree(tmp_path / "parts") == whole
+    assert tree(tmp_path / "else") == whole
 
 
 def test_unlabeled_images_are_planned(source: Path, tmp_path: Path) -> None:
     flat = ImageFolder(source / "train" / "cat")
     plan(flat.scan(), tmp_path / "whole", HERE)
     plan(flat, tmp_path / "parts", HERE)
-    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
 def test_worker_processes_list_the_same(source: Path, tmp_path: Path) -> None:
@@ -105,7 +97,7 @@ def test_worker_processes_list_the_same(source: Path, tmp_path: Path) -> None:
     builder = Builder(2, None, lambda done: progress.append(done.images))
     plan(ImageFolder(source).scan(), tmp_path / "whole", HERE)
     plan(ImageFolder(source), tmp_path / "parts", builder)
-    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
     assert sum(progress) == 28
 
 
