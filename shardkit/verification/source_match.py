@@ -130,15 +130,16 @@ def match_sources(
     parts = {split: parts_of(manifest) for split, manifest in manifests.items()}
     count = max(map(len, parts.values()))
     sources = [source]
+    names = [part.manifest.source.get("name") for part in next(iter(parts.values()))]
+    remedy = (
+        f"{directory} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
+        "source for each, in this order, or a single one for all"
+    )
     if count > 1:
-        names = [part.manifest.source.get("name") for part in next(iter(parts.values()))]
         is_one = isinstance(source, (str, Path))
         sources = [source] * count if is_one else list(source)
         if len(sources) != count:
-            raise UsageError(
-                f"{directory} has {count} parts, made from {', '.join(map(quoted, names))}: give "
-                f"one source for each, in this order, or a single one for all; not {len(sources)}"
-            )
+            raise UsageError(f"{remedy}; not {len(sources)}")
     found = []
     for number, root in enumerate(sources):
         own = {split: each[number] for split, each in parts.items() if number < len(each)}
@@ -152,7 +153,10 @@ def match_sources(
             }
             for split, each in parts.items()
         }
-        found.append(find_origins(directory, own, scan, elsewhere))
+        try:
+            found.append(find_origins(directory, own, scan, elsewhere))
+        except UsageError as error:
+            raise UsageError(f"{error} ({remedy})" if count > 1 else str(error)) from error
     return found
 
 

@@ -89,6 +89,12 @@ def test_rows_and_shards_stay_and_new_ones_follow(
     assert result.extras == []
 
 
+def test_the_source_of_one_part_is_not_enough(place: Path, folder: Path, more: Path) -> None:
+    append(place, more)
+    with pytest.raises(UsageError, match=r"2 parts, made from 'photos', 'more': give one source"):
+        verify(place, against=folder)
+
+
 def test_the_content_is_that_of_a_conversion(
     place: Path, folder: Path, more: Path, tmp_path: Path
 ) -> None:
