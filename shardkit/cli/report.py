@@ -133,7 +133,8 @@ def report_command(  # noqa: PLR0913 - Click passes each option by name
         if lists:
             line("exclude", f"{amount(len(lists), 'list')} written to {exclude}")
     if failed and not quiet:
-        say(f"shardkit: found {', '.join(failed)} (--fail-on)", err=True)
+        counts = ", ".join(f"{each.kind} ({amount(each.rows, 'image')})" for each in failed)
+        say(f"shardkit: --fail-on: found {counts}", err=True)
     sys.exit(1 if failed else 0)
 
 

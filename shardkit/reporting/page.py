@@ -93,7 +93,7 @@ details {{ border: 1px solid var(--line); border-radius: .4rem; padding: .4rem .
 summary {{ cursor: pointer; font-weight: 600; }}
 .swatch {{ display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }}
 @media (max-width: 36rem) {{ table {{ font-size: .85rem; }} th, td {{ padding-right: .5rem; }}
-  td:nth-child(2) {{ min-width: 8rem; }}
+  td:nth-child(2), td:last-child:not(.n) {{ min-width: 8rem; }}
   .pictures li {{ width: calc(50% - .4rem); }} .group {{ width: 100%; }} }}
 :focus-visible {{ outline: 3px solid var(--link); outline-offset: 2px; }}
 </style>

@@ -67,8 +67,8 @@ class DatasetReport:
         counts = np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
         return dict(zip(images.classes, counts.T.tolist(), strict=True))
 
-    def failed(self, kinds: Sequence[str]) -> list[str]:
-        """Return those of some kinds of findings that found something.
+    def failed(self, kinds: Sequence[str]) -> list[Findings]:
+        """Return the findings of some kinds that are not empty.
 
         Raises:
             UsageError: If a kind is unknown.
@@ -76,7 +76,7 @@ class DatasetReport:
         for kind in kinds:
             if kind not in KINDS:
                 raise UsageError(f"the finding {kind!r} is unknown; choose from {', '.join(KINDS)}")
-        return [each.kind for each in self.findings if each.kind in kinds and each.groups]
+        return [each for each in self.findings if each.kind in kinds and each.groups]
 
     def exclude(self, finding: Findings) -> dict[str, list[str]]:
         """Return the keys to leave out so that a finding disappears, by dataset or split."""

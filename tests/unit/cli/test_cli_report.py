@@ -83,7 +83,7 @@ def test_findings_may_fail_the_command(dataset: Path, kinds: str, code: int) -> 
     result = invoke("report", dataset, "--fail-on", kinds)
 
     assert result.exit_code == code
-    assert ("found exact-duplicate (--fail-on)" in result.stderr) == bool(code)
+    assert ("--fail-on: found exact-duplicate (2 images)\n" in result.stderr) == bool(code)
 
 
 def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:

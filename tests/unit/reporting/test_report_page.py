@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import html
 import io
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ from shardkit.reporting import page as page_module
 from shardkit.reporting.charts import histogram
 from shardkit.reporting.page import page
 from shardkit.reporting.report import DatasetReport, Histogram, report
+from shardkit.system.formatting import significant, size
+from shardkit.system.text import printable
 
 SECTIONS = (
     "Findings",
@@ -85,6 +90,56 @@ def test_lists_of_keys_are_in_the_page(made: DatasetReport, text: str) -> None:
     ((split, content, name),) = listed
     assert (split, name) == ("train=", "train-leak.txt")
     assert {*base64.b64decode(content).decode().split()} == {"cat/02", "cat/03"}
+
+
+def written(value: Any) -> Iterator[str]:
+    """Yield everything in JSON as the page writes it: names, numbers, sizes and counts."""
+    if isinstance(value, (dict, list)):
+        yield f"{len(value):,}"
+        if isinstance(value, dict):
+            yield ", ".join(f"{name} {each}" for name, each in value.items())
+        for each in itertools.chain(*value.items()) if isinstance(value, dict) else value:
+            yield from written(each)
+    elif isinstance(value, str):
+        yield printable(value)
+        yield value[:16]  # of a digest
+        yield from re.findall(NUMBER, f"{value} {value[:16]}")
+    elif value is not None:
+        yield from (f"{value:,}", f"{value:.4f}", significant(value), size(value))
+        yield from re.findall(NUMBER, size(value))
+        yield f"{value:.0f}"
+
+
+NUMBER = r"\d[\d,.]*(?<=\d)"
+
+
+def test_json_has_everything_that_the_page_states(made: DatasetReport, tmp_path: Path) -> None:
+    for each in (made, report(make_fields(tmp_path / "made", to="lmdb"))):
+        known, text = {*written(each.as_dict())}, page(each)
+        sheets = re.compile('<section aria-labelledby="contact-sheets".*?</section>', re.DOTALL)
+        stated = sheets.sub("", text[text.index("<section") :])
+        names = re.findall(r'class="key">([^<]+)|<td>([^<]+)</td>|alt="([^"]+)"', stated)
+        numbers = re.findall(NUMBER, re.sub(r"<[^>]*>", " ", stated))
+
+        assert len(names) > 30
+        assert {html.unescape("".join(name)) for name in names} - known <= NOTED
+        assert len(numbers) > 100
+        assert {*numbers} - known <= {"0", "1", "6", "100", "255"}  # ranges of scales
+
+
+NOTED = {
+    *("Images", "Encoded size of images", "Classes", "Kinds", "Pixel modes"),
+    *("With an ICC profile", "With several frames", "red", "green", "blue"),
+}
+"""Words of the page itself in tables."""
+
+
+def test_the_report_does_not_depend_on_workers(made: DatasetReport, text: str) -> None:
+    directory = made.images.parts[0].shards.directory.parent
+    for path in directory.rglob("facts.npy"):
+        path.unlink()
+
+    assert page(report(directory, workers=2)) == text
 
 
 def test_names_are_text_and_nothing_else(text: str) -> None:
