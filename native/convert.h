@@ -37,9 +37,8 @@ typedef struct {
 /* Measure RGB pixels of width x height, without gaps. */
 enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
                         const int16_t *waves, sk_memory *work, sk_measures *out);
-/* Measure only their sharpness. */
-enum sk_code sk_measure_sharpness(const uint8_t *pixels, uint32_t width, uint32_t height,
-                                  sk_memory *work, float *out);
+/* Return the sharpness of a gray image. */
+float sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height);
 /* Measure a PNG from its unpacked rows, of 1 (gray) or 3 channels of 8 bits. */
 enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height, uint32_t channels,
                             const int16_t *waves, sk_measures *out);

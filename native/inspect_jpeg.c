@@ -75,6 +75,7 @@ struct job {
     const uint8_t *data;
     size_t length;
     unsigned least; /* 0: the lines are skipped; or the sides of `pixels` are at least that */
+    int gray;       /* whether they are only the luma */
     uint32_t width, height;
     uint32_t quantizers;
     int components;
@@ -91,9 +92,9 @@ static enum sk_code decode_all(struct job *job) {
     jpeg_start_decompress(image);
     job->width = image->output_width;
     job->height = image->output_height;
-    stride = 3 * (size_t)job->width;
+    stride = (job->gray ? 1 : 3) * (size_t)job->width;
     to = sk_reserve(&job->pixels, stride * job->height);
-    if (to == NULL || image->output_components != 3) return SK_MEMORY;
+    if (to == NULL || image->output_components != (job->gray ? 1 : 3)) return SK_MEMORY;
     while (image->output_scanline < job->height) {
         JSAMPROW lines[4];
         JDIMENSION wanted = job->height - image->output_scanline, found;
@@ -111,7 +112,7 @@ static enum sk_code decode(struct job *job) {
     JDIMENSION above;
     JSAMPROW line;
 
-    image->out_color_space = JCS_RGB;
+    image->out_color_space = job->gray ? JCS_GRAYSCALE : JCS_RGB;
     if (job->least) return decode_all(job);
     jpeg_start_decompress(image);
     line = sk_reserve(&job->pixels, 3 * (size_t)image->output_width);
@@ -172,10 +173,10 @@ static enum sk_code measure(struct job *job, sk_image *image, const int16_t *wav
         eighths_of(image->width, image->height, SIDE) <
             eighths_of(image->width, image->height, SHARP_SIDE)) {
         job->least = SHARP_SIDE;
+        job->gray = 1;
         code = run(job, 1, image);
         if (code == SK_DONE)
-            code = sk_measure_sharpness(job->pixels.data, job->width, job->height, &work,
-                                        &out->sharpness);
+            out->sharpness = sk_sharpness(job->pixels.data, job->width, job->height);
     }
     sk_release(&work);
     out->quantizers = job->quantizers;

@@ -10,7 +10,7 @@
 #define RANGES 5
 #define FINE 16   /* levels of a reduced image for each level of the image */
 #define WINDOW 9
-#define FEW_BITS 3.5
+#define FEW_BITS 4
 #define USUAL_SIDE 512
 
 /* Ranges of the width and the height that views have. */
@@ -25,12 +25,7 @@ static void moments(uint64_t sum, uint64_t squares, uint64_t count, float *mean,
     *deviation = (float)sqrt(variance > 0 ? variance : 0);
 }
 
-/* As Pillow converts a pixel. */
-static inline uint8_t gray_of(const uint8_t *pixel) {
-    return (uint8_t)((pixel[0] * 19595u + pixel[1] * 38470u + pixel[2] * 7471u + 0x8000) >> 16);
-}
-
-/* Measure the channels, and convert the pixels to gray. */
+/* Measure the channels, and convert the pixels to gray as Pillow does. */
 static void measure_colors(const uint8_t *pixels, size_t count, uint8_t *gray, sk_measures *out) {
     uint64_t sums[3] = {0}, squares[3] = {0}, sum = 0, square = 0, seen = 0;
     histogram levels = {0};
@@ -39,7 +34,7 @@ static void measure_colors(const uint8_t *pixels, size_t count, uint8_t *gray, s
             sums[c] += pixels[c];
             squares[c] += (uint32_t)pixels[c] * pixels[c];
         }
-        gray[n] = gray_of(pixels);
+        gray[n] = (uint8_t)((pixels[0] * 19595u + pixels[1] * 38470u + pixels[2] * 7471u + 0x8000) >> 16);
         levels[gray[n]]++;
     }
     for (int c = 0; c < 3; c++) moments(sums[c], squares[c], count, &out->mean[c], &out->std[c]);
@@ -143,7 +138,7 @@ static void add_lost(const uint8_t *from, size_t step, size_t count, uint64_t *l
     }
 }
 
-static float sharpness_of(const uint8_t *gray, uint32_t width, uint32_t height) {
+float sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height) {
     uint64_t lost[2] = {0}, total[2] = {0};
     double least = 1;
     if (width <= 2 * WINDOW || height <= 2 * WINDOW) return 1; /* too small to judge */
@@ -165,16 +160,6 @@ int sk_may_be_blurred(size_t length, uint32_t width, uint32_t height, uint32_t q
     return bits * bits * bits * bits * bits * mean * mean < 1;
 }
 
-enum sk_code sk_measure_sharpness(const uint8_t *pixels, uint32_t width, uint32_t height,
-                                  sk_memory *work, float *out) {
-    size_t count = (size_t)width * height;
-    uint8_t *gray = sk_reserve(work, count);
-    if (gray == NULL) return SK_MEMORY;
-    for (size_t n = 0; n < count; n++) gray[n] = gray_of(pixels + 3 * n);
-    *out = sharpness_of(gray, width, height);
-    return SK_DONE;
-}
-
 enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
                         const int16_t *waves, sk_memory *work, sk_measures *out) {
     size_t count = (size_t)width * height;
@@ -182,7 +167,7 @@ enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
     if (gray == NULL) return SK_MEMORY;
     measure_colors(pixels, count, gray, out);
     measure_hashes(gray, width, height, waves, out);
-    out->sharpness = sharpness_of(gray, width, height);
+    out->sharpness = sk_sharpness(gray, width, height);
     out->pixels = sk_crc32(0, pixels, 3 * count);
     return SK_DONE;
 }

@@ -453,6 +453,31 @@ def _decode_jpeg(
     return None if cmyk else pixels  # Pillow's CMYK conversion differs by one
 
 
+def decode_luma(
+    data: bytes | memoryview, at_least: tuple[int, int]
+) -> npt.NDArray[np.uint8] | None:
+    """Return the luma of a JPEG that libjpeg decodes without a warning; None for others.
+
+    Args:
+        data: The encoded image.
+        at_least: As for `decode`.
+
+    Returns:
+        uint8 of shape (height, width).
+    """
+    if simplejpeg is None:
+        return None
+    width, height = at_least
+    try:
+        gray: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            data, colorspace="GRAY", min_height=height, min_width=width, min_factor=2
+        )
+    except (ValueError, KeyError) as error:
+        require_memory(str(error))
+        return None
+    return gray[:, :, 0]
+
+
 def open_image(data: bytes | memoryview, field: str) -> Image.Image:
     """Open an encoded image with Pillow, after the checks that Pillow lacks; decode nothing.
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
-from shardkit.codecs.image import ImageInfo, inspect
+from shardkit.codecs.image import ImageInfo, decode_luma, inspect
 from shardkit.codecs.measures import (
     CROPS,
     MEASURES,
@@ -144,7 +145,12 @@ def _decoded(image: EncodedImage, header: Properties) -> Any:
     size = image.width, image.height
     reduced = pixels.size < 3 * math.prod(size)
     if reduced and may_be_blurred(len(image.data), size, header.quantizers):
-        found["sharpness"] = sharpness(decode_stored(image, at_least=(SHARP_SIDE, SHARP_SIDE)))
+        least = SHARP_SIDE, SHARP_SIDE
+        gray = decode_luma(image.data, least)
+        if gray is None:
+            pixels = decode_stored(image, at_least=least)
+            gray = np.asarray(Image.fromarray(pixels).convert("L"))
+        found["sharpness"] = sharpness(gray)
     return found
 
 

@@ -29,11 +29,11 @@ def photos(tmp_path: Path) -> Path:
     return make_tree(
         tmp_path / "photos",
         {
-            "a/plain.jpg": encoded(large),
+            "a/plain.jpg": encoded(large, quality=95),
             "a/blurred.jpg": encoded(blurred, quality=90),
             "a/gray.jpg": encoded(scene(2).convert("L")),
             "a/turned.jpg": encoded(scene(3), exif=exif(6)),
-            "a/progressive.jpg": encoded(large, progressive=True),
+            "a/progressive.jpg": encoded(large, quality=95, progressive=True),
             "a/progressive-blurred.jpg": encoded(blurred, quality=90, progressive=True),
             "a/profiled.jpg": encoded(scene(4), icc_profile=b"profile"),
             "a/cmyk.jpg": encoded(scene(5).convert("CMYK"), "JPEG"),

@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 from planted_faults import scene
 
 from shardkit import append, convert, report, verify
-from shardkit.codecs.measures import sharpness as sharpness_of
+from shardkit.codecs.measures import measure
 from shardkit.codecs.properties import properties
 from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.facts import BROKEN, MEASURED, Facts
@@ -156,7 +156,7 @@ def test_properties_are_those_of_the_header() -> None:
 
 def test_sharpness_falls_with_blur_and_not_with_contrast() -> None:
     def sharpness(image: Image.Image) -> float:
-        return sharpness_of(np.asarray(image))
+        return float(measure(np.asarray(image))["sharpness"])
 
     image = scene(3)
     faint = image.point(lambda level: 100 + level // 4)
