@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from helpers import encoded, make_dataset, make_tree, opened, python
 from PIL import Image, ImageEnhance
 from planted_faults import scene
 
-from shardkit import report
+from shardkit import Field, convert, report
+from shardkit.dataset.facts import FACT, MEASURED, VERSION, Facts
+from shardkit.dataset.manifest import FACTS_NAME
+from shardkit.dataset.shardset import ShardSet
+from shardkit.reporting.page import page
+from shardkit.system.npy import save_npy
 
 PICTURES = 200
 
@@ -61,3 +69,57 @@ def test_a_million_hashes_are_compared_in_time_and_memory() -> None:
     assert pairs >= 1000
     assert seconds < 90
     assert kibibytes < 1 << 20
+
+
+ROWS, CLASSES, TWINS = 200_000, 20_000, 5_000
+
+
+def planted_facts(shards: ShardSet) -> Facts:
+    """Return facts of unrelated pictures, and of pairs, crowds and faults."""
+    rng = np.random.default_rng(0)
+    facts = np.zeros(len(shards), FACT)
+    facts["checksum"], facts["version"] = shards.rows["checksum"], VERSION
+    facts["state"], facts["frames"], facts["mode"] = MEASURED, 1, b"RGB"
+    facts["content"] = facts["pixels"] = np.arange(ROWS)
+    facts["hash"] = rng.integers(0, 1 << 64, ROWS, dtype=np.uint64)
+    facts["crops"] = facts["hash"][:, None] ^ (np.uint64(1) << rng.integers(0, 64, (ROWS, 6), "u8"))
+    facts["mean"] = facts["std"] = facts["brightness"][:, None] = 100
+    facts["contrast"], facts["highlight"], facts["sharpness"] = 50, 200, 0.5
+    rows = rng.permutation(ROWS)
+    pairs, crowd = rows[: 2 * TWINS], rows[2 * TWINS : 6 * TWINS]
+    facts["hash"][pairs[TWINS:]] = facts["hash"][pairs[:TWINS]] ^ np.uint64(5)
+    facts["hash"][crowd] = facts["hash"][crowd[0]]
+    facts["sharpness"][rows[-TWINS:]] = 0.1
+    return facts
+
+
+@pytest.mark.slow
+def test_the_report_of_many_classes_pairs_and_similar_pictures_stays_small(tmp_path: Path) -> None:
+    content = encoded(scene(0, (32, 32)))
+
+    class Samples(Sequence[Any]):
+        def __len__(self) -> int:
+            return ROWS
+
+        def __getitem__(self, number: Any) -> Any:
+            return {"key": f"some/folder/{number}", "image": content, "label": number % CLASSES}
+
+    names = [f"class {number}" for number in range(CLASSES)]
+    schema: dict[str, Field | str] = {
+        "image": "image",
+        "label": Field("label", classes=names),
+    }
+    place = tmp_path / "made"
+    convert(Samples(), place, to="lmdb", schema=schema, check="none")
+    save_npy(place / FACTS_NAME, planted_facts(ShardSet(place)))
+    started = time.process_time()
+    made = report(place)
+    text = page(made)
+    found = {each.kind: each for each in made.findings}
+
+    assert time.process_time() - started < 120  # 15 s on an idle core
+    assert len(text.encode()) < 1_000_000
+    assert all(each.complete for each in made.findings)
+    assert found["near-duplicate-classes"].rows == 6 * TWINS
+    assert max(len(group.rows) for group in found["near-duplicate-classes"].groups) == 4 * TWINS
+    assert found["blurred"].rows == TWINS
