@@ -68,7 +68,7 @@ def show_command(  # noqa: PLR0913 - Click passes each option by name
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the RECORD of DATASET with the given row or key, or several records.
+    """Show the RECORD of DATASET with the given row, key or path, or several records.
 
     A number is a row; "key:7" is the key "7".
 

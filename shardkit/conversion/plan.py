@@ -152,7 +152,9 @@ class Plan:
             **{f"the version of {name}": value for name, value in self.software.items()},
             "classes": self.scan.classes and list(self.scan.classes),
             "the fields": describe_schema(self.scan.schema),
-            "the source's name": ", ".join(split.meta["source"]["name"] for split in self.splits),
+            "the source's name": ", ".join(
+                dict.fromkeys(split.meta["source"]["name"] for split in self.splits)
+            ),
         }
 
     def class_counts(self, split: SplitPlan) -> dict[str, int]:

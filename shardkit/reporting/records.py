@@ -18,7 +18,7 @@ from shardkit.system.text import quoted
 
 
 def find_row(shards: ShardSet, text: str) -> int:
-    """Return the row that ``text`` names: its number (from the end if negative), or a key.
+    """Return the row that ``text`` names: its number (from the end if negative), key or path.
 
     ``key:`` before a key tells it from a number.
 
@@ -31,9 +31,10 @@ def find_row(shards: ShardSet, text: str) -> int:
         except (IndexError, OverflowError) as error:
             raise UsageError(f"{error}; `{KEY_MARK}{text}` names a key") from None
     key = text.removeprefix(KEY_MARK)
-    for row, each in enumerate(shards.keys):
-        if each == key:
-            return row
+    for names in (shards.keys, shards.paths):
+        for row, each in enumerate(names):
+            if each == key:
+                return row
     raise UsageError(
         f"{shards.directory} has no record {quoted(key)}; name a row from 0 to {len(shards) - 1}, "
         "or a key as `shardkit report` and `shardkit verify` print it"

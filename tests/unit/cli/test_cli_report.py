@@ -110,6 +110,7 @@ def test_a_record_is_shown(dataset: Path, tmp_path: Path) -> None:
     by_key = json.loads(invoke("show", dataset, "dog/9", "--json").stdout)
 
     assert "row 5: dog/9" in by_row.stdout
+    assert "row 5: dog/9" in invoke("show", dataset, "dog/9.jpg").stdout
     assert " bytes, 90 x 120" in by_row.stdout
     assert (by_key["row"], by_key["class"], by_key["facts"]["mode"]) == (5, "dog", "RGB")
     assert by_key["fields"]["image"]["height"] == 120
