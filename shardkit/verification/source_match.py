@@ -233,10 +233,11 @@ def _find_origin(
         listed = listed.take(
             [row for row, path in enumerate(listed.paths()) if path not in excluded]
         )
+    if not scan.whole and stored is not None:
+        chosen = bad.union(stored)
+        listed = listed.take([row for row, path in enumerate(listed.paths()) if path in chosen])
     rows = as_stored(listed, seed=seed, limit=limit)
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
-    if not scan.whole and stored is not None:
-        images = _only(images, stored)
     storage = get_format(manifest.format)
     then, now = manifest.software, software_of(storage, recipe)
     changed = {
@@ -281,11 +282,6 @@ def _excluded(
         found = dict.fromkeys(path for path in listed if path not in there)
         return found if stored is not None and len(found) == count else {}
     return dict.fromkeys(path for path in listed if path in named and path not in there)
-
-
-def _only(images: list[Entry], paths: Collection[str]) -> list[Entry]:
-    there = set(paths)
-    return [entry for entry in images if entry.path in there]
 
 
 def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:

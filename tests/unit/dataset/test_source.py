@@ -71,6 +71,9 @@ def test_rows_are_selected(place: Path, tmp_path: Path) -> None:
     assert list(ShardSet(tmp_path / "made").keys) == ["000000001", "000000004"]
     assert made.source["where"] == 'label == "bee"'
     assert verify(tmp_path / "made", against=place).findings == []
+    limited = convert(source, tmp_path / "limited", to="lmdb", limit=1, shuffle=True, seed=5)
+    assert limited.manifests[""].rows == 1
+    assert verify(tmp_path / "limited", against=place).findings == []
     with pytest.raises(UsageError, match=r"no row of .* is selected"):
         DatasetSource(place, where="price > 100").scan()
 
