@@ -20,8 +20,13 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def histogram(found: Histogram) -> str:
-    """Return a histogram with labeled axes; its text alternative has median and range."""
+    """Return a histogram with labeled axes; its text alternative has median and range.
+
+    If all values are equal, return a sentence instead.
+    """
     edges, counts, most = found.edges, found.counts, max(found.counts)
+    if edges[0] == edges[-1]:
+        return f"<p>All {most:,} images: {_number(edges[0])} ({escape(found.unit)})</p>"
     step = _WIDTH / len(counts)
     bars = "".join(
         f"M{_LEFT + n * step:.1f} {_TOP + _HEIGHT}v{-_HEIGHT * count / most:.1f}"

@@ -32,7 +32,7 @@ class Histogram(NamedTuple):
     title: str
     unit: str
     edges: list[float]
-    """Borders of the bins: one more than bins."""
+    """Borders of the bins: one more than bins. If all values are equal, there is one bin."""
     counts: list[int]
     median: float
 
@@ -268,6 +268,8 @@ def _histograms(images: Collection) -> list[Histogram]:
 
 def _histogram(title: str, unit: str, values: npt.NDArray[np.float64], wide: float) -> Histogram:
     low, high = float(values.min()), float(values.max())
+    if low == high:
+        return Histogram(title, unit, [low, high], [len(values)], low)
     if low > 0 and high / low > wide:
         edges = np.geomspace(low, high, _BINS + 1)
         edges[[0, -1]] = low, high  # geomspace rounds

@@ -212,6 +212,9 @@ def test_a_histogram_says_what_it_shows() -> None:
 
     assert 'aria-label="Width, pixels: 1 to 4, median 1.50"' in drawn
     assert re.findall(r"v-([0-9.]+)h", drawn) == ["150.0", "75.0"]
+    assert "All 1,000 images: 32 (pixels)" in histogram(
+        Histogram("Width", "pixels", [32.0, 32.0], [1000], 32.0)
+    )
 
 
 def browse(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
