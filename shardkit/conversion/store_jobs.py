@@ -341,7 +341,7 @@ class StoreJobs(Jobs):
         tried: set[int] = set()
         while free := self._free(tried, take_over=take_over):
             for number in random.sample(free, len(free)):
-                name = f"{_CLAIMS}/{number:06d}"
+                name = _claim_name(number)
                 if not (call("write:create", self._stored.below, name, _this_job()) or take_over):
                     break  # others are at work: see what they have left
                 tried.add(number)
@@ -394,6 +394,8 @@ def receive_results(plan: StoredPlan, folder: Path) -> None:
         for name in (task_name, _result_name):
             plan.receive(folder, list(map(name, range(len(tasks)))))
         missing = _place_shards(plan, tasks, folder)
+        void = [name(number) for number in missing for name in (_result_name, _claim_name)]
+        call("mirror:delete", plan.below, void)  # so that `work --claim` finds these tasks
     if missing and not plan.is_current:
         raise _absent(plan.url)
     require_done(missing, len(tasks), plan.url)
@@ -491,6 +493,10 @@ def _tasks(folder: Path) -> list[ShardTask]:
 
 def _result_name(number: int) -> str:
     return f"{_RESULTS}/{number:06d}"
+
+
+def _claim_name(number: int) -> str:
+    return f"{_CLAIMS}/{number:06d}"
 
 
 def _shard_name(task: ShardTask) -> str:
