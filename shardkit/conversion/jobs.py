@@ -8,8 +8,9 @@ and renames them into place.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from shardkit.conversion.staging import STATE, StagingDirectory
 from shardkit.errors import ConversionFailed, Problem, UsageError
 from shardkit.record import describe_schema, dump_json, load_json, load_schema
 from shardkit.registry import get_format, get_source
+from shardkit.sources.divided import reopen
 from shardkit.sources.samples import Samples
 from shardkit.system.files import as_name, read_small, write_atomically
 from shardkit.system.safe_paths import make_folder, parts_of, remove
@@ -97,7 +99,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
     kind = plan.scan.source.kind
     if kind == Samples.kind:
         raise UsageError("jobs cannot open Python samples; convert them with executor=")
-    get_source(kind).find(source, {each.name: each.meta["source"] for each in plan.splits})
+    _reopen(kind, source, {each.name: each.meta["source"] for each in plan.splits})
     target = staging.target
     staging.start(plan.fingerprint(), force=force)
     for name in (_JOBS, _CLAIMS):
@@ -154,7 +156,7 @@ def load_plan(target: Path, source: Path | None = None) -> Plan:
             )
         kind, path = value["source"]
         described = {each["name"]: each["meta"]["source"] for each in value["splits"]}
-        return _plan(value, target, get_source(kind).find(source or Path(path), described))
+        return _plan(value, target, _reopen(kind, source or Path(path), described))
     except FileNotFoundError:
         raise UsageError(
             f"{target} holds no plan. Write one with `shardkit convert ... {target} --plan-only`; "
@@ -164,6 +166,11 @@ def load_plan(target: Path, source: Path | None = None) -> Plan:
         raise UsageError(
             f"the plan in {target} is damaged ({error}). Plan again with --force."
         ) from error
+
+
+def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Source:
+    """Open the source of a plan, perhaps divided, from its description in the manifests."""
+    return reopen(partial(get_source(kind).find, path), described)
 
 
 def load_task(plan: Plan, target: Path, number: int) -> ShardTask:

@@ -69,6 +69,15 @@ def test_splits_are_built_by_the_same_jobs(tmp_path: Path) -> None:
     assert tree(target) == tree(tmp_path / "local")
 
 
+def test_a_divided_source_is_built_by_the_same_jobs(source: Path, tmp_path: Path) -> None:
+    target = plan(source, tmp_path / "planned", val=0.3)
+    for number in Jobs(target).claimed():
+        Jobs(target).build(number)
+    commit(target)
+    convert(source, tmp_path / "local", to="lmdb", resize=16, shard_samples=4, val=0.3)
+    assert tree(target) == tree(tmp_path / "local")
+
+
 def test_an_ordinary_conversion_finishes_the_work_of_jobs(
     source: Path, planned: Path, local: dict[str, str]
 ) -> None:
