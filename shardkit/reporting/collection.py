@@ -102,6 +102,16 @@ class Collection:
         return np.concatenate(found)
 
     @cached_property
+    def keys(self) -> list[str]:
+        """The key of each row; for few rows, `image` needs less memory."""
+        return [key for part in self.parts for key in part.shards.keys]
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The path in the source of each row."""
+        return [path for part in self.parts for path in part.shards.paths]
+
+    @cached_property
     def index(self) -> npt.NDArray[np.void]:
         """The entries of the images in the index: `shardkit.dataset.index.ROW`."""
         return np.concatenate([part.shards.rows for part in self.parts])

@@ -80,10 +80,10 @@ class DatasetReport:
 
     def exclude(self, finding: Findings) -> dict[str, list[str]]:
         """Return the keys to leave out so that a finding disappears, by dataset or split."""
+        images = self.images
         keys: dict[str, list[str]] = {}
-        for row in finding.exclude:
-            image = self.images.image(row)
-            keys.setdefault(image.part.name, []).append(image.key)
+        for row, part in zip(finding.exclude, images.part[finding.exclude].tolist(), strict=True):
+            keys.setdefault(images.parts[part].name, []).append(images.keys[row])
         return keys
 
     def exclude_lists(self, finding: Findings) -> dict[str, str]:
@@ -95,7 +95,7 @@ class DatasetReport:
         excluded = np.array(finding.exclude, np.int64)
         for number, part in enumerate(self.images.parts):
             rows = (excluded[self.images.part[excluded] == number] - part.start).tolist()
-            keys = [part.shards.keys[row] for row in rows]
+            keys = [self.images.keys[part.start + row] for row in rows]
             lines = [key if _is_plain(key) else KEY_MARK + key for key in keys]
             if not all(map(_is_line, keys)):
                 lines = [LIST_HEAD + part.shards.manifest.content_digest, *map(str, rows)]
@@ -173,19 +173,20 @@ class DatasetReport:
         }
 
     def _group(self, group: Group) -> dict[str, Any]:
-        found = [(row, self.images.image(row)) for row in group.rows]
+        images = self.images
         return {
             "distance": group.distance,
             "note": group.note,
             "images": [
                 {
-                    "dataset": image.part.name,
-                    "row": image.row,
-                    "key": image.key,
-                    "path": image.path,
-                    "class": self.images.label(row),
+                    "dataset": part.name,
+                    "row": row - part.start,
+                    "key": images.keys[row],
+                    "path": images.paths[row],
+                    "class": images.label(row),
                 }
-                for row, image in found
+                for row in group.rows
+                for part in (images.parts[images.part[row]],)
             ],
         }
 
