@@ -250,7 +250,7 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
     if unknown:
         raise UsageError(
             f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(manifests)}; "
-            "append a source with the same splits"
+            "append a source with folders or splits of these names"
         )
     schema = next(iter(manifests.values())).fields_by_name
     if other_fields(schema) != other_fields(scan.schema) or (

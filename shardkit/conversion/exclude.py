@@ -36,8 +36,7 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     for split, rows in chosen.items():
         images = splits[split]
         if len(rows) == len(images):
-            place = f"{scan.source}, {split}" if split else scan.source
-            raise UsageError(f"--exclude leaves no image of {place}")
+            raise UsageError(f"--exclude leaves no image of {_place(scan, split)}")
         paths = images.paths()
         left_out = [Problem(path=paths[row], reason=EXCLUDED) for row in sorted(rows)]
         ignored[split] = [*ignored.get(split, ()), *left_out]
@@ -58,6 +57,10 @@ def _split_of(scan: Scan, text: str) -> tuple[str, str]:
     return split, path
 
 
+def _place(scan: Scan, split: str) -> str:
+    return f"{scan.source}, {split}" if split else str(scan.source)
+
+
 def _rows(scan: Scan, split: str, listed: Listed) -> set[int]:
     """Return the positions of the listed images in a split."""
     entries = scan.splits[split].entries
@@ -72,5 +75,5 @@ def _rows(scan: Scan, split: str, listed: Listed) -> set[int]:
     else:
         found = {entry.path: row for row, entry in enumerate(entries) if entry.path in wanted}
         found |= {entry.key: row for row, entry in enumerate(entries) if entry.key in wanted}
-    listed.require_known(found, scan.source)
+    listed.require_known(found, _place(scan, split))
     return {found[name] for name in wanted}

@@ -197,7 +197,7 @@ def test_images_are_divided_as_those_of_the_dataset(tmp_path: Path) -> None:
 def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> None:
     place = tmp_path / "made"
     convert(make_folder(tmp_path / "photos", each=10), place, to="lmdb", val=0.3, stratify=True)
-    with pytest.raises(UsageError, match="append a source with the same splits"):
+    with pytest.raises(UsageError, match="append a source with folders or splits of these names"):
         append(place, more)
     assert append(place, make_tree(tmp_path / "x", {"val/cat/1.png": png()})).images == 1
 

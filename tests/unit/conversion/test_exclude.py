@@ -102,6 +102,9 @@ def test_each_split_has_lists_of_its_own(tmp_path: Path) -> None:
     (made / "train" / "ignored.jsonl").unlink()
     assert repair(made, tmp_path / "photos").findings == []
     assert verify(made, against=tmp_path / "photos").findings == []
+    (tmp_path / "c").write_text("nowhere\n")
+    with pytest.raises(UsageError, match=r"name nothing in .*photos, val: 'nowhere'"):
+        convert(tmp_path / "photos", tmp_path / "x", to="lmdb", exclude=[f"val={tmp_path / 'c'}"])
     with pytest.raises(UsageError, match=r"has the splits train, val; .* --exclude train=FILE"):
         convert(tmp_path / "photos", tmp_path / "other", to="lmdb", exclude=tmp_path / "a")
 
