@@ -17,6 +17,7 @@ from shardkit.dataset.manifest import (
     load_manifest,
 )
 from shardkit.dataset.parts import parts_of
+from shardkit.dataset.reports import EXCLUDED
 from shardkit.registry import DEFAULT_SOURCE
 from shardkit.sources.imagefolder import natural
 
@@ -47,6 +48,8 @@ class Made:
     """Images of each class."""
     skipped: bool = False
     """Whether bad images were skipped."""
+    excluded: int = 0
+    """Number of images that lists left out."""
     splits: bool = False
     """Whether it is one of several splits."""
     parts: int = 1
@@ -63,6 +66,8 @@ class Made:
         if self.parts > 1:
             others = "source" if self.parts == 2 else f"{self.parts - 1} sources"
             name += f"; convert its other {others}, too, and merge the results"
+        if self.excluded:
+            name += f"; add the lists that left out {self.excluded:,} of its images, with --exclude"
         if not self._is_folder:
             own = {key: value for key, value in self.source.items() if key not in _COMMON}
             stated = ", ".join(f"{key}={value}" for key, value in own.items())
@@ -114,6 +119,7 @@ def made_of(path: str, directory: Path) -> Made:
         classes=None if manifest.classes is None else list(manifest.classes),
         counts=None if manifest.class_counts is None else list(manifest.class_counts),
         skipped=bool(manifest.skipped),
+        excluded=manifest.ignored.get(EXCLUDED, 0),
         splits=splits and isinstance(load_any_manifest(parent), SplitsManifest),
     )
 

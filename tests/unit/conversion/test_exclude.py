@@ -9,6 +9,7 @@ from fields import make_fields
 from helpers import invoke, jpeg, make_folder, make_tree, run_main, tree
 
 from shardkit import append, convert, open_dataset, repair, verify
+from shardkit.conversion.command import made_of
 from shardkit.conversion.convert import commit
 from shardkit.conversion.jobs import Jobs
 from shardkit.dataset.manifest import load_manifest
@@ -43,6 +44,8 @@ def test_the_images_are_counted_and_known_ever_after(
     assert f"2 {EXCLUDED} (cat/000" in shown
     assert len(names(made)) == 6
     assert load_manifest(made).ignored == {EXCLUDED: 2}
+    (hint,) = made_of(str(made), made).hints("new")
+    assert hint.endswith("photos; add the lists that left out 2 of its images, with --exclude")
     assert "already holds" in invoke("convert", "imagefolder", source, made, *options).output
     with pytest.raises(UsageError, match="--force"):
         convert(source, made, to="lmdb")
