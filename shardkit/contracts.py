@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -228,7 +228,7 @@ class Listing(NamedTuple):
     problems: list[Problem]
     """Images and folders that cannot be listed."""
     ignored: list[Problem]
-    """Files that are not images."""
+    """Files that are not images. The caller may clear it between two images."""
 
 
 class PartedSource(Source, Protocol):
@@ -236,6 +236,8 @@ class PartedSource(Source, Protocol):
 
     def parts(self, most: int) -> tuple[Scan, Sequence[SourcePart]]:
         """Return a scan without images, and the parts of the source in the order of `scan`.
+
+        The ignored files of the scan are those outside of all parts; `scan` lists them last.
 
         Args:
             most: Maximum number of parts of a split, roughly.
@@ -249,14 +251,11 @@ class PartedSource(Source, Protocol):
         """List the images of a part."""
         ...
 
-    def complete(self, scan: Scan) -> Scan:
-        """Return the scan with what is outside of all parts, as `scan` returns it.
-
-        Args:
-            scan: That of `parts`, with the images, problems and ignored files of all parts.
+    def require_images(self, scan: Scan) -> None:
+        """Refuse an empty source, given the scan of all parts.
 
         Raises:
-            UsageError: If the source is empty.
+            UsageError: If there are neither images nor problems.
         """
         ...
 
@@ -391,7 +390,7 @@ class Scan:
     """Images by split name; without splits, the only name is ""."""
     classes: tuple[str, ...] | None
     """Class names in the order of their labels, shared by all splits; None if unlabeled."""
-    ignored: dict[str, list[Problem]] = field(default_factory=dict)
+    ignored: Mapping[str, Collection[Problem]] = field(default_factory=dict)
     """Files that are not images and the reasons, by split."""
     problems: dict[str, list[Problem]] = field(default_factory=dict)
     """Images and folders that cannot be listed and the reasons, by split."""

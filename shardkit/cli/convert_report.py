@@ -83,14 +83,14 @@ def _first_rows(scan: Scan, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def _show_left_out(ignored: list[Problem], problems: list[Problem]) -> None:
+def _show_left_out(ignored: Collection[Problem], problems: list[Problem]) -> None:
     if ignored:
         line("ignored", _by_reason(ignored))
     for text in _bad(problems, limit=_BAD):
         line("bad", text)
 
 
-def _by_reason(problems: list[Problem]) -> str:
+def _by_reason(problems: Iterable[Problem]) -> str:
     of_reason: dict[str, list[str]] = {}
     for problem in problems:
         of_reason.setdefault(problem.reason, []).append(problem.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from shardkit.dataset.manifest import (
     SplitsManifest,
     save_manifest,
 )
-from shardkit.dataset.reports import render_report
+from shardkit.dataset.reports import report_lines
 from shardkit.errors import Problem
 from shardkit.system.files import as_name, sha256_of, sync
 
@@ -28,11 +28,12 @@ def total(counts: Iterable[Mapping[_Name, int]]) -> Counter[_Name]:
     return found
 
 
-def save_report(name: str, problems: Sequence[Problem], folder: Path) -> list[str]:
+def save_report(name: str, problems: Collection[Problem], folder: Path) -> list[str]:
     """Write a report, unless there is nothing to report; return the files written."""
     if not problems:
         return []
-    (folder / name).write_bytes(render_report(problems))
+    with (folder / name).open("wb") as file:
+        file.writelines(report_lines(problems))
     return [name]
 
 

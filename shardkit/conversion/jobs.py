@@ -22,12 +22,13 @@ from shardkit.conversion.lock import own
 from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, software_of
 from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import STATE, StagingDirectory
+from shardkit.dataset.reports import StoredReport, report_lines
 from shardkit.errors import ConversionFailed, Problem, UsageError
 from shardkit.record import describe_schema, dump_json, load_json, load_schema
 from shardkit.registry import get_format, get_source
 from shardkit.sources.divided import reopen
 from shardkit.sources.samples import Samples
-from shardkit.system.files import as_name, read_small, write_atomically
+from shardkit.system.files import as_name, published, read_small, write_atomically
 from shardkit.system.safe_paths import make_folder, parts_of, remove
 
 _JOBS, _CLAIMS = f"{STATE}/jobs", f"{STATE}/claims"
@@ -111,6 +112,9 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
             entries = dump_entries(split.shard_source(shard).entries)
             write_atomically(target / task_name(number), entries)
             number += 1
+    for name, split in zip(_reports(plan), plan.splits, strict=True):
+        with published(target / name) as temporary, temporary.open("xb") as file:
+            file.writelines(report_lines(plan.scan.ignored.get(split.name, ())))
     saved = {
         "fingerprint": saved_digest(staging.state),
         "source": [kind, str(source.absolute())],
@@ -121,7 +125,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
         "known": plan.scan.known,
         "exact_sizes": plan.scan.exact_sizes,
         "problems": _listed(plan.scan.problems),
-        "ignored": _listed(plan.scan.ignored),
+        "ignored": [len(plan.scan.ignored.get(split.name, ())) for split in plan.splits],
         "splits": [
             {
                 "name": split.name,
@@ -299,6 +303,20 @@ def task_name(number: int) -> str:
     return f"{_JOBS}/{number:06d}.json"
 
 
+def _report_name(split: int) -> str:
+    return f"{_JOBS}/ignored-{split:03d}.jsonl"
+
+
+def _reports(plan: Plan) -> list[str]:
+    """Return the lists of ignored files of all splits, relative to the target."""
+    return [_report_name(number) for number in range(len(plan.splits))]
+
+
+def plan_files(plan: Plan) -> list[str]:
+    """Return the files with what `load_plan` reads later, relative to the target."""
+    return [*map(task_name, range(count_tasks(plan))), *_reports(plan)]
+
+
 def _claim_name(number: int) -> str:
     return f"{_CLAIMS}/{number:06d}"
 
@@ -335,7 +353,12 @@ def _plan(value: Any, target: Path, source: Source) -> Plan:
             known=value["known"],
             exact_sizes=value["exact_sizes"],
             problems=_problems(value["problems"]),
-            ignored=_problems(value["ignored"]),
+            ignored={
+                each["name"]: StoredReport(target / _report_name(number), int(count), target)
+                for number, (each, count) in enumerate(
+                    zip(value["splits"], value["ignored"], strict=True)
+                )
+            },
         ),
         splits=tuple(
             SplitPlan(

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.contracts import Entry, PartedSource, Scan, SourcePart
 from shardkit.conversion.entry_files import StoredEntries, dump_entries, load_entries
 from shardkit.conversion.plan import rank, stored_order
+from shardkit.dataset.reports import StoredReport, report_lines
 from shardkit.errors import Problem
 from shardkit.system.pool import Meter
 
@@ -61,7 +62,7 @@ class Listed(NamedTuple):
 
     runs: list[_Run]
     problems: list[Problem]
-    ignored: list[Problem]
+    ignored: StoredReport
 
     @property
     def images(self) -> int:
@@ -71,10 +72,11 @@ class Listed(NamedTuple):
 
 def list_part(task: ListTask) -> Listed:
     """List a part of a source into a file."""
-    listing, runs = task.source.list_part(task.part), []
+    listing, runs, ignored = task.source.list_part(task.part), [], 0
     path = task.folder / secrets.token_hex(8)  # a cluster may run a task twice
+    report = path.with_suffix(".jsonl")
     meter = Meter()
-    with path.open("xb") as file:
+    with path.open("xb") as file, report.open("xb") as lines:
         while entries := list(islice(listing.entries, _RUN)):
             starts, counts = array("q", [file.tell()]), array("q")
             for bucket in _buckets(entries, task.seed):
@@ -84,8 +86,13 @@ def list_part(task: ListTask) -> Listed:
                 counts.append(len(bucket))
             runs.append(_Run(path, starts, counts))
             meter.add(images=len(entries))
+            lines.writelines(report_lines(listing.ignored))
+            ignored += len(listing.ignored)
+            listing.ignored.clear()
+        lines.writelines(report_lines(listing.ignored))
+        ignored += len(listing.ignored)
     meter.flush()
-    return Listed(runs, listing.problems, listing.ignored)
+    return Listed(runs, listing.problems, StoredReport(report, ignored, task.folder))
 
 
 def _buckets(entries: list[Entry], seed: int | None) -> list[list[Entry]]:
@@ -120,14 +127,32 @@ def scan_in_parts(
     seed = seed_of(scan)
     tasks = [ListTask(source, part, folder, seed) for part in parts]
     found = {task.part: listed for task, listed in run(tasks)}
-    splits = {}
+    splits, ignored = {}, dict[str, Collection[Problem]]()
     for split, images in scan.splits.items():
         listed = [found[part] for part in parts if part.split == split]
         splits[split] = images.of(_entries([run for each in listed for run in each.runs], seed))
         for each in listed:
             scan.problems[split] += each.problems
-            scan.ignored[split] += each.ignored
-    return source.complete(replace(scan, splits=splits))
+        ignored[split] = _Joined([*(each.ignored for each in listed), scan.ignored[split]])
+    scan = replace(scan, splits=splits, ignored=ignored)
+    source.require_images(scan)
+    return scan
+
+
+class _Joined(Collection[Problem]):
+    """The ignored files of several parts."""
+
+    def __init__(self, parts: Sequence[Collection[Problem]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[Problem]:
+        return chain.from_iterable(self._parts)
+
+    def __contains__(self, problem: object) -> bool:
+        return any(problem in part for part in self._parts)
 
 
 _last_kept = lru_cache(maxsize=1)

@@ -33,6 +33,7 @@ from shardkit.conversion.jobs import (
     count_tasks,
     load_plan,
     load_task,
+    plan_files,
     require_done,
     task_name,
 )
@@ -391,8 +392,8 @@ def receive_results(plan: StoredPlan, folder: Path) -> None:
     present = call("write:sizes", plan.below).keys()
     missing = [number for number in range(len(tasks)) if _result_name(number) not in present]
     if not missing:
-        for name in (task_name, _result_name):
-            plan.receive(folder, list(map(name, range(len(tasks)))))
+        plan.receive(folder, plan_files(load_plan(folder)))
+        plan.receive(folder, list(map(_result_name, range(len(tasks)))))
         missing = _place_shards(plan, tasks, folder)
         void = [name(number) for number in missing for name in (_result_name, _claim_name)]
         call("mirror:delete", plan.below, void)  # so that `work --claim` finds these tasks

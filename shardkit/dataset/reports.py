@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import asdict
+import io
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from shardkit.dataset.manifest import FileEntry
-from shardkit.errors import Problem
+from shardkit.errors import Problem, UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.system.files import read_small
+from shardkit.system.files import open_regular, read_small
 
 SKIPPED = "skipped.jsonl"
 """Report of bad files that were skipped."""
@@ -24,7 +25,51 @@ EXCLUDED = "excluded by --exclude"
 
 def render_report(problems: Iterable[Problem]) -> bytes:
     """Return the report of ``problems``: one JSON object per line."""
-    return b"".join(dump_json(asdict(problem)) + b"\n" for problem in problems)
+    return b"".join(report_lines(problems))
+
+
+def report_lines(problems: Iterable[Problem]) -> Iterator[bytes]:
+    """Yield the lines of the report of ``problems``."""
+    return (dump_json(vars(problem)) + b"\n" for problem in problems)
+
+
+class StoredReport(Collection[Problem]):
+    """The problems in a report, read while they are iterated.
+
+    Args:
+        path: The report.
+        count: Number of problems.
+        root: The folder below which links are refused.
+
+    Raises:
+        UsageError: On iteration, if the file is damaged.
+    """
+
+    def __init__(self, path: Path, count: int, root: Path) -> None:
+        self._path = path
+        self._count = count
+        self._root = root
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Problem]:
+        count = 0
+        try:
+            with io.BufferedReader(open_regular(self._path, self._root)) as lines:
+                for line in islice(lines, self._count):
+                    value = load_json(line)
+                    yield Problem(path=str(value["path"]), reason=str(value["reason"]))
+                    count += 1
+            if count != self._count:
+                raise ValueError(f"it has {count:,} lines, not {self._count:,}")
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"{self._path} is damaged ({error}). Start over with --force."
+            ) from error
+
+    def __contains__(self, problem: object) -> bool:
+        return any(problem == each for each in self)
 
 
 def excluded_paths(place: Path, files: Iterable[FileEntry]) -> set[str] | None:

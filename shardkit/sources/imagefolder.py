@@ -120,14 +120,17 @@ class ImageFolder:
                 ``class_order`` does not name each class once, or ``splits`` is required.
         """
         scan, parts = self.parts(1, classes)
+        ignored = dict[str, list[Problem]]()
         for split, images in scan.splits.items():
             listings = [self.list_part(part) for part in parts if part.split == split]
             entries = itertools.chain.from_iterable(each.entries for each in listings)
             scan.splits[split] = images.of(PackedEntries(entries))
             for each in listings:
                 scan.problems[split] += each.problems
-                scan.ignored[split] += each.ignored
-        return self.complete(scan)
+            ignored[split] = [problem for each in listings for problem in each.ignored]
+            ignored[split] += scan.ignored[split]
+        self.require_images(scan)
+        return replace(scan, ignored=ignored)
 
     def parts(
         self, most: int, classes: Sequence[str] | None = None
@@ -160,11 +163,14 @@ class ImageFolder:
             for start in range(0, len(own), max(step, 1)):
                 of_part = tuple((labels[name], name) for name in own[start : start + step])
                 parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
+        loose = sorted(set(map(as_text, os.listdir(self.root))).difference(names)) if splits else []
+        ignored: dict[str, list[Problem]] = {name: [] for name in names}
+        ignored[names[0]] += [Problem(path=name, reason="outside any split") for name in loose]
         scan = Scan(
             source=self,
             splits={name: Images(self, name, ()) for name in names},
             classes=ordered if found else None,
-            ignored={name: [] for name in names},
+            ignored=ignored,
             problems={name: [] for name in names},
         )
         return scan, parts
@@ -174,11 +180,11 @@ class ImageFolder:
         finder = _Finder(self._folder(part.split))
         return Listing(finder.entries(part.place), finder.problems, finder.ignored)
 
-    def complete(self, scan: Scan) -> Scan:
-        """Return the scan with the files outside of splits.
+    def require_images(self, scan: Scan) -> None:
+        """Refuse a folder without images.
 
         Raises:
-            UsageError: If there are no images.
+            UsageError: If there are neither images nor problems.
         """
         if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
@@ -186,12 +192,6 @@ class ImageFolder:
                 f"there are no images in {self.root}: no file has image content or a suffix of "
                 f"{kinds}"
             )
-        if "" in scan.splits:
-            return scan
-        first = next(iter(scan.splits))
-        others = sorted(set(map(as_text, os.listdir(self.root))) - scan.splits.keys())
-        loose = [Problem(path=name, reason="outside any split") for name in others]
-        return replace(scan, ignored={**scan.ignored, first: scan.ignored[first] + loose})
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
         """Return the images as the conversion listed them, without files that it could not list.

@@ -208,6 +208,24 @@ def test_a_plan_writes_only_below_its_target(planned: Path, name: str) -> None:
         Jobs(planned)
 
 
+@pytest.mark.parametrize("content", [b"", b"{}\n{}\n", b"\xff\n", b"[]\n"])
+def test_a_damaged_list_of_ignored_files_is_an_error(
+    source: Path, tmp_path: Path, content: bytes
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (source / "cat" / name).write_bytes(b"no image")
+    target = plan(source, tmp_path / "planned")
+    for number in range(5):
+        Jobs(target).build(number)
+    (saved,) = target.rglob("ignored-000.jsonl")
+    before = saved.read_bytes()
+    saved.write_bytes(content)
+    with pytest.raises(UsageError, match=r"ignored-000.jsonl is damaged"):
+        commit(target)
+    saved.write_bytes(before)
+    assert commit(target).manifests[""].ignored == {"not an image": 2}
+
+
 def test_another_conversion_in_the_target_voids_the_plan(source: Path, planned: Path) -> None:
     (saved,) = planned.rglob("state/plan.json")
     saved.write_bytes(saved.read_bytes().replace(b'"digest":"', b'"digest":"0'))
