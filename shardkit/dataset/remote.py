@@ -40,7 +40,7 @@ FETCHES = ("shards", "ranges")
 _EVICTED = 20
 """Times that blocks may be evicted by other processes before they are read."""
 
-_AHEAD = 64 << 20
+_AHEAD = 128 << 20
 """Bytes of records fetched ahead by ranges."""
 
 
@@ -175,7 +175,7 @@ class CachedRanges(CachedShards):
         """Fetch blocks into the cache, without waiting."""
         for need in needs:
             remote = _remote(self.url, need.entry)
-            send("fetch:blocks", self.cache, remote, _blocks(need).tolist())
+            send("fetch:blocks_ahead", self.cache, remote, _blocks(need).tolist())
 
 
 def _blocks(need: Need) -> npt.NDArray[np.int64]:

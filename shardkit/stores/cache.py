@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +42,8 @@ class RemoteFile(NamedTuple):
     """The folder's URL."""
     name: str
     size: int
-    sha256: str
+    sha256: str = ""
+    """Empty if unknown."""
 
 
 BLOCK = 4 << 20
@@ -53,8 +55,8 @@ def count_blocks(size: int) -> int:
     return -(-size // BLOCK)
 
 
-FillBlocks = Callable[[int, list[int]], None]
-"""Writes the blocks of some numbers to an open descriptor."""
+FillBlocks = Callable[[int, Iterable[list[int]], Callable[[int], None]], None]
+"""Writes the blocks of some numbers to an open descriptor, and marks those that are complete."""
 
 Fill = Callable[[int], None]
 """Writes the content of a file to an open descriptor."""
@@ -105,29 +107,49 @@ class Cache:
             if descriptor is not None:
                 self._complete(descriptor, file, path, fill)
 
-    def fetch_blocks(self, file: RemoteFile, numbers: Sequence[int], fill: FillBlocks) -> None:
+    def has_blocks(self, file: RemoteFile, numbers: Sequence[int]) -> bool:
+        """Return whether some blocks of a shard are here."""
+        path, count = self.blocks(file.sha256), count_blocks(file.size)
+        with contextlib.suppress(FileNotFoundError), _opened(path, os.O_RDONLY) as blocks:
+            here = os.pread(blocks, count, file.size)
+            return len(here) == count and all(here[number] for number in numbers)
+        return False
+
+    def fetch_blocks(
+        self, file: RemoteFile, wanted: Sequence[int], more: Iterable[list[int]], fill: FillBlocks
+    ) -> None:
         """Fetch the blocks of a shard that are not in the cache; only one process does at a time.
 
         The limit is exceeded by what is fetched at a time, at most. Nothing is verified here.
 
         Args:
             file: The shard.
-            numbers: Blocks, ascending.
+            wanted: Blocks, ascending. Once all are here, this waits for no other process.
+            more: Other blocks, which become known while these are fetched.
             fill: Called with the blocks that are missing.
         """
         path, count = self.blocks(file.sha256), count_blocks(file.size)
-        with exclusive(path) as descriptor:
-            assert descriptor is not None
+
+        with exclusive(path, lambda: self.has_blocks(file, wanted)) as descriptor:
+            if descriptor is None:
+                return
             if os.fstat(descriptor).st_size != file.size + count:
                 os.ftruncate(descriptor, file.size + count)
-            here = os.pread(descriptor, count, file.size)
-            missing = [number for number in numbers if not here[number]]
-            if missing:
-                self._make_room(len(missing) * BLOCK, path, lambda: None)
-                fill(descriptor, missing)
-                os.fdatasync(descriptor)
-                for number in missing:
-                    os.pwrite(descriptor, b"\1", file.size + number)
+            here = bytearray(os.pread(descriptor, count, file.size))
+
+            def missing() -> Iterator[list[int]]:
+                for numbers in itertools.chain([wanted], more):
+                    if found := [number for number in numbers if not here[number]]:
+                        for number in found:
+                            here[number] = 1
+                        self._make_room(len(found) * BLOCK, path, lambda: None)
+                        yield found
+
+            def mark(number: int) -> None:
+                # Not synced: checksums of records also find what a power failure took away.
+                os.pwrite(descriptor, b"\1", file.size + number)
+
+            fill(descriptor, missing(), mark)
 
     def _complete(self, descriptor: int, file: RemoteFile, path: Path, fill: Fill) -> None:
         """Fetch a file whose lock we hold."""

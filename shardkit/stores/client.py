@@ -24,7 +24,10 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, from_url
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.store import PART, Exists, Missing, Store, timeout
+from shardkit.stores.store import Exists, Missing, Store, timeout
+
+PART = 8 << 20
+"""Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
 
 _RETRY_SECONDS = 60
 """Seconds after which the client starts no other attempt: of errors before the body."""

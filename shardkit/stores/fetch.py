@@ -6,22 +6,22 @@ import contextlib
 import os
 import stat
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.cache import BLOCK, Cache, RemoteFile, exclusive, pin
-from shardkit.stores.store import PART, Missing, Store, open_store
+from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks, exclusive, pin
+from shardkit.stores.store import Missing, Store, open_store
 from shardkit.system.files import sync
 
-_CONNECTIONS = 4
-"""Requests at a time for one file."""
+_CONNECTIONS = 8
+"""Requests at a time."""
 
-_LONGEST = 16 << 20
-"""Maximum bytes of a request for neighboring blocks."""
+_POLL_SECONDS = 0.005
 
 _ATTEMPTS = 3
 """Copies of an object that changes meanwhile."""
@@ -30,7 +30,16 @@ _pinned: dict[str, list[int]] = {}
 """Descriptors of shards that are being handed to a thread of the reader, by SHA-256."""
 
 _asked: set[RemoteFile] = set()
+_pending: dict[RemoteFile, set[int]] = {}
+"""Blocks still to be fetched, of each shard of which a thread fetches blocks ahead."""
+
 _lock = threading.Lock()
+
+_requests = ThreadPoolExecutor(_CONNECTIONS)
+
+_turn = threading.Lock()
+"""Held while the blocks of a file are requested. So files do not share the link: one is complete
+early, and is verified and read while the next one is fetched."""
 
 
 def get(url: str, name: str, most: int) -> bytes | None:
@@ -41,7 +50,7 @@ def get(url: str, name: str, most: int) -> bytes | None:
 def fetch(cache: Cache, file: RemoteFile, path: Path) -> None:
     """Fetch a file into the cache, unless it is there."""
     try:
-        cache.fetch(file, path, partial(_fill, open_store(file.url), file.name, file.size))
+        cache.fetch(file, path, partial(_fill, open_store(file.url), file))
     except OSError as error:
         raise _unwritable(cache, error) from error
 
@@ -84,9 +93,42 @@ def ahead(cache: Cache, file: RemoteFile) -> None:
 
 def blocks(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
     """Fetch the blocks of a shard that are not in the cache."""
-    store = open_store(file.url)
+    with _lock:
+        if file in _pending:
+            _pending[file].update(numbers)
+    while file in _pending and not cache.has_blocks(file, numbers):
+        time.sleep(_POLL_SECONDS)
+    _fetch_blocks(cache, file, numbers, ())
+
+
+def blocks_ahead(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
+    """Fetch blocks of a shard, and all that are asked for until none is left."""
+    with _lock:
+        if file in _pending:
+            _pending[file].update(numbers)
+            return
+        _pending[file] = {*numbers}
     try:
-        cache.fetch_blocks(file, numbers, partial(_fill_blocks, store, file))
+        while numbers := _take(file):
+            _fetch_blocks(cache, file, numbers, iter(partial(_take, file), []))
+    finally:
+        with _lock:
+            del _pending[file]
+
+
+def _take(file: RemoteFile) -> list[int]:
+    """Return the pending blocks of a shard, which then are no longer pending."""
+    with _lock:
+        found = sorted(_pending[file])
+        _pending[file].clear()
+        return found
+
+
+def _fetch_blocks(
+    cache: Cache, file: RemoteFile, numbers: list[int], more: Iterable[list[int]]
+) -> None:
+    try:
+        cache.fetch_blocks(file, numbers, more, partial(_fill_blocks, open_store(file.url), file))
     except OSError as error:
         raise _unwritable(cache, error) from error
 
@@ -95,7 +137,8 @@ def download(url: str, name: str, path: Path) -> None:
     """Write an object of any content over the file ``path``, whose size it must have."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _fill(open_store(url), name, os.fstat(descriptor).st_size, descriptor)
+        file = RemoteFile(url, name, os.fstat(descriptor).st_size)
+        _fill(open_store(url), file, descriptor)
     finally:
         os.close(descriptor)
 
@@ -126,7 +169,7 @@ def copy(url: str, name: str, path: Path) -> int:
                     if _is_copy(path, version):  # completed between our check and our lock
                         return 0
                     os.truncate(descriptor, 0)
-                    _fill(store, name, size, descriptor)
+                    _fill(store, RemoteFile(url, name, size), descriptor)
                     if store.version(name) == version:
                         os.utime(descriptor, ns=(stamp, stamp))
                         os.fsync(descriptor)
@@ -152,35 +195,39 @@ def _is_copy(path: Path, version: tuple[int, int]) -> bool:
     return False
 
 
-def _fill(store: Store, name: str, size: int, descriptor: int) -> None:
-    """Write an object of a known size to a file, by requests for its parts."""
-    parts = ((start, min(start + PART, size)) for start in range(0, size, PART))
-    _fill_parts(store, name, parts, descriptor)
+def _fill(store: Store, file: RemoteFile, descriptor: int) -> None:
+    """Write the content of an object to a file."""
+    _fill_blocks(store, file, descriptor, [range(count_blocks(file.size))])
 
 
-def _fill_blocks(store: Store, file: RemoteFile, descriptor: int, numbers: list[int]) -> None:
-    """Write blocks to a file, by requests for one block or several neighbors."""
-    parts: list[tuple[int, int]] = []
-    for number in numbers:
-        start, end = number * BLOCK, min((number + 1) * BLOCK, file.size)
-        if parts and parts[-1][1] == start and end - parts[-1][0] <= _LONGEST:
-            start = parts.pop()[0]
-        parts.append((start, end))
-    _fill_parts(store, file.name, parts, descriptor)
+def _fill_blocks(
+    store: Store,
+    file: RemoteFile,
+    descriptor: int,
+    numbers: Iterable[Sequence[int]],
+    mark: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write blocks to a file, each by a request."""
 
-
-def _fill_parts(store: Store, name: str, parts: Iterable[tuple[int, int]], descriptor: int) -> None:
-    def fill(start: int, end: int) -> None:
-        data = store.read(name, start, end)
+    def fill(number: int) -> None:
+        place = number * BLOCK
+        data = store.read(file.name, place, min(place + BLOCK, file.size))
         while data:
-            written = os.pwrite(descriptor, data, start)
-            start, data = start + written, data[written:]
+            written = os.pwrite(descriptor, data, place)
+            place, data = place + written, data[written:]
+        mark(number)
 
-    with ThreadPoolExecutor(_CONNECTIONS) as threads:
-        waiting: deque[Future[None]] = deque()
-        for part in parts:  # a manifest may state any size: not all at once
-            waiting.append(threads.submit(fill, *part))
-            if len(waiting) > _CONNECTIONS:
-                waiting.popleft().result()
-        for last in waiting:
-            last.result()
+    waiting: deque[Future[None]] = deque()
+    try:
+        for several in numbers:
+            with _turn:
+                for number in several:  # a manifest may state any size: not all at once
+                    waiting.append(_requests.submit(fill, number))
+                    if len(waiting) >= _CONNECTIONS:
+                        waiting.popleft().result()
+        while waiting:
+            waiting.popleft().result()
+    finally:
+        for each in waiting:
+            each.cancel()
+        wait(waiting)  # they write to the descriptor

@@ -25,8 +25,8 @@ from shardkit.system.bootstrap import command
 
 _LENGTH = struct.Struct("<Q")
 
-_AHEAD = 2
-"""Shards fetched ahead at a time; each uses several connections."""
+_AHEAD = 4
+"""Calls of `send` at a time: a thread is free to note what is needed while two shards arrive."""
 
 _EXTRAS = {"fsspec": "fsspec", "obstore": "s3"}
 

@@ -14,9 +14,6 @@ from typing import TypeVar
 
 from shardkit.errors import CorruptShard, ShardkitError, UsageError
 
-PART = 8 << 20
-"""Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
-
 _TIMEOUT = "30"
 """Default seconds for one request, with its body."""
 
