@@ -101,7 +101,7 @@ def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[
         raise UsageError(f"the folder {folder} cannot be read: {error.strerror}") from error
     used = [name for name in names if name.endswith(tuple(suffixes)) and name[0] != "."]
     others = [
-        Problem(path=as_text(name), reason=f"without the suffix {' or '.join(suffixes)}")
+        Problem(path=as_text(name), reason=f"not {', '.join(suffixes)}")
         for name in names
         if name not in set(used)
     ]

@@ -155,8 +155,8 @@ def find_root(path: Path, described: Mapping[str, Any]) -> Path | None:
     root = folder / as_name(str(name))
     if name == _ELSEWHERE or _path_below(folder, root) != name:
         raise UsageError(
-            f"the images of the dataset are not below the folder of {path}: name theirs too, as "
-            f"{path}@ROOT"
+            f"the images of the dataset are not below the folder of {path}: name their folder, "
+            f"too, as {path}@ROOT"
         )
     return root
 

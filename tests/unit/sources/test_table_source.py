@@ -238,7 +238,7 @@ def test_a_dataset_does_not_name_a_folder_elsewhere(root: Path, tmp_path: Path) 
     kind = get_source("table")
     assert len(kind.find(Path(f"{path}@{root}"), {"": described}).scan().splits[""]) == 3
     for name in (described["root"], "../files", str(root), "leads", "none"):
-        with pytest.raises(UsageError, match=r"name theirs too, as .*@ROOT|does not exist"):
+        with pytest.raises(UsageError, match=r"name their folder, too, as .*@ROOT|does not exist"):
             kind.find(path, {"": {**described, "root": name}})
 
 
