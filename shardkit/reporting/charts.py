@@ -61,12 +61,17 @@ def histogram(found: Histogram) -> str:
     )
 
 
-def class_bars(counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> str:
+def class_bars(
+    counts: Mapping[str, Sequence[int]],
+    parts: Sequence[str],
+    colors: Mapping[str, str] | None = None,
+) -> str:
     """Return a bar for each class, with a piece for each dataset or split.
 
     Args:
         counts: Number of images of each class in each part.
         parts: Names of the datasets or splits.
+        colors: Color of each class; None for those of the parts.
     """
     most = max((sum(each) for each in counts.values()), default=0) or 1
     drawn = []
@@ -76,7 +81,7 @@ def class_bars(counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> str
         drawn.append(_text(_LABELS - 6, top + 15, shortened(name, 20), "end"))
         for number, count in enumerate(each):
             width = _BARS * count / most
-            color = COLORS[number % len(COLORS)]
+            color = colors[name] if colors else COLORS[number % len(COLORS)]
             drawn.append(
                 f'<rect x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="16" '
                 f'fill="{color}"/>'

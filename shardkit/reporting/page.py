@@ -13,6 +13,7 @@ from shardkit.record import NO_LABEL
 from shardkit.reporting.charts import COLORS, class_bars, histogram
 from shardkit.reporting.fields import sampled_rows
 from shardkit.reporting.findings import KINDS, Findings, Group
+from shardkit.reporting.pictures import COLORS as BOX_COLORS
 from shardkit.reporting.pictures import data_uri, picture
 from shardkit.reporting.report import DatasetReport
 from shardkit.system.formatting import size
@@ -68,7 +69,7 @@ pre {{ overflow-x: auto; padding: .7rem; background: var(--soft); border: 1px so
 table {{ border-collapse: collapse; }}
 th, td {{ padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); overflow-wrap: normal; }}
-td.n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+th.n, td.n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .scroll + .scroll {{ margin-top: 1rem; }}
 .grid-of-charts {{ display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fill, minmax(min(18rem, 100%), 1fr)); }}
@@ -230,8 +231,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> 
             else f"<td>{text}</td>"
         )
 
-    lines = ["".join(f'<th scope="col">{each}</th>' for each in head)]
-    lines += ["".join(map(cell, row)) for row in rows]
+    first, *others = rows
+    heads = [
+        f'<th scope="col"{" class=n" * isinstance(value, int)}>{each}</th>'
+        for each, value in zip(head, first, strict=True)
+    ]
+    lines = ["".join(heads), *("".join(map(cell, row)) for row in (first, *others))]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
@@ -345,7 +350,11 @@ def _fields(report: DatasetReport) -> str:
         counts = sorted(each.get("counts", {}).items(), key=lambda item: -item[1])[:_BALANCE]
         if counts:
             name = f"{each['name']}: {each['kind']} by class"
-            bars = class_bars({label: [count] for label, count in counts}, [each["name"]])
+            colors = None
+            if each["kind"] == "boxes":  # those in the pictures
+                names = enumerate(each["counts"])
+                colors = {label: BOX_COLORS[n % len(BOX_COLORS)] for n, label in names}
+            bars = class_bars({label: [count] for label, count in counts}, [each["name"]], colors)
             parts.append(f"<h3>{_safe(name)}</h3>{bars}")
     return "".join(parts)
 

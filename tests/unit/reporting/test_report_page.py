@@ -195,8 +195,11 @@ def test_images_that_cannot_be_decoded_are_crossed_out(tmp_path: Path) -> None:
 
 
 def test_fields_are_drawn_and_described(tmp_path: Path) -> None:
-    text = Parsed(page(report(make_fields(tmp_path / "made", to="lmdb")))).text
+    drawn = page(report(make_fields(tmp_path / "made", to="lmdb")))
+    text = Parsed(drawn).text
 
+    bars = drawn[drawn.index("boxes: boxes by class") :]
+    assert re.findall(r'fill="(#\w+)"', bars)[:2] == ["#E69F00", "#56B4E9"]  # as in the pictures
     for part in (
         "boxes per image",
         "characters",
