@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.facts import ABSENT_IMAGE, MEASURED, Facts
+from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import dataset_directories
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
@@ -131,6 +132,20 @@ class Collection:
     def measured(self) -> npt.NDArray[np.bool_]:
         """Whether the row has an image that can be decoded."""
         return np.asarray(self.facts["state"] == MEASURED)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, EncodedImage]]:
+        """Yield some rows with their images, each of which is valid until the next one.
+
+        Raises:
+            CorruptRecord: If a record is damaged.
+        """
+        for number in np.unique(self.part[rows]).tolist():
+            part = self.parts[number]
+            own = rows[self.part[rows] == number]
+            located = part.shards.find(own - part.start)
+            buffer = memoryview(bytearray(located.longest))
+            for place, row in enumerate(own.tolist()):
+                yield row, located.read(place, buffer)
 
     def kind(self, row: int) -> str:
         """Return the kind of a row's image: a name in `STORED_KINDS`."""

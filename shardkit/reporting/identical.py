@@ -55,24 +55,13 @@ def groups_of_equal(values: npt.NDArray[np.generic]) -> Iterator[Rows]:
 def _confirm(images: Collection, rows: Rows, same: Identical) -> None:
     """Compare the bytes of some images, and the pixels of those whose bytes differ."""
     contents: dict[bytes, int] = {}
-    for row, image in _read(images, rows):
+    for row, image in images.read(rows):
         same.bytes[row] = contents.setdefault(hashlib.sha256(image.data).digest(), row)
     pictures: dict[bytes, int] = {}
     if len(contents) > 1:
-        for row, image in _read(images, np.array([*contents.values()])):
+        for row, image in images.read(np.array([*contents.values()])):
             same.pixels[row] = pictures.setdefault(_digest(image), row)
     same.pixels[rows] = same.pixels[same.bytes[rows]]
-
-
-def _read(images: Collection, rows: Rows) -> Iterator[tuple[int, EncodedImage]]:
-    """Yield some images; each is valid until the next one."""
-    for number in np.unique(images.part[rows]).tolist():
-        part = images.parts[number]
-        own = rows[images.part[rows] == number]
-        located = part.shards.find(own - part.start)
-        buffer = memoryview(bytearray(located.longest))
-        for place, row in enumerate(own.tolist()):
-            yield row, located.read(place, buffer)
 
 
 def _digest(image: EncodedImage) -> bytes:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardkit.dataset.selection import KEY_MARK, LIST_HEAD
 from shardkit.errors import UsageError
 from shardkit.record import NO_LABEL, STORED_KINDS
+from shardkit.reporting.channels import channel_statistics
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.fields import describe_fields
 from shardkit.reporting.findings import DISTANCE, KINDS, Findings, Group, find_all
@@ -231,17 +232,14 @@ def report(
     if not 0 <= distance <= 16:
         raise UsageError(f"distance={distance} is not from 0 to 16 bits")
     images = Collection(directories, workers=workers, on_progress=on_progress)
-    facts = images.facts[images.measured]
-    mean = facts["mean"].astype(np.float64).reshape(-1, 3)
-    squares = (facts["std"].astype(np.float64) ** 2 + mean**2).mean(0) if len(mean) else np.zeros(3)
-    middle = mean.mean(0) if len(mean) else np.zeros(3)
+    mean, std = channel_statistics(images)
     return DatasetReport(
         images=images,
         findings=find_all(images, distance),
         histograms=list(_histograms(images)),
         fields=describe_fields(images),
-        mean=(middle / 255).tolist(),
-        std=(np.sqrt(np.maximum(squares - middle**2, 0)) / 255).tolist(),
+        mean=mean,
+        std=std,
     )
 
 

@@ -111,7 +111,7 @@ INSIDE = {
     "reporting": (
         "facts neighbors",
         "collection records",
-        "fields identical",
+        "channels fields identical",
         "findings",
         "pictures report",
         "charts",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, make_dataset, make_tree, png
+from helpers import encoded, make_dataset, make_tree, opened, png
 from planted_faults import FAULTS, planted, scene
 
 from shardkit import convert
@@ -109,6 +109,18 @@ def test_channel_statistics_are_those_of_all_images(tmp_path: Path) -> None:
     assert made.mean == pytest.approx(mean, abs=1e-5)
     assert made.std == pytest.approx(np.sqrt(square - mean**2), abs=1e-5)
     assert made.normalize == NORMALIZE.format(*made.mean, *made.std)
+
+
+def test_channel_statistics_of_reduced_jpegs_include_their_details(tmp_path: Path) -> None:
+    files = {f"{n}.jpg": encoded(scene(n, (300, 260)), quality=90) for n in range(6)}
+    files["small.png"] = encoded(scene(9), "PNG")
+    made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+    pixels = [np.asarray(opened(data).convert("RGB"), np.float64) / 255 for data in files.values()]
+    mean = np.mean([each.mean((0, 1)) for each in pixels], 0)
+    square = np.mean([(each**2).mean((0, 1)) for each in pixels], 0)
+
+    assert made.mean == pytest.approx(mean, abs=1e-3)
+    assert made.std == pytest.approx(np.sqrt(square - mean**2), abs=1e-3)
 
 
 NORMALIZE = "Normalize(mean=({:.4f}, {:.4f}, {:.4f}), std=({:.4f}, {:.4f}, {:.4f}))"
