@@ -239,6 +239,23 @@ static void walk(int file, size_t length) {
     }
 }
 
+static const int16_t waves[SK_WAVES] = {8192, -8192, 1};
+
+/* Measure a JPEG, or pixels and the rows of a PNG of many sizes. */
+static void measure(const uint8_t *data, size_t length) {
+    sk_memory work = {NULL, 0};
+    sk_measures measures;
+    sk_image image;
+    decoded += sk_inspect(data, length, 1, &image, waves, &measures) == SK_DONE;
+    for (uint32_t width = 1; width <= length; width = width * 3 + 1)
+        for (uint32_t channels = 1; channels <= 3; channels += 2) {
+            uint32_t height = (uint32_t)(length / (channels * width + 1));
+            if (height) sk_measure_png(data, width, height, channels, waves, &measures);
+            if (height && channels == 3) sk_measure(data, width, height, waves, &work, &measures);
+        }
+    sk_release(&work);
+}
+
 int main(int count, char **names) {
     sk_crc32_prepare();
     for (int n = 1; n < count; n++) {
@@ -256,21 +273,21 @@ int main(int count, char **names) {
         data = realloc(exact, length ? length : 1); /* no byte to spare */
         if (data == NULL) abort();
         if (length) {
-            static const int16_t waves[SK_WAVES] = {8192, -8192, 1};
-            sk_measures measures;
             sk_image image;
             decoded += sk_inspect(data, length, 0, &image, NULL, NULL) == SK_DONE;
             decoded += sk_inspect(data, length, 1, &image, NULL, NULL) == SK_DONE;
-            decoded += sk_inspect(data, length, 1, &image, waves, &measures) == SK_DONE;
-            decoded += sk_measure_jpeg(data, length, 17, 9, waves, &measures) == SK_DONE;
+            measure(data, length);
             walk(fileno(file), length);
             /* The size that the frame header states, wherever it is, and others. */
             for (size_t at = 2; at + 9 < length; at++)
                 if (data[at] == 0xFF && (data[at + 1] & 0xFC) == 0xC0) {
                     uint32_t height = data[at + 5] << 8 | data[at + 6];
                     uint32_t width = data[at + 7] << 8 | data[at + 8];
-                    if (width && height && (uint64_t)width * height < 1 << 20)
+                    if (width && height && (uint64_t)width * height < 1 << 20) {
+                        sk_measures measures;
                         decode(data, length, width, height);
+                        sk_measure_jpeg(data, length, width, height, waves, &measures);
+                    }
                     break;
                 }
             decode(data, length, 17, 9);
