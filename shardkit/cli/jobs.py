@@ -80,7 +80,7 @@ def work_command(  # noqa: PLR0913 - Click passes each option by name
         )
     if bad:
         raise BadImages(
-            f"{amount(bad, 'bad file')}. Fix them, or plan again with --on-error skip --force."
+            f"{amount(bad, 'bad file')}. Fix bad files, or plan again with --on-error skip --force."
         )
 
 

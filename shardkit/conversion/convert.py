@@ -664,7 +664,7 @@ def _require_good(works: list[Work], plan: Plan, staging: StagingDirectory) -> N
     raise error
 
 
-_FIX = "Fix them, or leave them out with --on-error skip"
+_FIX = "Fix bad files, or leave them out with --on-error skip"
 
 
 def _problems(work: Work, plan: Plan) -> list[Problem]:
