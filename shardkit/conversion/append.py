@@ -10,10 +10,11 @@ from typing import Any
 
 from shardkit.contracts import Images, Scan, Source
 from shardkit.conversion.assemble import save_manifests
+from shardkit.conversion.build_all import Builder, build, prepare
 from shardkit.conversion.combine import Piece, combine, load_splits, other_fields
-from shardkit.conversion.convert import Builder, build, make_manifest, prepare, refuse_overlap
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.manifests import make_manifest
 from shardkit.conversion.options import parse_bytes
 from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, make_plan
 from shardkit.conversion.recipe import Recipe
@@ -22,6 +23,7 @@ from shardkit.conversion.staging import (
     check_target,
     clear_trash,
     open_staging,
+    refuse_overlap,
 )
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest

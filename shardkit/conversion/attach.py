@@ -22,11 +22,10 @@ import numpy as np
 from shardkit._version import __version__
 from shardkit.contracts import AttachableSource, Images, Range, Scan, Source
 from shardkit.conversion.assemble import file_entry, save_report
-from shardkit.conversion.convert import refuse_overlap
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.recipe import Recipe
-from shardkit.conversion.staging import StagingDirectory, open_staging
+from shardkit.conversion.staging import StagingDirectory, open_staging, refuse_overlap
 from shardkit.conversion.trusted import Trust
 from shardkit.dataset.attached import remember
 from shardkit.dataset.index import Index, IndexPart, join_parts, save_index

@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shardkit.contracts import PartedSource, Scan, Source
-from shardkit.conversion.assemble import file_entry, save_manifests, save_report
-from shardkit.conversion.build import (
-    Built,
-    ShardResult,
-    ShardTask,
-    build_shard,
-    load_facts_part,
-    load_part,
-    load_result,
-)
-from shardkit.conversion.disk import DiskReservation, as_failure
+from shardkit.conversion.build import load_result
+from shardkit.conversion.build_all import Builder, build, collect, prepare, require_good
+from shardkit.conversion.disk import as_failure
 from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.finished import finished
-from shardkit.conversion.jobs import (
-    load_plan,
-    require_done,
-    require_same_software,
-    save_plan,
-    shard_task,
+from shardkit.conversion.jobs import load_plan, save_plan
+from shardkit.conversion.manifests import finish
+from shardkit.conversion.options import parse_bytes, parse_color, parse_size, refuse_without_resize
+from shardkit.conversion.parted_scan import scan_in_parts
+from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, make_plan, seed_of
+from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.staging import (
+    StagingDirectory,
+    check_target,
+    clear_trash,
+    open_staging,
+    refuse_overlap,
 )
-from shardkit.conversion.options import (
-    parse_bytes,
-    parse_color,
-    parse_size,
-    refuse_without_resize,
-)
-from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in_parts
-from shardkit.conversion.plan import (
-    DEFAULT_SHARD_BYTES,
-    ConvertOptions,
-    Plan,
-    SplitPlan,
-    make_plan,
-    seed_of,
-)
-from shardkit.conversion.recipe import TOO_SMALL, Recipe
-from shardkit.conversion.staging import StagingDirectory, check_target, clear_trash, open_staging
 from shardkit.conversion.store_jobs import (
     StoredPlan,
     local_folder,
@@ -61,26 +38,15 @@ from shardkit.conversion.store_jobs import (
     send_plan,
 )
 from shardkit.conversion.upload import require_access, upload
-from shardkit.dataset.facts import FACT
-from shardkit.dataset.index import Index, IndexPart, save_index
-from shardkit.dataset.manifest import (
-    FACTS_NAME,
-    FieldEntry,
-    Manifest,
-    ShardEntry,
-    load_manifest,
-)
-from shardkit.dataset.reports import IGNORED, SKIPPED
-from shardkit.errors import BadImages, DiskFull, Problem, UsageError
+from shardkit.dataset.manifest import Manifest, load_manifest
+from shardkit.errors import DiskFull, UsageError
 from shardkit.record import Field
 from shardkit.registry import DEFAULT_SOURCE, get_source
 from shardkit.sources.divided import divided
 from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
-from shardkit.system.files import as_name, sync
-from shardkit.system.npy import NpyWriter
-from shardkit.system.pool import Progress, Report, run_on, run_tasks
-from shardkit.system.text import quoted
+from shardkit.system.files import as_name
+from shardkit.system.pool import Progress, Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,35 +63,6 @@ class Converted:
     """Whether the target already held the result, so nothing was written."""
     jobs: int = 0
     """Tasks that ``plan_only`` left for `shardkit work`."""
-
-
-@dataclass
-class Work:
-    """One split in progress."""
-
-    plan: SplitPlan
-    folder: Path
-    tasks: list[ShardTask]
-    first: int = 0
-    """Number of the first shard."""
-    entries: dict[int, ShardEntry | None] = field(default_factory=dict)
-    """The finished shards by number; None if bad images prevented it."""
-    bad: list[Problem] = field(default_factory=list)
-    fields: Counter[str] = field(default_factory=Counter)
-    labels: Counter[int] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-
-    def add(self, task: ShardTask, result: ShardResult) -> None:
-        """Add a finished shard. The counts of each shard, of thousands of labels, are not kept."""
-        self.entries[task.number] = result.entry
-        self.bad += result.bad
-        self.fields.update(result.fields)
-        self.labels.update(result.labels)
-        self.notes.update(result.notes)
-
-    def bytes_of(self, task: ShardTask) -> int:
-        """Return the approximate bytes of a shard on disk."""
-        return self.plan.shard_bytes[task.number - self.first]
 
 
 def convert(  # noqa: PLR0913 - the options of the command, each with its own meaning
@@ -451,310 +388,14 @@ def _build_and_publish(
         try:
             if builder is None:
                 kept = 0
-                _collect(works, staging)
-                _require_good(works, plan, staging)
+                collect(works, staging)
+                require_good(works, plan, staging)
             else:
                 kept = build(works, plan, staging, builder)
         except DiskFull as error:
             if not any(load_result(task) for work in works for task in work.tasks):
                 staging.discard()  # the user may choose another disk
             raise DiskFull(f"{error}{plan.large_files()}") from error
-        _finish(works, plan, staging)
+        finish(works, plan, staging)
     staging.publish()
     return kept
-
-
-def refuse_overlap(source: Source, target: Path) -> None:
-    """Refuse a target that contains the source, or is in it.
-
-    Raises:
-        UsageError: If it does, or is.
-    """
-    place = Path(os.path.realpath(target))
-    for path in source.paths():
-        root = Path(os.path.realpath(path))
-        if place != root and root not in place.parents and place not in root.parents:
-            continue
-        raise UsageError(
-            f"{target} and the source {path} overlap: choose a directory outside of it, or a "
-            "smaller source folder (for tables and annotations: --root)"
-        )
-
-
-def prepare(
-    split: SplitPlan,
-    plan: Plan,
-    staging: StagingDirectory,
-    above: Path | None = None,
-    first: int = 0,
-) -> Work:
-    """Return the work to build the shards of a split.
-
-    Args:
-        split: The plan of the split.
-        plan: The plan.
-        staging: The staging directory.
-        above: Folder for the folder of the split; None is that of the dataset.
-        first: Number of the first shard.
-    """
-    folder = (above or staging.dataset) / as_name(split.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    tasks = [
-        replace(
-            shard_task(plan, split, first + number, split.shard_source(number), staging),
-            folder=folder,
-        )
-        for number in range(split.shards)
-    ]
-    return Work(split, folder, tasks, first)
-
-
-@dataclass(frozen=True)
-class Builder:
-    """Where shards are built: in worker processes, or by an executor."""
-
-    workers: int
-    executor: Executor | None
-    report: Report | None
-    facts: bool = False
-    """Whether images are measured on the way."""
-
-    def run(
-        self, done: list[ShardTask], tasks: list[ShardTask]
-    ) -> Iterator[tuple[ShardTask, Built]]:
-        """Build all shards; yield them as they are finished.
-
-        Args:
-            done: Tasks that an earlier run seems to have finished.
-            tasks: The others.
-        """
-        if self.facts:
-            tasks = [replace(task, facts=True) for task in tasks]
-        if self.executor is None:
-            tasks = done + _spread(tasks, self.workers)
-            yield from run_tasks(build_shard, tasks, workers=self.workers, on_progress=self.report)
-            return
-        for task, built in run_on(self.executor, _build_elsewhere, done + tasks):
-            if self.report is not None:
-                size = sum(task.source.sizes())
-                self.report(Progress(len(task.source), size, len(built.result.bad)))
-            yield task, built
-
-    def list_parts(self, tasks: Sequence[ListTask]) -> Iterator[tuple[ListTask, Listed]]:
-        """List the parts of a source; the first here, since other processes take time to start."""
-        done = images = 0
-        for task, listed in run_tasks(list_part, tasks, workers=1, on_progress=self.report):
-            yield task, listed
-            done += 1
-            images += listed.images
-            if images > _FEW:
-                break
-        if self.executor is None:
-            run = run_tasks(list_part, tasks[done:], workers=self.workers, on_progress=self.report)
-        else:
-            run = run_on(self.executor, list_part, tasks[done:])
-        yield from run
-
-
-_FEW = 100_000
-"""Images that one process lists before others are started."""
-
-
-def _build_elsewhere(task: ShardTask) -> Built:
-    """Build a shard on a machine that may have other libraries."""
-    require_same_software(task)
-    return build_shard(task)
-
-
-def _collect(works: list[Work], staging: StagingDirectory) -> None:
-    """Load the results of all shards, which jobs have built.
-
-    Raises:
-        ConversionFailed: If shards are missing.
-    """
-    tasks = [(work, task) for work in works for task in work.tasks]
-    missing = []
-    for number, (work, task) in enumerate(tasks):
-        if (result := load_result(task)) is None:
-            missing.append(number)
-        else:
-            work.add(task, result)
-    require_done(missing, len(tasks), staging.target)
-    staging.prune({task.path for _, task in tasks})
-
-
-def build(works: list[Work], plan: Plan, staging: StagingDirectory, builder: Builder) -> int:
-    """Build all shards; return the number of shards kept from an earlier run.
-
-    Raises:
-        BadImages: If images are bad, and may not or cannot be left out.
-        DiskFull: If the disk lacks space.
-    """
-    of_split = {work.plan.name: work for work in works}
-    done, tasks = _divide([task for work in works for task in work.tasks])
-    staging.prune({task.path for task in done})
-    needs = [0] * len(done) + [of_split[t.split].bytes_of(t) for t in tasks]
-    recipe = plan.options.recipe
-    ahead, copies = builder.workers, plan.storage.copies
-    space = DiskReservation(staging.folder, needs, ahead=ahead, copies=copies)
-    kept = 0
-    kept_as_it_is = recipe.keeps_bytes and plan.scan.exact_sizes
-    with space.reserved(exact=kept_as_it_is or recipe.raw_shape is not None):
-        try:
-            for task, built in builder.run(done, tasks):
-                of_split[task.split].add(task, built.result)
-                kept += built.kept
-                entry = built.result.entry
-                space.release(entry.bytes if entry and not built.kept else 0)
-        except DiskFull as error:
-            raise DiskFull(f"{error} {space.need()}") from error
-    _require_good(works, plan, staging)
-    return kept
-
-
-def _divide(tasks: list[ShardTask]) -> tuple[list[ShardTask], list[ShardTask]]:
-    """Return the tasks that an earlier run seems to have finished, and the others."""
-    done: list[ShardTask] = []
-    others: list[ShardTask] = []
-    for task in tasks:
-        (done if load_result(task) else others).append(task)
-    return done, others
-
-
-def _spread(tasks: list[ShardTask], workers: int) -> list[ShardTask]:
-    """Assign the processes that would be idle at the end to the last shards."""
-    last = len(tasks) % workers
-    whole = len(tasks) - last
-    return tasks[:whole] + [
-        replace(task, workers=workers // last + (position < workers % last))
-        for position, task in enumerate(tasks[whole:])
-    ]
-
-
-def _require_good(works: list[Work], plan: Plan, staging: StagingDirectory) -> None:
-    """Raise if images are bad, unless they may be left out and others remain."""
-    problems = [
-        Problem(path="/".join(filter(None, (work.plan.name, problem.path))), reason=problem.reason)
-        for work in works
-        for problem in _problems(work, plan)
-    ]
-    entries = [entry for work in works for entry in work.entries.values()]
-    made = [entry for entry in entries if entry is not None and entry.rows]
-    skip = plan.options.on_error == "skip"
-    if not problems or (skip and made):
-        return
-    count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
-    small = sum(TOO_SMALL in problem.reason for problem in problems)
-    if small:
-        count += f", {small} of them too small ({TOO_SMALL} accepts these)"
-    if skip or not made:
-        staging.discard()
-        remedy = "No good image is left." if skip else f"{_FIX}."
-        message = f"{count}; nothing was written. {remedy}"
-    else:
-        staging.save_bad_files([problem.path for problem in problems])
-        kept = f"{len(made)} shard{'s' if len(made) > 1 else ''} without bad files"
-        message = (
-            f"{count}; no dataset was written. {_FIX}: a rerun reuses {kept} unless files are "
-            "removed, since each shard records the total number of images. (To give up, remove "
-            f"{staging.folder}.)"
-        )
-    error = BadImages(f"{message} The first is {problems[0].path}: {problems[0].reason}")
-    error.problems = tuple(problems)
-    raise error
-
-
-_FIX = "Fix bad files, or leave them out with --on-error skip"
-
-
-def _problems(work: Work, plan: Plan) -> list[Problem]:
-    found = [*plan.scan.problems.get(work.plan.name, ()), *work.bad]
-    return sorted(found, key=lambda problem: problem.path)
-
-
-def _finish(works: list[Work], plan: Plan, staging: StagingDirectory) -> None:
-    """Write index, reports and manifests of all splits."""
-    manifests = {work.plan.name: make_manifest(work, plan) for work in works}
-    save_manifests(manifests, staging.dataset)
-
-
-def make_manifest(work: Work, plan: Plan) -> Manifest:
-    """Write index and reports of a split, next to its shards; return its manifest."""
-    shards = [entry for task in work.tasks if (entry := work.entries[task.number]) is not None]
-    skipped = _problems(work, plan)
-    ignored = plan.scan.ignored.get(work.plan.name, [])
-    classes, schema = plan.scan.classes, plan.scan.schema
-    rows, counts = sum(entry.rows for entry in shards), Counter[str]()
-
-    def parts() -> Iterator[IndexPart]:
-        for task, entry in zip(work.tasks, shards, strict=True):
-            part = load_part(task, entry.rows)
-            counts.update(part.counts(schema))
-            yield part
-
-    names = [
-        *save_index(parts(), work.folder, schema),
-        *save_report(SKIPPED, skipped, work.folder),
-        *save_report(IGNORED, ignored, work.folder),
-    ]
-    _save_facts(list(zip(work.tasks, shards, strict=True)), work.folder)
-    index = Index(work.folder, rows)
-    _require_distinct(index.keys())
-    lacking = {name for name in schema if counts[name] < rows}
-    return Manifest(
-        format=plan.options.to,
-        rows=rows,
-        content_digest=index.content_digest(schema, lacking),
-        shards=tuple(shards),
-        files=tuple(file_entry(name, work.folder) for name in names),
-        fields=dict(sorted(work.fields.items())),
-        schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
-        classes=classes,
-        class_counts=None
-        if classes is None
-        else tuple(work.labels[n] for n in range(len(classes))),
-        raw_shape=plan.options.recipe.raw_shape,
-        recipe=work.plan.meta["recipe"],
-        source=work.plan.meta["source"],
-        notes=dict(sorted(work.notes.items())),
-        skipped=tuple(skipped),
-        ignored=dict(sorted(Counter(problem.reason for problem in ignored).items())),
-        software=plan.software,
-    )
-
-
-def _save_facts(shards: list[tuple[ShardTask, ShardEntry]], folder: Path) -> None:
-    """Write the facts of a split next to its shards, if any were measured."""
-    path = folder / FACTS_NAME
-    if any((task.part / FACTS_NAME).exists() for task, _ in shards):
-        with closing(NpyWriter(path, FACT)) as writer:
-            for task, entry in shards:
-                writer.append(load_facts_part(task, entry.rows))
-        sync(path)
-
-
-def _require_distinct(keys: Sequence[str]) -> None:
-    """Refuse records of the same key, which readers of tar files would take for one.
-
-    It holds the hashes of some of the keys at a time, and only keys whose hashes are equal.
-
-    Raises:
-        UsageError: If there are any.
-    """
-    passes, alike = 1 + len(keys) // _HASHES, set[int]()
-    for number in range(passes):
-        hashes = (value for value in map(hash, keys) if value % passes == number)
-        values = np.fromiter(hashes, np.int64)
-        values.sort()
-        alike.update(values[1:][values[1:] == values[:-1]].tolist())
-    found = Counter(key for key in keys if hash(key) in alike) if alike else Counter[str]()
-    twice = [key for key, count in found.items() if count > 1]
-    if twice:
-        raise UsageError(
-            f"{len(twice)} keys occur more than once ({', '.join(map(quoted, twice[:3]))}); give "
-            "each record a key of its own"
-        )
-
-
-_HASHES = 1 << 24
-"""Keys whose hashes are compared at a time: 128 MiB."""

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePath
 
+from shardkit.contracts import Source
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.exchange import FolderExchange
 from shardkit.conversion.fingerprint import ConversionFingerprint, differences, saved_digest
@@ -394,6 +395,23 @@ def check_target(target: Path, *, force: bool) -> None:
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(f"{target} holds other files ({some}); choose a new or empty directory")
+
+
+def refuse_overlap(source: Source, target: Path) -> None:
+    """Refuse a target that contains the source, or is in it.
+
+    Raises:
+        UsageError: If it does, or is.
+    """
+    place = Path(os.path.realpath(target))
+    for path in source.paths():
+        root = Path(os.path.realpath(path))
+        if place != root and root not in place.parents and place not in root.parents:
+            continue
+        raise UsageError(
+            f"{target} and the source {path} overlap: choose a directory outside of it, or a "
+            "smaller source folder (for tables and annotations: --root)"
+        )
 
 
 def _refuse_split(target: Path) -> None:

@@ -233,7 +233,7 @@ def test_another_resizer_is_another_plan(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(convert_module, "_finish", interrupt)
+        patch.setattr(convert_module, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert_scan(scan, tmp_path / "out", options_of())
     with pytest.raises(UsageError, match="--resizer was torch and is pillow"):

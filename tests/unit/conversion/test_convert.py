@@ -34,6 +34,7 @@ from helpers import (
 from shardkit.contracts import Entry
 from shardkit.conversion import convert as module
 from shardkit.conversion import disk as space_module
+from shardkit.conversion import manifests
 from shardkit.conversion import staging as staging_module
 from shardkit.conversion.convert import Converted, convert, convert_scan, plan_scan
 from shardkit.conversion.plan import ConvertOptions
@@ -181,7 +182,7 @@ def test_idle_workers_help_with_the_last_shards(
     def refuse(_: Any, tasks: list[Any], **__: Any) -> None:
         raise RuntimeError([task.workers for task in tasks])
 
-    monkeypatch.setattr("shardkit.conversion.convert.run_tasks", refuse)
+    monkeypatch.setattr("shardkit.conversion.build_all.run_tasks", refuse)
     source = make_folder(tmp_path / "photos", ["cat"], each=5)
     with pytest.raises(RuntimeError) as found:
         converted(source, tmp_path / "out", workers=workers, shard_samples=1)
@@ -376,7 +377,7 @@ def test_only_bad_files_may_be_removed_between_runs(spoilt: Path, tmp_path: Path
 def test_bad_files_of_an_earlier_run_are_still_bad(spoilt: Path, tmp_path: Path) -> None:
     """A run that does not skip reports bad files even in shards of a run that skipped them."""
     skipping: dict[str, Any] = {"shard_samples": 2, "on_error": "skip"}
-    with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
+    with stopped(module, "finish"), pytest.raises(KeyboardInterrupt):
         made(spoilt, tmp_path / "out", **skipping)
     with pytest.raises(BadImages) as caught:
         made(spoilt, tmp_path / "out", shard_samples=2)
@@ -662,7 +663,7 @@ def test_a_full_disk_reports_the_space_needed_and_a_rerun_resumes(
 def test_space_of_finished_shards_is_not_reserved_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
+    with stopped(module, "finish"), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out", shard_samples=1)
     monkeypatch.setattr(space_module, "free_bytes", lambda _: 3000)
     made(folder, tmp_path / "out", shard_samples=1)
@@ -721,7 +722,7 @@ def test_a_disk_that_fails_at_the_end_fails_the_conversion(
         raise OSError(code, os.strerror(code), "some file")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, name, fail)
+        patch.setattr(manifests, name, fail)
         with pytest.raises(ConversionFailed):
             made(folder, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
@@ -907,7 +908,7 @@ def test_any_command_finishes_an_interrupted_publication(
 def test_an_unfinished_run_is_not_resumed_after_the_source_changed(
     folder: Path, tmp_path: Path
 ) -> None:
-    with stopped(module, "_finish"), pytest.raises(KeyboardInterrupt):
+    with stopped(module, "finish"), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out")
     (folder / "cat/000.jpg").write_bytes(jpeg(30, 30))
     with pytest.raises(UsageError, match=r"1 file changed \(cat/000.jpg\). --force starts over"):
@@ -993,7 +994,7 @@ def test_a_single_split_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [2, 1000])
 def test_equal_keys_are_found_some_at_a_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(module, "_HASHES", at_once)
-    module._require_distinct([f"{number}" for number in range(9)])
+    monkeypatch.setattr(manifests, "_HASHES", at_once)
+    manifests._require_distinct([f"{number}" for number in range(9)])
     with pytest.raises(UsageError, match=r"2 keys occur more than once \('a', 'b'\)"):
-        module._require_distinct(["a", "b", "c", "a", "d", "b"])
+        manifests._require_distinct(["a", "b", "c", "a", "d", "b"])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from helpers import make_folder, make_tree, png, tree
 
-from shardkit.conversion import convert as convert_module
-from shardkit.conversion import parted_scan
-from shardkit.conversion.convert import Builder, commit, convert, plan_jobs
+from shardkit.conversion import build_all, parted_scan
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.convert import commit, convert, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parted_scan, "_PARTS", 3)
     monkeypatch.setattr(parted_scan, "_RUN", 7)
     monkeypatch.setattr(parted_scan, "_PIECE", 5)
-    monkeypatch.setattr(convert_module, "_FEW", 10)
+    monkeypatch.setattr(build_all, "_FEW", 10)
 
 
 @pytest.fixture
