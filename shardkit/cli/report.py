@@ -151,3 +151,5 @@ def _show(made: DatasetReport, seconds: float) -> None:
     line("findings", amount(len(found), "kind"))
     for each in found:
         say(f"    {each.kind:<22}  {each.rows:>9,}  {KINDS[each.kind]}")
+    if not all(each.complete for each in found):
+        line("note", "there are more similar pairs than can be listed; use a lower --distance")

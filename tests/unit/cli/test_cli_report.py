@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from planted_faults import scene
 
 from shardkit import Field, convert, report
 from shardkit.dataset.shardset import ShardSet
+from shardkit.reporting import findings
 from shardkit.reporting.findings import KINDS
+from shardkit.reporting.neighbors import near_pairs
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,20 @@ def test_findings_may_fail_the_command(dataset: Path, kinds: str, code: int) -> 
 
     assert result.exit_code == code
     assert ("--fail-on: found exact-duplicate (2 images)\n" in result.stderr) == bool(code)
+
+
+def test_a_list_of_too_many_pairs_is_called_incomplete(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = functools.partial(near_pairs, limit=1)
+    monkeypatch.setattr(findings, "near_pairs", few)
+    files = {f"{n}.jpg": encoded(scene(0), quality=50 + 10 * n) for n in range(4)}
+    place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    page = tmp_path / "page.html"
+
+    assert "more similar pairs than can be listed" in invoke("report", place, "-o", page).stdout
+    assert "more similar pairs than can be listed" in page.read_text()
+    assert "more similar pairs" not in invoke("report", dataset).stdout
 
 
 def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
