@@ -45,8 +45,8 @@ enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height
 /* Whether a JPEG has so few bits that its sharpness must be measured at full size. */
 int sk_may_be_blurred(size_t length, uint32_t width, uint32_t height, uint32_t quantizers);
 
-/* Measure a JPEG, decoded at as few eighths of its size as leave SIDE pixels, if it decodes without
- * a warning and has that width and height. */
+/* Measure a JPEG, decoded at as few eighths of its size as leave SIDE pixels, if its header is intact,
+ * it decodes without a warning and has that width and height. */
 enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
                              const int16_t *waves, sk_measures *out);
 

@@ -223,11 +223,11 @@ enum sk_code sk_measure_jpeg(const uint8_t *data, size_t length, uint32_t width,
     struct job job = {.data = data, .length = length, .least = SIDE};
     size_t header = header_of(data, length);
     sk_image image = {0};
-    enum sk_code code = run(&job, 1, &image);
+    enum sk_code code = header ? run(&job, 1, &image) : SK_UNSUPPORTED;
 
     if (code == SK_DONE && (image.width != width || image.height != height)) code = SK_SIZE;
-    if (code == SK_DONE) code = measure(&job, &image, waves, out);
-    if (code == SK_DONE && header) {
+    if (code == SK_DONE) {
+        code = measure(&job, &image, waves, out);
         out->plain = (uint8_t)!speaks(data, header);
         out->icc = (uint8_t)has_profile(data, header);
     }

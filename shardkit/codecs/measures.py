@@ -56,7 +56,7 @@ MEASURES = np.dtype(
 blue; ``brightness`` and ``contrast`` the same of the luminance, and ``highlight`` the level that 1%
 of the pixels exceed. ``sharpness`` is the fraction of the variation between neighboring pixels that
 a blur removes, 0 to 1. ``pixels`` is the CRC-32 of the pixels. The compiled module also fills the
-others, of a JPEG: see there."""
+others, of ordinary JPEGs and PNGs: see there."""
 
 _GRID, _WAVES = 32, 8
 """Sides of a reduced image, and of its low frequencies, which make a hash of 64 bits."""

@@ -71,7 +71,7 @@ def _read_ordinary(
             contents,
             map(_Image._make, images.tolist()),
             codes.tolist(),
-            [None] * count if measures is None else np.split(measures, count),
+            [None if measures is None else measures[row : row + 1] for row in range(count)],
             strict=True,
         )
     ]

@@ -72,8 +72,8 @@ def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDA
 
     Args:
         read: Returns the image of a number, from 0, or None.
-        measures: `MEASURES` for each. JPEGs that the compiled module has measured stay as they are,
-            and are not read if they are ordinary.
+        measures: `MEASURES` for each. Images that the compiled module has measured keep theirs, and
+            are not read if their headers state nothing else.
     """
     headers: dict[int, Properties | ImageInfo] = {}
     absent = []

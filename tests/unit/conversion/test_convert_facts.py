@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,21 @@ def test_facts_are_those_of_a_report(
 
 
 def test_facts_change_nothing_and_do_not_depend_on_workers(photos: Path, tmp_path: Path) -> None:
-    for name, workers in (("one", 1), ("two", 2), ("without", 1)):
-        place, facts = tmp_path / name, name != "without"
-        convert(photos, place, to="lmdb", facts=facts, workers=workers, shard_samples=6)
+    for name, workers in (("one", 1), ("two", 2), ("elsewhere", 1), ("without", 1)):
+        convert(
+            photos,
+            tmp_path / name,
+            to="lmdb",
+            facts=name != "without",
+            workers=workers,
+            executor=ThreadPoolExecutor(1) if name == "elsewhere" else None,
+            shard_samples=6,
+        )
 
-    assert facts_of(tmp_path / "one") == facts_of(tmp_path / "two")
-    for name in ("one", "two"):
+    assert len({facts_of(tmp_path / name) for name in ("one", "two", "elsewhere")}) == 1
+    for name in ("one", "two", "elsewhere"):
         (tmp_path / name / FACTS_NAME).unlink()
-    assert tree(tmp_path / "one") == tree(tmp_path / "two") == tree(tmp_path / "without")
+        assert tree(tmp_path / name) == tree(tmp_path / "without")
 
 
 def test_facts_do_not_need_the_compiled_module(
