@@ -160,7 +160,8 @@ def show_made(
     seconds = tally.seconds
     say(f"converted {src} to {dst}" if src else f"published {dst}")
     for name, manifest in made.manifests.items():
-        _show_dataset(name, manifest, made.plan.scan)
+        # A committed plan is gone, and with it the names of ignored files.
+        _show_dataset(name, manifest, made.plan.scan.ignored.get(name) if src else None)
     unused = dict(made.plan.scan.understood).get("unused", "nothing")
     if unused not in _ALL_USED:
         line("unused", printable(unused))
@@ -175,7 +176,7 @@ def show_made(
     line("next", f"shardkit verify {shlex.quote(str(dst))}")
 
 
-def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
+def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | None) -> None:
     labeled = manifest.classes is not None and (
         any(manifest.class_counts or ()) or not manifest.rows
     )
@@ -193,8 +194,9 @@ def _show_dataset(name: str, manifest: Manifest, scan: Scan) -> None:
     show_notes(manifest.notes, manifest.recipe)
     if manifest.skipped:
         line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")
-    if scan.ignored.get(name):
-        line("ignored", _by_reason(scan.ignored[name]))
+    if manifest.ignored:
+        counted = (f"{count:,} {reason}" for reason, count in manifest.ignored.items())
+        line("ignored", _by_reason(ignored) if ignored else "; ".join(counted))
 
 
 def made_as_json(dst: Path | str, made: Converted, tally: Tally) -> dict[str, Any]:

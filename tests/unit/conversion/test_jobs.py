@@ -99,6 +99,14 @@ def test_info_states_the_progress(planned: Path) -> None:
     assert describe(planned)[""]["rows"] == 20
 
 
+def test_a_commit_counts_ignored_files(source: Path, tmp_path: Path) -> None:
+    (source / "cat/notes.txt").write_bytes(b"x")
+    target = plan(source, tmp_path / "planned")
+    for number in range(5):
+        Jobs(target).build(number)
+    assert "  ignored   1 not an image\n" in invoke("commit", target).stdout
+
+
 def test_a_commit_names_the_missing_tasks(planned: Path) -> None:
     Jobs(planned).build(1)
     before = tree(planned)
