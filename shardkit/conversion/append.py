@@ -68,6 +68,7 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
     """Append images to a dataset, as new shards, with the recipe of the dataset.
 
     Existing rows keep their numbers and shards. The labels of new classes follow the existing ones.
+    If the dataset was divided by ``val`` or ``test``, the same rule divides the new images.
     Readers see the old dataset until the new one replaces it in one step; loaders that have it open
     continue with the old one or report that it was replaced. Repeat an interrupted call to resume
     it. Repeating a finished call does nothing.
@@ -75,7 +76,7 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
     Args:
         directory: The dataset, perhaps of splits.
         source: A path of the same kind as that of the dataset, read with the same options; or a
-            source of any kind.
+            source of any kind, with the splits of the dataset.
         skip_existing: Leave out images whose path or key the dataset has already, or which its
             conversion left out; otherwise they are an error. Content is not compared, except for
             sizes if the dataset stores images unchanged.
