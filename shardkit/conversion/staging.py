@@ -421,8 +421,8 @@ def _refuse_split(target: Path) -> None:
         manifest = load_any_manifest(parent)
         if isinstance(manifest, SplitsManifest) and target.name in manifest.splits:
             raise UsageError(
-                f"{target} is a split of the dataset in {parent}; convert all of its splits again, "
-                "or choose another directory"
+                f"{target} is a split of the dataset in {parent}: convert or append to all of its "
+                "splits at once, or choose another directory"
             )
 
 
