@@ -118,11 +118,14 @@ class Builder:
             images += listed.images
             if images > _FEW:
                 break
+        rest = tasks[done:]
         if self.executor is None:
-            run = run_tasks(list_part, tasks[done:], workers=self.workers, on_progress=self.report)
-        else:
-            run = run_on(self.executor, list_part, tasks[done:])
-        yield from run
+            yield from run_tasks(list_part, rest, workers=self.workers, on_progress=self.report)
+            return
+        for task, listed in run_on(self.executor, list_part, rest):
+            if self.report is not None:
+                self.report(Progress(listed.images))
+            yield task, listed
 
 
 _FEW = 100_000

@@ -16,6 +16,7 @@ import pytest
 from helpers import invoke, make_folder, shardkit_command, tree, wait_until
 
 from shardkit import describe
+from shardkit.conversion import build_all
 from shardkit.conversion import jobs as module
 from shardkit.conversion.convert import Converted, commit, convert
 from shardkit.conversion.jobs import Jobs
@@ -444,3 +445,16 @@ def test_the_command_converts_on_a_cluster(
     assert found.exit_code == 0, found.exception
     assert "20 images in 2 classes" in found.output
     assert tree(target) == local
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_cluster_lists_the_folder_of_a_plan(
+    source: Path, tmp_path: Path, dask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--to", "lmdb", "--shard-samples", 4, "--plan-only")
+    for name, cluster in (("local", ()), ("cluster", ("--cluster", f"dask://{dask}"))):
+        found = invoke("convert", "imagefolder", source, tmp_path / name, *options, *cluster)
+        assert found.exit_code == 0, found.exception
+        monkeypatch.setattr(build_all, "_FEW", 0)
+    assert tree(tmp_path / "cluster") == tree(tmp_path / "local")

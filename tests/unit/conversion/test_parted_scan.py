@@ -77,8 +77,11 @@ HERE = Builder(1, None, None)
 def test_the_plan_is_that_of_the_whole_source(source: Path, tmp_path: Path, name: str) -> None:
     plan(ImageFolder(source).scan(), tmp_path / "whole", HERE, **OPTIONS[name])
     plan(ImageFolder(source), tmp_path / "parts", HERE, **OPTIONS[name])
+    progress: list[int] = []
     with ThreadPoolExecutor(3) as threads:
-        plan(ImageFolder(source), tmp_path / "else", Builder(1, threads, None), **OPTIONS[name])
+        builder = Builder(1, threads, lambda done: progress.append(done.images))
+        plan(ImageFolder(source), tmp_path / "else", builder, **OPTIONS[name])
+    assert sum(progress) == 28
     whole = tree(tmp_path / "whole")
     assert len(whole) > 5
     assert tree(tmp_path / "parts") == whole
