@@ -213,9 +213,10 @@ class Source(Protocol):
 
 
 class SourcePart(NamedTuple):
-    """Neighboring images of one split, which one process lists."""
+    """Neighboring images, which one process lists."""
 
     split: str
+    """The split to which its problems and ignored files belong."""
     place: Any
     """What the part contains, for the source's own use; it can be pickled and hashed."""
 
@@ -223,8 +224,8 @@ class SourcePart(NamedTuple):
 class Listing(NamedTuple):
     """What a part of a source contains."""
 
-    entries: Iterator[Entry]
-    """The images; the lists are complete after the last one."""
+    entries: Iterator[tuple[str, Entry]]
+    """Split and entry of each image; the lists are complete after the last one."""
     problems: list[Problem]
     """Images and folders that cannot be listed."""
     ignored: list[Problem]

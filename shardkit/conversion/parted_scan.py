@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -60,39 +61,42 @@ class _Run(NamedTuple):
 class Listed(NamedTuple):
     """What a part contains."""
 
-    runs: list[_Run]
+    runs: dict[str, list[_Run]]
+    """The images, by split."""
     problems: list[Problem]
     ignored: StoredReport
 
     @property
     def images(self) -> int:
         """The number of images."""
-        return sum(sum(run.counts) for run in self.runs)
+        return sum(sum(run.counts) for runs in self.runs.values() for run in runs)
 
 
 def list_part(task: ListTask) -> Listed:
     """List a part of a source into a file."""
-    listing, runs, ignored = task.source.list_part(task.part), [], 0
+    listing, ignored = task.source.list_part(task.part), 0
+    runs: dict[str, list[_Run]] = defaultdict(list)
     path = task.folder / secrets.token_hex(8)  # a cluster may run a task twice
     report = path.with_suffix(".jsonl")
     meter = Meter()
     with path.open("xb") as file, report.open("xb") as lines:
-        while entries := list(islice(listing.entries, _RUN)):
-            starts, counts = array("q", [file.tell()]), array("q")
-            for bucket in _buckets(entries, task.seed):
-                if bucket:
-                    file.write(dump_entries(bucket) + b"\n")
-                starts.append(file.tell())
-                counts.append(len(bucket))
-            runs.append(_Run(path, starts, counts))
-            meter.add(images=len(entries))
+        while found := list(islice(listing.entries, _RUN)):
+            for split in dict.fromkeys(split for split, _ in found):
+                starts, counts = array("q", [file.tell()]), array("q")
+                for bucket in _buckets([entry for of, entry in found if of == split], task.seed):
+                    if bucket:
+                        file.write(dump_entries(bucket) + b"\n")
+                    starts.append(file.tell())
+                    counts.append(len(bucket))
+                runs[split].append(_Run(path, starts, counts))
+            meter.add(images=len(found))
             lines.writelines(report_lines(listing.ignored))
             ignored += len(listing.ignored)
             listing.ignored.clear()
         lines.writelines(report_lines(listing.ignored))
         ignored += len(listing.ignored)
     meter.flush()
-    return Listed(runs, listing.problems, StoredReport(report, ignored, task.folder))
+    return Listed(dict(runs), listing.problems, StoredReport(report, ignored, task.folder))
 
 
 def _buckets(entries: list[Entry], seed: int | None) -> list[list[Entry]]:
@@ -129,11 +133,13 @@ def scan_in_parts(
     found = {task.part: listed for task, listed in run(tasks)}
     splits, ignored = {}, dict[str, Collection[Problem]]()
     for split, images in scan.splits.items():
+        runs = [run for part in parts for run in found[part].runs.get(split, ())]
+        splits[split] = images.of(_entries(runs, seed))
         listed = [found[part] for part in parts if part.split == split]
-        splits[split] = images.of(_entries([run for each in listed for run in each.runs], seed))
         for each in listed:
             scan.problems[split] += each.problems
-        ignored[split] = _Joined([*(each.ignored for each in listed), scan.ignored[split]])
+        others = scan.ignored.get(split, ())
+        ignored[split] = _Joined([*(each.ignored for each in listed), others])
     scan = replace(scan, splits=splits, ignored=ignored)
     source.require_images(scan)
     return scan

@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source
+from shardkit.contracts import (
+    Entry,
+    Images,
+    Listing,
+    PackedEntries,
+    PartedSource,
+    Scan,
+    Source,
+    SourcePart,
+)
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.record import Record
 from shardkit.system.text import quoted
@@ -78,7 +87,7 @@ class Division:
         found: dict[str, list[int]] = {side: [] for side in self.sides}
         if not self.stratify:
             for group, rows in members.items():
-                found[self._side(self._number(group))] += rows
+                found[self.side_of(group)] += rows
         else:
             classes: dict[int, list[str]] = defaultdict(list)
             for group, rows in members.items():
@@ -92,6 +101,10 @@ class Division:
                     found[self._side((start + len(rows) / 2) / total)] += rows
                     start += len(rows)
         return {side: sorted(rows) for side, rows in found.items()}
+
+    def side_of(self, group: str) -> str:
+        """Return the side of a group, or of a path; only without ``stratify``."""
+        return self._side(self._number(group))
 
     def _side(self, number: float) -> str:
         if number < self.val:
@@ -144,20 +157,12 @@ class Divided:
             UsageError: If the source has splits, lacks labels or groups, or a side is empty.
         """
         scan = self._scan = self._source.scan(classes)
-        if list(scan.splits) != [""]:
-            raise UsageError(
-                f"{self} has the splits {', '.join(scan.splits)} already: divide one of them, "
-                f"such as {self}/{next(iter(scan.splits))}, or leave --val and --test out"
-            )
+        self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
             raise UsageError(f"--stratify needs labels, and {self} states none before it is read")
         sides = self._divide(scan.splits[""].entries)
-        empty = [side for side in self._names.values() if not sides[side]]
-        if empty and not self._may_be_empty:
-            raise UsageError(
-                f"no image of {self} is in {empty[0]}: choose a larger share or another seed, or "
-                "--stratify"
-            )
+        if not self._may_be_empty:
+            self._require_sides({name: sides[side] for name, side in self._names.items()})
         counts = ", ".join(f"{side} {len(found):,}" for side, found in sides.items())
         first = next((name for name, side in self._names.items() if side == TRAIN), None)
         return replace(
@@ -168,6 +173,21 @@ class Divided:
             problems={first: scan.problems.get("", [])} if first is not None else {},
             understood={**scan.understood, "divided": counts} if scan.understood else {},
         )
+
+    def _require_whole(self, scan: Scan) -> None:
+        if list(scan.splits) != [""]:
+            raise UsageError(
+                f"{self} has the splits {', '.join(scan.splits)} already: divide one of them, "
+                f"such as {self}/{next(iter(scan.splits))}, or leave --val and --test out"
+            )
+
+    def _require_sides(self, found: Mapping[str, Sized]) -> None:
+        empty = [self._names[name] for name, images in found.items() if not len(images)]
+        if empty:
+            raise UsageError(
+                f"no image of {self} is in {empty[0]}: choose a larger share or another seed, or "
+                "--stratify"
+            )
 
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the description of the source, with the division and the side."""
@@ -244,6 +264,50 @@ class Divided:
         return list(map(str, found))
 
 
+class DividedParts(Divided):
+    """A source of parts, divided by paths or folders, as a `shardkit.contracts.PartedSource`."""
+
+    _source: PartedSource
+
+    def parts(self, most: int) -> tuple[Scan, Sequence[SourcePart]]:
+        """Return a scan without images, and the parts of the source.
+
+        Raises:
+            UsageError: If the source is missing or unreadable, or has splits.
+        """
+        scan, parts = self._source.parts(most)
+        self._require_whole(scan)
+        first = next(iter(self._names))
+        whole = replace(
+            scan,
+            source=self,
+            splits={name: Images(self, name, ()) for name in self._names},
+            ignored={first: scan.ignored[""]},
+            problems={first: scan.problems[""]},
+        )
+        return whole, [SourcePart(first, part) for part in parts]
+
+    def list_part(self, part: SourcePart) -> Listing:
+        """List the images of a part."""
+        listing = self._source.list_part(part.place)
+        return listing._replace(entries=self._sides(entry for _, entry in listing.entries))
+
+    def require_images(self, scan: Scan) -> None:
+        """Refuse a source of which a side is empty.
+
+        Raises:
+            UsageError: If there is one.
+        """
+        self._source.require_images(scan)
+        self._require_sides(scan.splits)
+
+    def _sides(self, entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+        names = {side: name for name, side in self._names.items()}
+        for entry in entries:
+            (group,) = self._groups([entry])
+            yield names[self._division.side_of(group)], entry
+
+
 def divided(source: Source, **options: Any) -> Source:
     """Return a source divided by the options of `Division`; the source itself without shares.
 
@@ -251,7 +315,10 @@ def divided(source: Source, **options: Any) -> Source:
         UsageError: If the options are invalid.
     """
     if options["val"] or options["test"]:
-        return Divided(source, Division(**options))
+        division = Division(**options)
+        by_path = not division.stratify and division.group in (None, FOLDER)
+        in_parts = by_path and hasattr(source, "parts")
+        return (DividedParts if in_parts else Divided)(source, division)
     if options["stratify"] or options["group"] is not None:
         raise UsageError("--stratify and --group require --val or --test")
     return source

@@ -124,7 +124,7 @@ class ImageFolder:
         for split, images in scan.splits.items():
             listings = [self.list_part(part) for part in parts if part.split == split]
             entries = itertools.chain.from_iterable(each.entries for each in listings)
-            scan.splits[split] = images.of(PackedEntries(entries))
+            scan.splits[split] = images.of(PackedEntries(entry for _, entry in entries))
             for each in listings:
                 scan.problems[split] += each.problems
             ignored[split] = [problem for each in listings for problem in each.ignored]
@@ -178,7 +178,8 @@ class ImageFolder:
     def list_part(self, part: SourcePart) -> Listing:
         """List the images of some class folders, in the order of labels and paths."""
         finder = _Finder(self._folder(part.split))
-        return Listing(finder.entries(part.place), finder.problems, finder.ignored)
+        entries = ((part.split, entry) for entry in finder.entries(part.place))
+        return Listing(entries, finder.problems, finder.ignored)
 
     def require_images(self, scan: Scan) -> None:
         """Refuse a folder without images.

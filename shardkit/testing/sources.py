@@ -118,11 +118,8 @@ class SourceConformance:
         parted: Any = source
         if not hasattr(source, "parts"):
             return
-        listed = [
-            (part.split, entry)
-            for part in parted.parts(2)[1]
-            for entry in parted.list_part(part).entries
-        ]
+        parts = parted.parts(2)[1]
+        listed = [each for part in parts for each in parted.list_part(part).entries]
         splits = source.scan().splits.values()
         assert listed == [(images.split, entry) for images in splits for entry in images.entries]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.recipe import Recipe
 from shardkit.errors import BadImages, DiskFull, ShardkitError, UsageError
+from shardkit.sources.divided import divided
 from shardkit.sources.imagefolder import ImageFolder
 
 
@@ -93,6 +95,36 @@ def test_unlabeled_images_are_planned(source: Path, tmp_path: Path) -> None:
     plan(flat.scan(), tmp_path / "whole", HERE)
     plan(flat, tmp_path / "parts", HERE)
     assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("group", [None, "folder"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_divided_folder_is_planned(
+    source: Path, tmp_path: Path, group: str | None, shuffle: bool
+) -> None:
+    options = {"val": 0.3, "test": 0.3, "stratify": False, "group": group, "seed": 5}
+    folder = divided(ImageFolder(source / "train"), **options)
+    assert hasattr(folder, "parts")
+    plan(folder.scan(), tmp_path / "whole", HERE, shuffle=shuffle)
+    plan(pickle.loads(pickle.dumps(folder)), tmp_path / "parts", HERE, shuffle=shuffle)
+    assert len(list(tmp_path.glob("parts/.shardkit-work/dataset/*"))) == 3
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
+
+
+def test_divisions_that_need_all_images_are_not_listed_in_parts(source: Path) -> None:
+    folder = ImageFolder(source / "train")
+    for group, stratify in (("column", False), (None, True)):
+        options = {"val": 0.3, "test": 0.0, "stratify": stratify, "group": group, "seed": 5}
+        assert not hasattr(divided(folder, **options), "parts")
+
+
+def test_a_division_with_an_empty_side_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    options = {"val": 1e-9, "test": 0.0, "stratify": False, "group": None, "seed": 5}
+    with pytest.raises(UsageError, match=r"no image of .* is in val"):
+        plan(divided(ImageFolder(source / "train"), **options), tmp_path / "target", HERE)
+    with pytest.raises(UsageError, match="has the splits train, val already"):
+        plan(divided(ImageFolder(source), **options), tmp_path / "target", HERE)
+    assert not (tmp_path / "target").exists()
 
 
 def test_worker_processes_list_the_same(source: Path, tmp_path: Path) -> None:
