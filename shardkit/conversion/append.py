@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from shardkit.dataset.reports import excluded_paths
 from shardkit.errors import UsageError
 from shardkit.record import LABEL
 from shardkit.registry import get_source
-from shardkit.sources.divided import Divided, reopen
+from shardkit.sources.divided import Divided, is_divided, reopen
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import quoted
@@ -153,7 +154,7 @@ def _open(
     """
     if not isinstance(source, (str, Path)):
         return source
-    described = {split: parts_of(each)[0].manifest.source for split, each in manifests.items()}
+    described = _first_sources(manifests)
     kind = {str(each.get("kind")) for each in described.values()}.pop()
     find = partial(get_source(kind).find, Path(source))
     try:
@@ -202,11 +203,10 @@ def _new_images(
     _require_alike(directory, manifests, scan)
     splits, left_out, changed = dict[str, Images](), list[str](), list[str]()
     problems, ignored = dict(scan.problems), dict(scan.ignored)
+    known = _known(directory, manifests)
     for split, manifest in manifests.items():
         images, prefix = scan.splits.get(split, Images(source, split, ())), _prefix(split)
-        index = Index(directory / as_name(split), manifest.rows)
-        sizes = dict(zip(index.paths(), index.rows()["length"].tolist(), strict=True))
-        keys = set(index.keys())
+        sizes, keys = known[split]
         bad = {problem.path for problem in manifest.skipped}
         bad |= excluded_paths(directory / as_name(split), manifest.files) or set()
         exact = scan.exact_sizes and Recipe.restored(manifest.recipe).keeps_bytes
@@ -234,6 +234,29 @@ def _new_images(
             f"({_some(left_out)}): --skip-existing leaves these out"
         )
     return new
+
+
+def _known(
+    directory: Path, manifests: Mapping[str, Manifest]
+) -> dict[str, tuple[Mapping[str, int], Set[str]]]:
+    """Return the sizes of the images of each split by path, and their keys.
+
+    If the dataset was divided, an image on any side is one of each: it must not be on two.
+    """
+    indexes = [Index(directory / as_name(split), each.rows) for split, each in manifests.items()]
+    sizes = [
+        dict(zip(each.paths(), each.rows()["length"].tolist(), strict=True)) for each in indexes
+    ]
+    keys = [set(each.keys()) for each in indexes]
+    if is_divided(_first_sources(manifests)):
+        sizes = [dict(ChainMap(*sizes))] * len(sizes)
+        keys = [set().union(*keys)] * len(keys)
+    return dict(zip(manifests, zip(sizes, keys, strict=True), strict=True))
+
+
+def _first_sources(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, Any]]:
+    """Return what the manifests state about the source that the dataset was first made from."""
+    return {split: parts_of(each)[0].manifest.source for split, each in manifests.items()}
 
 
 def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Source) -> bool:

@@ -333,6 +333,11 @@ def _kept(entries: Sequence[Entry], name: str) -> Iterable[Any]:
             yield None
 
 
+def is_divided(described: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether descriptions, by split, are of sides of one source."""
+    return any(_DIVISION in each for each in described.values())
+
+
 def reopen(
     find: Callable[[Mapping[str, Mapping[str, Any]]], Source],
     described: Mapping[str, Mapping[str, Any]],

@@ -192,6 +192,8 @@ def test_images_are_divided_as_those_of_the_dataset(tmp_path: Path) -> None:
     sides = make_tree(tmp_path / "sides", {"val/cat/chosen.png": png()})
     assert append(place, sides).images == 1
     assert "cat/chosen.png" in open_dataset(place, split="val").paths
+    other = make_tree(tmp_path / "other", {"train/cat/chosen.png": png()})
+    assert append(place, other, skip_existing=True).images == 0  # never on two sides
 
 
 def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> None:
