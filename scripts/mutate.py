@@ -533,8 +533,8 @@ MUTANTS = (
     Mutant(
         "images that are added move others to another side",
         "sources/divided.py",
-        "                found[self._side(self._number(group))] += rows",
-        '                found[self._side(self._number(f"{group}{len(members)}"))] += rows',
+        "                found[self.side_of(group)] += rows",
+        '                found[self.side_of(f"{group}{len(members)}")] += rows',
         "tests/unit/sources/test_divided.py -k 'never_changes or move_no_others'",
     ),
     Mutant(
