@@ -162,6 +162,7 @@ def _find_similar(
     first, second = pairs.first, pairs.second
     different = same.pixels[first] != same.pixels[second]
     different &= _agree(images, first, second)
+    crowded = np.arange(len(first)) >= len(first) - len(leaders)
     across = images.part[first] != images.part[second]
     labels = images.labels[first], images.labels[second]
     classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
@@ -171,6 +172,9 @@ def _find_similar(
         ("near-duplicate", ~across & ~classes),
     ):
         those = np.flatnonzero(chosen & different)
+        if kind == "leak":  # also those that are paired with an image that leaks
+            leaking = np.append(first[those], second[those])
+            those = np.union1d(those, np.flatnonzero(crowded & np.isin(first, leaking)))
         some = Pairs(first[those], second[those], pairs.distance[those], pairs.complete)
         groups = _components(some)
         found[kind].groups += groups

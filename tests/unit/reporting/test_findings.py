@@ -12,7 +12,8 @@ from helpers import encoded, make_dataset, make_tree, opened, png
 from planted_faults import FAULTS, planted, scene
 
 from shardkit import convert
-from shardkit.dataset.manifest import FACTS_NAME
+from shardkit.dataset.facts import MEASURED, VERSION
+from shardkit.dataset.manifest import FACTS_NAME, dataset_directories
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptRecord, UsageError
 from shardkit.reporting import findings
@@ -182,17 +183,26 @@ def test_lists_have_keys_or_else_rows(
     assert path.read_text().splitlines()[-1] == listed
 
 
+def made_alike(source: Path, target: Path) -> Path:
+    """Make a dataset whose facts, but not pixels, are those of one picture."""
+    place = make_dataset(source, target)
+    for folder in dataset_directories(place).values():
+        facts = load_facts(ShardSet(folder))
+        alike = [*{*(facts.dtype.names or ())} - {"checksum", "content", "pixels"}]
+        facts[alike] = 0
+        facts["state"], facts["version"], facts["contrast"] = MEASURED, VERSION, 50
+        facts["sharpness"] = facts["highlight"] = 200
+        save_npy(folder / FACTS_NAME, facts)
+    return place
+
+
 def test_a_crowd_of_similar_pictures_is_one_group_without_all_its_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {f"{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(30)}
-    place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
-    shards = ShardSet(place)
-    facts = load_facts(shards)
-    alike = [*{*(facts.dtype.names or ())} - {"checksum", "content", "pixels"}]
-    facts[alike] = facts[alike][0]
-    other = shards.keys.index("0/00"), shards.keys.index("1/01")
-    facts["mean"][[*other]] = 255, 0, 0  # another color: not similar to the others
+    place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    keys, facts = ShardSet(place).keys, np.load(place / FACTS_NAME)
+    facts["mean"][[keys.index("0/00"), keys.index("1/01")]] = 255, 0, 0  # unlike the others
     save_npy(place / FACTS_NAME, facts)
     compared: list[int] = []
 
@@ -211,3 +221,17 @@ def test_a_crowd_of_similar_pictures_is_one_group_without_all_its_pairs(
     assert [len(group.rows) for group in within.groups] == [14]
     assert len({*across.exclude, *within.exclude}) == 30 - 2
     assert across.complete
+
+
+def test_all_of_a_crowd_that_leaks_is_excluded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"train/{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(20)}
+    files |= {f"val/0/{n}.png": png(8, 8, seed=n) for n in range(30, 42)}
+    place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    monkeypatch.setattr(findings, "_CROWD", 8)
+    made = report(place)
+    (leak,) = (each for each in made.findings if each.kind == "leak")
+
+    assert [len(group.rows) for group in leak.groups] == [32]
+    assert len(made.exclude(leak)["train"]) == 20
