@@ -93,8 +93,8 @@ def report_command(  # noqa: PLR0913 - Click passes each option by name
     """Find duplicates, leaks between splits, and odd or broken images of each DATASET.
 
     The page also shows classes, channel statistics, distributions and contact sheets. Facts of each
-    image are stored in facts.npy in each DATASET, so the next report reads only the pictures that
-    it shows. This file is not part of the dataset.
+    image are stored in facts.npy in each DATASET, so the next report reads few images: a sample,
+    and those that it shows or compares. This file is not part of the dataset.
 
     \b
     Examples:

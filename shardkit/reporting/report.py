@@ -211,7 +211,7 @@ def report(
     """Examine the images of datasets: what is in them, and what is wrong.
 
     Facts of each image are stored as ``facts.npy`` in each dataset's directory, so the next report
-    reads no images. They are not part of the dataset. The report does not depend on ``workers``.
+    reads few images. They are not part of the dataset. The report does not depend on ``workers``.
 
     Args:
         directories: Datasets, or directories of splits, which are compared with each other.
