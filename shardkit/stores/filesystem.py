@@ -18,7 +18,7 @@ from shardkit.errors import ShardkitError, UsageError
 from shardkit.stores.store import Store, timeout
 from shardkit.stores.urls import WRITABLE
 
-_FINAL = (FileNotFoundError, ImportError, NotImplementedError, PermissionError, ValueError)
+_FINAL = (FileNotFoundError, ImportError, NotImplementedError, ValueError)
 """Errors that another attempt would not change."""
 
 _VOLATILE = ("atime", "nlink", "time")
@@ -114,7 +114,8 @@ class FileSystem(Store):
         return answer.result(timeout())
 
     def _is_transient(self, error: Exception) -> bool:
-        return not isinstance(error, _FINAL) and not 400 <= _status(error) < 500
+        final = isinstance(error, _FINAL) or _is_denied(error) or 400 <= _status(error) < 500
+        return not final
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what, scheme = f"{self.url}/{name}".rstrip("/"), self.url.partition(":")[0]
@@ -125,7 +126,7 @@ class FileSystem(Store):
                 f"{_PACKAGES.get(module, module)}"
             )
         reason = " ".join(filter(None, (type(error).__name__, str(_status(error) or ""))))
-        if isinstance(error, PermissionError) or _status(error) in (401, 403):
+        if _is_denied(error):
             return UsageError(
                 f"{what}: access is denied ({reason}); give fsspec credentials, for example in "
                 f"variables FSSPEC_{scheme.upper()}_..."
@@ -139,6 +140,11 @@ def _info(fs: Any, root: str, name: str) -> dict[str, Any]:
     if info["type"] == "directory":
         raise FileNotFoundError(name)
     return info
+
+
+def _is_denied(error: Exception) -> bool:
+    named = "Authentication" in type(error).__name__  # as paramiko's, which is no PermissionError
+    return named or isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
 def _status(error: Exception) -> int:

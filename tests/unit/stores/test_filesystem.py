@@ -33,7 +33,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (plugin / "entry_points.txt").write_text("[fsspec.specs]\nshelf=shelf:Shelf\n")
     monkeypatch.syspath_prepend(str(plugin.parent))
     monkeypatch.setenv("FSSPEC_SHELF_PLACE", str(place))
-    monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "2")
+    monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "1")
     fsspec.register_implementation("shelf", "shelf.Shelf", clobber=True)
     return place
 
@@ -131,6 +131,20 @@ def test_caches_archives_and_local_files_are_refused(url: str) -> None:
         as_url(url)
 
 
+def test_wrong_credentials_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardkit.stores import filesystem
+
+    class AuthenticationException(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AuthenticationException("secret")
+
+    monkeypatch.setattr(filesystem, "url_to_fs", refuse)
+    with pytest.raises(UsageError, match=r"denied \(AuthenticationException\); give fsspec cred"):
+        filesystem.FileSystem("sftp://host/x").read("a", 0, 1)
+
+
 def test_missing_packages_name_their_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +163,6 @@ def test_missing_packages_name_their_command(
 def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardkit.stores.store import open_store
 
-    pytest.importorskip("paramiko")
     monkeypatch.setattr("shardkit.stores.store._DEADLINE", 0.0)
-    with pytest.raises(ShardkitError, match=r"sftp://127.0.0.1:1/x/a cannot be used: NoValid"):
-        open_store("sftp://127.0.0.1:1/x").read("a", 0, 1)
+    with pytest.raises(ShardkitError, match=r"webhdfs://127.0.0.1:1/x/a cannot be used: Conn"):
+        open_store("webhdfs://127.0.0.1:1/x").read("a", 0, 1)
