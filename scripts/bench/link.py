@@ -11,7 +11,8 @@ order and without decoding, into an empty cache: its first batch waits for the f
 * ``shards`` and ``ranges``: the values of ``open_dataset(fetch=)``; several readers are processes
   with one cache, and each reads the whole dataset.
 
-CPU seconds are those of the readers and their helpers, for each GB fetched. It takes 2 GB of disk and 3 minutes.
+CPU seconds are those of the readers and their helpers, for each GB fetched. It takes 2 GB of disk
+and 3 minutes.
 """
 
 from __future__ import annotations
