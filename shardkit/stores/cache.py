@@ -129,7 +129,6 @@ class Cache:
             fill: Called with the blocks that are missing.
         """
         path, count = self.blocks(file.sha256), count_blocks(file.size)
-
         with exclusive(path, lambda: self.has_blocks(file, wanted)) as descriptor:
             if descriptor is None:
                 return

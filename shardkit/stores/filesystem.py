@@ -64,9 +64,10 @@ class FileSystem(Store):
     def _sizes(self, maxdepth: int | None) -> dict[str, int]:
         def walk(fs: Any, root: str) -> dict[str, int]:
             fs.invalidate_cache()
-            found = fs.walk(root, maxdepth=maxdepth, on_error="raise", detail=True)
+            found = [*fs.walk(root, maxdepth=maxdepth, on_error="raise", detail=True)]
+            top = len(found[0][0])  # of the URL itself, as the file system spells it
             return {
-                f"{folder}/{name}"[len(root) :].lstrip("/"): info["size"]
+                f"{folder}/{name}"[top:].lstrip("/"): info["size"]
                 for folder, _, files in found
                 for name, info in files.items()
             }

@@ -31,8 +31,16 @@ _Read = TypeVar("_Read")
 
 
 def timeout() -> float:
-    """Return the seconds for one request."""
-    return float(os.environ.get("SHARDKIT_STORE_TIMEOUT", _TIMEOUT))
+    """Return the seconds for one request.
+
+    Raises:
+        UsageError: If the environment states something else.
+    """
+    stated = os.environ.get("SHARDKIT_STORE_TIMEOUT", _TIMEOUT)
+    try:
+        return float(stated)
+    except ValueError:
+        raise UsageError(f"SHARDKIT_STORE_TIMEOUT={stated!r} is not a number of seconds") from None
 
 
 class Exists(Exception):

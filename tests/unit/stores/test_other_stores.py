@@ -107,3 +107,9 @@ def test_missing_credentials_name_the_variables(
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(UsageError, match="no credentials; set AZURE_STORAGE_ACCOUNT_NAME"):
         open_dataset("az://nobody/x", cache=tmp_path / "cache")
+
+
+def test_a_time_limit_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "soon")
+    with pytest.raises(UsageError, match="SHARDKIT_STORE_TIMEOUT='soon' is not a number"):
+        open_dataset("s3://nobody/x", cache=tmp_path / "cache")
