@@ -37,7 +37,7 @@ from shardkit.conversion.store_jobs import (
     require_free,
     send_plan,
 )
-from shardkit.conversion.upload import require_access, upload
+from shardkit.conversion.upload import require_vacant, upload
 from shardkit.dataset.manifest import Manifest, load_manifest
 from shardkit.errors import DiskFull, UsageError
 from shardkit.record import Field
@@ -216,28 +216,26 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
         on_error=on_error,
     )
     url = as_url(target)
-    if (url is None) != (staging is None) and not (url and plan_only and not dry_run):
+    plan_only = plan_only and not dry_run
+    if (url is None) != (staging is None) and not (url and plan_only):
         raise UsageError(
             f"{target} is local; staging is for conversions to a URL"
             if url is None
             else f"{url} is written from a local copy of the dataset; name a folder for it: "
             "--staging DIR"
         )
-    target = target if staging is None or (plan_only and not dry_run) else staging
-    if not isinstance(source, (str, Path)) and not hasattr(source, "scan"):
-        source = Samples(source, schema=schema, fields=fields)
-    elif schema is not None or fields is not None:
-        raise UsageError("schema and fields are options of samples")
-    if isinstance(source, (str, Path)):
-        source = get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
-    elif class_order != "plain" or splits is not None:
-        raise UsageError("class_order and splits are options of image folders")
+    target = target if staging is None or plan_only else staging
+    source = _as_source(source, schema, fields, class_order=class_order, splits=splits)
     source = divided(source, val=val, test=test, stratify=stratify, group=group, seed=seed)
-    lists = [exclude] if isinstance(exclude, (str, Path)) else exclude
-    if plan_only and not dry_run:
-        if url is not None:
+    if url is not None and not dry_run:  # before a long scan
+        if plan_only and executor is not None:
+            raise UsageError(f"{url} is planned by this machine alone: leave the cluster out")
+        if plan_only:
             require_free(url)
-            executor = None  # which does not see the local folder
+        else:
+            require_vacant(url, Path(target))
+    lists = [exclude] if isinstance(exclude, (str, Path)) else exclude
+    if plan_only:
         in_parts = hasattr(source, "parts") and not lists
         images: Any = source if in_parts else exclude_listed(source.scan(), lists)
         with nullcontext(Path(target)) if url is None else local_folder(staging) as folder:
@@ -249,8 +247,6 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     scan = exclude_listed(source.scan(), lists)
     if dry_run:
         return Converted(plan=plan_scan(scan, target, options, force=force))
-    if url is not None:
-        require_access(url)
     made = convert_scan(
         scan,
         target,
@@ -264,6 +260,28 @@ def convert(  # noqa: PLR0913 - the options of the command, each with its own me
     if url is not None and upload(target, url):
         made = replace(made, unchanged=False)
     return made
+
+
+def _as_source(
+    source: Any,
+    schema: Mapping[str, Field | str] | None,
+    fields: Sequence[str] | None,
+    *,
+    class_order: str,
+    splits: bool | None,
+) -> Source:
+    """Return the source that the arguments of `convert` name."""
+    is_folder = isinstance(source, (str, Path))
+    if not is_folder and (class_order != "plain" or splits is not None):
+        raise UsageError("class_order and splits are options of image folders")
+    if not is_folder and not hasattr(source, "scan"):
+        return Samples(source, schema=schema, fields=fields)
+    if schema is not None or fields is not None:
+        raise UsageError("schema and fields are options of samples")
+    if not is_folder:
+        opened: Source = source
+        return opened
+    return get_source(DEFAULT_SOURCE).open(source, class_order=class_order, splits=splits)
 
 
 def plan_jobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -99,14 +100,24 @@ def occupied(place: str) -> UsageError:
     )
 
 
-def require_access(url: str) -> None:
+def require_vacant(url: str, directory: Path) -> None:
     """Check a URL before the work of a conversion, as far as reading shows.
 
+    Args:
+        url: Where the dataset shall be.
+        directory: The local target. The URL may hold the dataset that is finished there.
+
     Raises:
-        UsageError: If it cannot be written, access is denied, or the bucket does not exist.
+        UsageError: If it cannot be written, access is denied, or it holds another dataset.
         ShardkitError: If the store cannot be used.
     """
-    call("fetch:get", writable(url), MANIFEST_NAME, SMALL_BYTES)
+    found = call("fetch:get", writable(url), MANIFEST_NAME, SMALL_BYTES)
+    if found is None:
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if found == read_small(directory / MANIFEST_NAME):
+            return
+    raise UsageError(f"{url} already holds a dataset; choose another URL")
 
 
 def files_of(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:

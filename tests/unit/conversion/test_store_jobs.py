@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,16 @@ def held(bucket: Bucket) -> dict[str, str]:
         name.removeprefix("data/"): hashlib.sha256(bucket.ask("GET", name)).hexdigest()
         for name in bucket.names()
     }
+
+
+def test_no_cluster_lists_a_folder_for_a_plan_in_a_bucket(bucket: Bucket, folder: Path) -> None:
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(UsageError, match="leave the cluster out"),
+    ):
+        convert(folder, URL, to="lmdb", plan_only=True, executor=executor)
+
+    assert not bucket.names()
 
 
 def test_jobs_make_the_files_of_a_local_conversion(

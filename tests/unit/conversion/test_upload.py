@@ -127,6 +127,17 @@ def test_a_conversion_writes_to_a_url(bucket: Bucket, folder: Path, tmp_path: Pa
         convert(folder, tmp_path / "other", to="lmdb", staging=staging)
 
 
+def test_a_url_that_is_taken_is_refused_before_the_work(
+    bucket: Bucket, folder: Path, dataset: Path, tmp_path: Path
+) -> None:
+    assert upload(dataset, URL)
+
+    with pytest.raises(UsageError, match=f"{URL} already holds a dataset; choose another URL"):
+        convert(folder, URL, to="hdf5", staging=tmp_path / "staging")
+
+    assert not (tmp_path / "staging").exists()
+
+
 def test_splits_are_uploaded(bucket: Bucket, tmp_path: Path) -> None:
     make_folder(tmp_path / "photos" / "train")
     make_folder(tmp_path / "photos" / "val")
