@@ -75,6 +75,7 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
     """
     above, prefix = Path(staging or tempfile.gettempdir()), f"shardkit-jobs-{socket.gethostname()}-"
     try:
+        above.mkdir(parents=True, exist_ok=True)
         for left in above.glob(f"{prefix}*"):
             _remove_abandoned(left)
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True)

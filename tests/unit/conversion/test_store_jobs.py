@@ -310,7 +310,7 @@ def test_slurm_numbers_the_tasks(
     [
         (["work", f"s3://{BUCKET}/empty", "--claim"], f"s3://{BUCKET}/empty holds no plan"),
         (["work", "s3://absent/x", "--claim"], "there is no such bucket"),
-        (["work", URL, "--claim", "--staging", "/absent"], "Name another one with --staging"),
+        (["work", URL, "--claim", "--staging", "/dev/null/x"], "Name another one with --staging"),
         (["work", URL, "--task", "9"], f"there is no task 9; {URL} has tasks 0 to 2"),
         (["work", "local", "--claim", "--staging", "."], "--staging is for jobs that write to a"),
         (["commit", "https://host/x"], "can only be read; write to"),
