@@ -87,7 +87,8 @@ class StagingDirectory:
             with contextlib.suppress(OSError):
                 remove_tree(self.target, _SCRATCH)
                 if set(os.listdir(self.folder)) <= {"lock", "owner"}:  # no unfinished conversion
-                    self.discard()
+                    remove_tree(self.target, WORK_NAME)
+                    self._remove_parents()
 
     def start(self, fingerprint: ConversionFingerprint, *, force: bool) -> None:
         """Resume an earlier run with the same fingerprint, or start from nothing.
@@ -225,6 +226,10 @@ class StagingDirectory:
         sync(self.target)
         clear_trash(self.target)
         sync(self.target)
+        self._remove_parents()
+
+    def _remove_parents(self) -> None:
+        """Remove the folders that were created for the target, if they are empty."""
         with contextlib.suppress(OSError):
             for path in self._made:
                 path.rmdir()
