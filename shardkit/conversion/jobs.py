@@ -7,6 +7,7 @@ and renames them into place.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -105,6 +106,9 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
     staging.start(plan.fingerprint(), force=force)
     for name in (_JOBS, _CLAIMS):
         make_folder(target, name)
+    for name in os.listdir(target / _JOBS):
+        if name.startswith("."):  # of a plan that was killed
+            remove(target, f"{_JOBS}/{name}")
     number = 0
     for split in plan.splits:
         make_folder(target, str((staging.dataset / as_name(split.name)).relative_to(target)))

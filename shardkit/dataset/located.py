@@ -128,30 +128,21 @@ class LocatedRows:
         Raises:
             CorruptRecord: If a row of the index is damaged, or states an impossible size.
         """
-        self.survey = self._survey(sizes, field, raw_shape)
-        if self.survey is None:  # find out what is unusual
-            self.require_intact()
-            self._require_plausible(sizes, field, raw_shape)
-
-    def _survey(
-        self,
-        sizes: npt.NDArray[np.int64],
-        field: Field | None,
-        raw_shape: tuple[int, int, int] | None,
-    ) -> Survey | None:
-        """Sum up images with the compiled module; None if any is unusual."""
         compiled, kinds = native.module(), len(IMAGE_FIELDS)
-        if compiled is None:
-            return None
         size = field.bytes if field is not None and field.is_uniform else 0
         if size:
             kinds = _ARRAY_CODE + 1
         elif self.name != IMAGE and (field is None or field.kind not in ("image", "mask")):
-            return None
-        height, width, _ = raw_shape or (0, 0, 3)
-        usual = compiled.survey(self.entries, sizes, kinds, width, height, MAX_PIXELS)
-        # Shorter arrays than stated are found when they are read.
-        return None if usual is None or (size and usual[0] != size) else Survey(*usual)
+            compiled = None
+        if compiled is not None:
+            height, width, _ = raw_shape or (0, 0, 3)
+            usual = compiled.survey(self.entries, sizes, kinds, width, height, MAX_PIXELS)
+            # Shorter arrays than stated are found when they are read.
+            if usual is not None and (not size or usual[0] == size):
+                self.survey = Survey(*usual)
+                return
+        self.require_intact()  # finds out what is unusual
+        self._require_plausible(sizes, field, raw_shape)
 
     def _require_plausible(
         self,

@@ -15,6 +15,7 @@ from shardkit.dataset.attached import shards_folder
 from shardkit.dataset.directory import OpenDirectory
 from shardkit.dataset.handles import LockedReader, ShardFile, forget, shard_file, shard_reader
 from shardkit.dataset.index import Rows
+from shardkit.dataset.located import BatchShards
 from shardkit.dataset.manifest import AttachedShard
 from shardkit.dataset.remote import CachedShards, Need
 from shardkit.errors import CorruptDataset, CorruptShard
@@ -87,14 +88,15 @@ class ShardFiles:
                 forget(self.path(shard), self._entries[shard].identity)
             raise
 
-    def open_for(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, ShardFile]:
-        """Return the open shards that hold some records.
+    def open_for(self, rows: npt.NDArray[np.int64], index: Rows) -> BatchShards:
+        """Return the shards of some rows, open.
 
         Args:
-            shards: The number of each record's shard.
-            index: Its entry in the index.
+            rows: Rows of the dataset.
+            index: Their entries in the index.
         """
-        return self.open(set(shards.tolist()))
+        shards = self.starts.searchsorted(rows, side="right") - 1
+        return BatchShards(shards, self.open(set(shards.tolist())))
 
     def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
         """Prepare to read records, without waiting; a problem is reported when they are read.
@@ -178,12 +180,13 @@ class RemoteShardFiles(ShardFiles):
         unknown = np.array([-1], np.int64)
         return {n: self._cached.open(Need(self._entries[n], unknown, unknown)) for n in shards}
 
-    def open_for(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, ShardFile]:
-        """Return the open shards, after fetching what holds some records."""
+    def open_for(self, rows: npt.NDArray[np.int64], index: Rows) -> BatchShards:
+        """Return the shards of some rows, open, after fetching what holds them."""
+        shards = self.numbers(rows)
         needs = self._needs(shards, index)
         if len(needs) > 1:
             self._cached.fetch_ahead(needs.values())
-        return {number: self._cached.open(need) for number, need in needs.items()}
+        return BatchShards(shards, {n: self._cached.open(need) for n, need in needs.items()})
 
     def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
         """Fetch what holds some records into the cache, without waiting."""

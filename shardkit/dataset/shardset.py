@@ -5,8 +5,7 @@ Nothing here knows a format by name or decodes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from shardkit.dataset.index import (
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows
-from shardkit.dataset.located import BatchShards, LocatedRows
+from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.manifest import AttachedManifest
 from shardkit.dataset.remote import CachedShards
 from shardkit.dataset.shard_files import RemoteShardFiles, ShardFiles
@@ -269,12 +268,16 @@ class ShardSet:
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
-        shards = self.files.numbers(rows)
         index = self.entries_of(field).read(rows)
-        with self._forgetting():
-            files = self.files.open_for(shards, index)
-        found = LocatedRows(self, rows, index, BatchShards(shards, files), field)
-        found.examine(self.files.sizes[shards], self.schema.get(field), self.manifest.raw_shape)
+        try:
+            opened = self.files.open_for(rows, index)
+        except CorruptDataset:  # else the index would be read if this dataset came back
+            for entries in self._entries.values():
+                entries.forget()
+            raise
+        found = LocatedRows(self, rows, index, opened, field)
+        sizes = self.files.sizes[opened.places]
+        found.examine(sizes, self.schema.get(field), self.manifest.raw_shape)
         return found
 
     def announce(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> None:
@@ -285,19 +288,6 @@ class ShardSet:
         """
         rows = np.unique(rows)
         self.files.announce(self.files.numbers(rows), self.entries_of(field).read(rows))
-
-    @contextlib.contextmanager
-    def _forgetting(self) -> Iterator[None]:
-        """Drop the index if another dataset has replaced this one.
-
-        Otherwise it would be read if this dataset came back.
-        """
-        try:
-            yield
-        except CorruptDataset:
-            for entries in self._entries.values():
-                entries.forget()
-            raise
 
     def require_shards(self) -> None:
         """Check that every shard is there, and was not replaced.

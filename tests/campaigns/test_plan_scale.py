@@ -29,7 +29,7 @@ if __name__ == "__main__":
     else:
         given = {"to": "lmdb", "check": "none", "shard_samples": 2500, "workers": 2}
         assert convert(source, target, plan_only=True, **given).jobs
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024)
     print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 """
 

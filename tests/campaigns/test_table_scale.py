@@ -14,13 +14,13 @@ MOST_SECONDS = 20
 MOST_BYTES = 1 << 30
 
 PLAN = """
-import json, resource, sys, time
+import json, sys, time
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.registry import get_source
 
 source = get_source("table").open(sys.argv[1], root=sys.argv[2], image="path", label="class")
 plan = make_plan(source.scan(), ConvertOptions(to="lmdb"))
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+memory = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
 print(json.dumps([len(plan.splits[0].source), time.process_time(), memory]))
 """
 

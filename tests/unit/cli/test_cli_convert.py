@@ -592,7 +592,7 @@ def test_the_options_are_the_keywords_of_convert() -> None:
     assert command is not None
     given = command.make_context("convert", ["photos", "out", "--to", "lmdb"]).params
     others = ("src", "dst", "to", "cluster", "report_file", "quiet", "as_json")
-    python_only = ("on_progress", "schema", "fields", "executor")
+    python_only = ("on_progress", "schema", "fields", "executor", "facts")
     options = {name.removesuffix("_"): value for name, value in given.items() if name not in others}
     keywords = {
         name: parameter.default
