@@ -13,9 +13,9 @@ from helpers import shardkit_command, tree, wait_until
 
 from shardkit.conversion.jobs import Jobs
 
-COUNTS = (50_000, 200_000)
+COUNTS = (100_000, 400_000)
 MOST_MORE = 16 << 20
-"""Bytes that four times the images may take; a list of their names would take 25 MB."""
+"""Bytes that four times the images may take; a list of their names would take over 100 MB."""
 
 MEASURED = """
 import resource, sys

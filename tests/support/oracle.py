@@ -269,7 +269,7 @@ class Point:
 _ASKED_FOR = {-signal.SIGKILL, -signal.SIGHUP}
 
 
-_WORDS = {errno.ENOSPC: "is full", errno.EDQUOT: "is full", errno.EIO: os.strerror(errno.EIO)}
+_WORDS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EIO: os.strerror(errno.EIO)}
 """What a message must say of an error."""
 
 
