@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -28,7 +29,17 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[tuple[str, psutil.Process]]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cluster at a time: each uses the ports from 23000 on for its clients."""
+    folder = tmp_path_factory.getbasetemp()
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    with ((folder.parent if parallel else folder) / "ray.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def ray(alone: None) -> Iterator[tuple[str, psutil.Process]]:
     """The address and the process of a cluster of one machine with two workers."""
     pytest.importorskip("ray", reason="needs the extra dev")
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
