@@ -67,6 +67,7 @@ def ray(alone: None) -> Iterator[tuple[str, psutil.Process]]:
         try:
             address = f"127.0.0.1:{ports[1]}"
             wait_until(lambda: _listens(ports[1]), "Ray")
+            wait_until(lambda: _answers(address), "Ray")
             yield address, psutil.Process(head.pid)
         finally:
             for each in psutil.Process(head.pid).children(recursive=True):
@@ -78,6 +79,15 @@ def ray(alone: None) -> Iterator[tuple[str, psutil.Process]]:
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _answers(address: str) -> bool:
+    """Return whether the cluster accepts clients, which it does only some time after it listens."""
+    try:
+        with open_cluster(f"ray://{address}"):
+            return True
+    except UsageError:
+        return False
 
 
 def test_ray_builds_the_shards_of_a_killed_worker_again(
