@@ -263,7 +263,7 @@ def test_the_data_sent_to_a_worker_does_not_grow_with_the_dataset(tmp_path: Path
         dataset = open_dataset(place, decode="bytes")
         assert len(dataset[:]) == count
         sizes.append(len(pickle.dumps(dataset)) - len(str(place)))
-    assert sizes[0] == sizes[1]
+    assert abs(sizes[0] - sizes[1]) < 10  # PyTorch writes the address of a tensor, in decimal
     assert sizes[0] < 1200
 
 
