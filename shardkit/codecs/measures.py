@@ -31,15 +31,20 @@ _VIEWS = ((0, 0), (1, 1), (2, 1), (1, 2), (2, 2), (3, 3), (4, 4))
 CROPS = VIEWS - 1
 """Number of views that are cropped."""
 
+PERCEIVED: list[Any] = [
+    ("hash", "<u8"),
+    ("crops", "<u8", (CROPS,)),
+    ("mean", "<f4", (3,)),
+    ("std", "<f4", (3,)),
+    ("brightness", "<f4"),
+    ("contrast", "<f4"),
+    ("sharpness", "<f4"),
+]
+"""Fields of `MEASURES` that compare pictures, which `shardkit.dataset.facts.FACT` has, too."""
+
 MEASURES = np.dtype(
     [
-        ("hash", "<u8"),
-        ("crops", "<u8", (CROPS,)),
-        ("mean", "<f4", (3,)),
-        ("std", "<f4", (3,)),
-        ("brightness", "<f4"),
-        ("contrast", "<f4"),
-        ("sharpness", "<f4"),
+        *PERCEIVED,
         ("pixels", "<u4"),
         ("content", "<u4"),
         ("quantizers", "<u4"),

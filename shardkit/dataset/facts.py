@@ -13,8 +13,8 @@ from PIL import Image
 
 from shardkit.codecs.image import ImageInfo, decode_luma, inspect
 from shardkit.codecs.measures import (
-    CROPS,
     MEASURES,
+    PERCEIVED,
     SHARP_SIDE,
     SIDE,
     WAVES,
@@ -48,13 +48,7 @@ FACT = np.dtype(
         ("mode", "S4"),
         ("content", "<u4"),
         ("pixels", "<u4"),
-        ("hash", "<u8"),
-        ("crops", "<u8", (CROPS,)),
-        ("mean", "<f4", (3,)),
-        ("std", "<f4", (3,)),
-        ("brightness", "<f4"),
-        ("contrast", "<f4"),
-        ("sharpness", "<f4"),
+        *PERCEIVED,
     ]
 )
 """Facts of a row. ``checksum`` is that of its record in the index, so facts of other records are
