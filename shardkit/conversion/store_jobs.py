@@ -38,7 +38,15 @@ from shardkit.conversion.jobs import (
     task_name,
 )
 from shardkit.conversion.staging import DATASET, STATE
-from shardkit.conversion.upload import CLAIM, files_of, occupied, send_file, writable
+from shardkit.conversion.upload import (
+    CLAIM,
+    files_of,
+    manifest_at,
+    occupied,
+    send_file,
+    taken,
+    writable,
+)
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry, load_any_manifest
 from shardkit.errors import UsageError
 from shardkit.record import dump_json, load_json
@@ -183,8 +191,8 @@ def require_free(url: str) -> None:
     """
     if _claim(writable(url)) == {}:
         raise occupied(url)
-    if _has_dataset(url):
-        raise _taken(url)
+    if manifest_at(url) is not None:
+        raise taken(url)
 
 
 def send_plan(folder: Path, url: str, *, force: bool) -> None:
@@ -218,9 +226,9 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
     # Only now: a conversion that finished before our claim has written its manifest.
     splits = {"", *(split.name for split in load_plan(folder).splits)}
     for place in sorted(f"{url}/{name}".rstrip("/") for name in splits) if not claim else ():
-        if _has_dataset(place):
+        if manifest_at(place) is not None:
             call("write:delete", url, CLAIM)
-            raise _taken(place)
+            raise taken(place)
     files = {name for name, is_folder in walk(folder, STATE) if not is_folder}
     done = call("write:sizes", plan.below).keys()
     call("mirror:send", plan.below, folder, sorted(files - done - {PLAN, _LARGE}))
@@ -434,14 +442,14 @@ def publish(plan: StoredPlan, folder: Path) -> None:
         if not isinstance(entry, ShardEntry):
             send_file(folder, plan.url, name, entry, None)
     if not call("write:create", plan.url, MANIFEST_NAME, read_small(folder / MANIFEST_NAME)):
-        raise UsageError(f"{plan.url} already holds another dataset; choose another URL")
+        raise taken(plan.url, "another")
     call("write:delete", plan.url, CLAIM)  # first: without it, the rest is only waste
     _remove_waste(plan.url)
 
 
 def _absent(url: str) -> UsageError:
     """Return the error that a URL holds no plan, or no longer the one that it held."""
-    if _claim(url) is None and _has_dataset(url):
+    if _claim(url) is None and manifest_at(url) is not None:
         _remove_waste(url)  # of a commit that was killed
     return UsageError(
         f"{url} holds no plan. Write one with `shardkit convert ... {url} --plan-only`; if it was "
@@ -453,14 +461,6 @@ def _remove_waste(url: str) -> None:
     """Remove the objects of all plans for a URL that holds a dataset."""
     below = f"{url}/{_JOBS}"
     call("mirror:delete", below, [*call("write:sizes", below)])
-
-
-def _taken(url: str) -> UsageError:
-    return UsageError(f"{url} already holds a dataset; choose another URL")
-
-
-def _has_dataset(url: str) -> bool:
-    return call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES) is not None
 
 
 def _claim(url: str) -> dict[str, Any] | None:

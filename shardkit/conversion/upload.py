@@ -60,7 +60,7 @@ def upload(
     if not call("write:create", place, CLAIM, claim):
         raise occupied(place)
     # Only now: an upload that finished before our claim has written its manifest.
-    found = call("fetch:get", place, MANIFEST_NAME, SMALL_BYTES)
+    found = manifest_at(place)
     if found is None:
         files = files_of(root, top)
         if on_progress:
@@ -74,7 +74,7 @@ def upload(
             found = b""
     call("write:delete", place, CLAIM)
     if found not in (None, content):
-        raise UsageError(f"{place} already holds another dataset; choose another URL")
+        raise taken(place, "another")
     return found is None
 
 
@@ -100,6 +100,11 @@ def occupied(place: str) -> UsageError:
     )
 
 
+def taken(place: str, which: str = "a") -> UsageError:
+    """Return the error that a URL holds a dataset, or another one."""
+    return UsageError(f"{place} already holds {which} dataset; choose another URL")
+
+
 def require_vacant(url: str, directory: Path) -> None:
     """Check a URL before the work of a conversion, as far as reading shows.
 
@@ -111,13 +116,19 @@ def require_vacant(url: str, directory: Path) -> None:
         UsageError: If it cannot be written, access is denied, or it holds another dataset.
         ShardkitError: If the store cannot be used.
     """
-    found = call("fetch:get", writable(url), MANIFEST_NAME, SMALL_BYTES)
+    found = manifest_at(writable(url))
     if found is None:
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if found == read_small(directory / MANIFEST_NAME):
             return
-    raise UsageError(f"{url} already holds a dataset; choose another URL")
+    raise taken(url)
+
+
+def manifest_at(url: str) -> bytes | None:
+    """Return the manifest of the dataset at a URL; None if there is no dataset."""
+    found: bytes | None = call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
+    return found
 
 
 def files_of(root: Path, top: object) -> list[tuple[str, FileEntry, int]]:
