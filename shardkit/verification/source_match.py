@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -225,17 +225,14 @@ def _find_origin(
     ]
     listed = source.of(scan.source.relist(scan, split, manifest.skipped))
     if elsewhere:
-        own = [row for row, path in enumerate(listed.paths()) if path not in elsewhere]
-        listed = listed.take(own)
+        listed = _only(listed, lambda path: path not in elsewhere)
     stored = stored_texts(place, part, "paths")
     excluded = _excluded(place, manifest, listed.paths(), stored)
     if excluded:
-        listed = listed.take(
-            [row for row, path in enumerate(listed.paths()) if path not in excluded]
-        )
+        listed = _only(listed, lambda path: path not in excluded)
     if not scan.whole and stored is not None:
         chosen = bad.union(stored)
-        listed = listed.take([row for row, path in enumerate(listed.paths()) if path in chosen])
+        listed = _only(listed, chosen.__contains__)
     rows = as_stored(listed, seed=seed, limit=limit)
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     storage = get_format(manifest.format)
@@ -263,6 +260,11 @@ def _find_origin(
         keys=stored_texts(place, part, "keys"),
         findings=findings,
     )
+
+
+def _only(images: Images, is_wanted: Callable[[str], bool]) -> Images:
+    """Return the images with some paths."""
+    return images.take(row for row, path in enumerate(images.paths()) if is_wanted(path))
 
 
 def _excluded(
