@@ -12,7 +12,7 @@ from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
-from shardkit.system.files import as_name
+from shardkit.system.files import as_name, overlap
 
 
 def merge(
@@ -84,10 +84,8 @@ def _named(splits: dict[str, Manifest]) -> str:
 
 
 def _refuse_overlap(places: Sequence[Path], target: Path) -> None:
-    goal = target.resolve()
     for place in places:
-        root = place.resolve()
-        if goal == root or root in goal.parents or goal in root.parents:
+        if overlap(target, place):
             raise UsageError(f"{target} and {place} overlap; choose another directory")
 
 

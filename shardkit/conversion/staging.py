@@ -32,7 +32,7 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.system.files import read_small, require_local, sync, write_atomically
+from shardkit.system.files import overlap, read_small, require_local, sync, write_atomically
 from shardkit.system.safe_paths import (
     is_file,
     make_folder,
@@ -408,15 +408,12 @@ def refuse_overlap(source: Source, target: Path) -> None:
     Raises:
         UsageError: If it does, or is.
     """
-    place = Path(os.path.realpath(target))
     for path in source.paths():
-        root = Path(os.path.realpath(path))
-        if place != root and root not in place.parents and place not in root.parents:
-            continue
-        raise UsageError(
-            f"{target} and the source {path} overlap: choose a directory outside of it, or a "
-            "smaller source folder (for tables and annotations: --root)"
-        )
+        if overlap(target, path):
+            raise UsageError(
+                f"{target} and the source {path} overlap: choose a directory outside of it, or a "
+                "smaller source folder (for tables and annotations: --root)"
+            )
 
 
 def _refuse_split(target: Path) -> None:

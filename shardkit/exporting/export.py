@@ -17,7 +17,7 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.exporting.output import OutputFolder
 from shardkit.exporting.records import Exporting
-from shardkit.system.files import require_local, sync
+from shardkit.system.files import overlap, require_local, sync
 from shardkit.system.pool import Progress, Report
 
 LAYOUTS: Mapping[str, str] = {
@@ -153,8 +153,7 @@ def _check(directory: Path, target: Path) -> None:
     require_local(target)
     if not target.absolute().name or target.name == "..":
         raise UsageError(f"{target} cannot be the folder of an export; name a new one")
-    place, root = (Path(os.path.realpath(path)) for path in (target, directory))
-    if place == root or root in place.parents or place in root.parents:
+    if overlap(target, directory):
         raise UsageError(f"{target} and the dataset {directory} overlap; choose another folder")
     if os.path.islink(target):
         raise UsageError(f"{target} is a symbolic link; name a new folder")

@@ -335,6 +335,12 @@ class Appender:
         write_all(self._descriptor, rest)
 
 
+def overlap(one: Path, other: Path) -> bool:
+    """Return whether two paths are one, or one contains the other."""
+    one, other = (Path(os.path.realpath(path)) for path in (one, other))
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
 def require_local(path: str | Path) -> None:
     """Refuse a URL, which would otherwise name a local folder such as ``s3:``.
 
